@@ -1,0 +1,71 @@
+"""Every exception onnxfit raises on purpose: what happened, what was given, what was expected, how to fix it.
+
+    OnnxfitError
+    ├── ModelError          (ValueError)    the model cannot be read, converted or trained
+    │   └── GradientError                   operators between the loss and the weights have no gradient
+    ├── SettingError        (ValueError)    an argument names or sets something impossible
+    │   └── UnknownNameError (KeyError)     a name that nothing has; suggests the nearest one that exists
+    ├── DataError           (ValueError)    a batch, a label or a shape does not fit the model
+    ├── CheckpointError     (ValueError)    a checkpoint cannot be written or read
+    ├── InstallationError   (RuntimeError)  the installed onnxruntime cannot do what was asked
+    └── StepError           (RuntimeError)  onnxruntime failed while it compiled or ran a step
+
+The built-in base in brackets is inherited too, so that `except ValueError` does what its writer expects.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnnxfitError(Exception):
+    """The base of every exception below."""
+
+
+class ModelError(OnnxfitError, ValueError):
+    """The model cannot be read, converted or trained."""
+
+
+class GradientError(ModelError):
+    """Operators between the loss and the weights have no gradient; lists all of them."""
+
+
+class SettingError(OnnxfitError, ValueError):
+    """An argument names or sets something impossible."""
+
+
+class UnknownNameError(SettingError, KeyError):
+    """A name that nothing has.
+
+    >>> raise UnknownNameError("loss", "crossentropy", ["cross_entropy", "huber"])
+    Traceback (most recent call last):
+        ...
+    onnxfit.errors.UnknownNameError: No loss is called 'crossentropy'. Did you mean 'cross_entropy'? Known: cross_entropy, huber.
+    """
+
+    def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        self.message = f"No {kind} is called {given!r}.{hint} Known: {', '.join(known) or 'none'}."
+        super().__init__(self.message)
+
+    def __str__(self) -> str:  # KeyError would print the repr
+        return self.message
+
+
+class DataError(OnnxfitError, ValueError):
+    """A batch, a label or a shape does not fit the model."""
+
+
+class CheckpointError(OnnxfitError, ValueError):
+    """A checkpoint cannot be written or read."""
+
+
+class InstallationError(OnnxfitError, RuntimeError):
+    """The installed onnxruntime cannot do what was asked."""
+
+
+class StepError(OnnxfitError, RuntimeError):
+    """onnxruntime failed while it compiled or ran a step."""
