@@ -1,3 +1,44 @@
 """onnxfit trains ONNX models: fit, evaluate, predict, callbacks, TensorBoard, and a trained .onnx back."""
 
+from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
+from onnxfit.data import DataLoader
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    DivergenceError,
+    GradientError,
+    InstallationError,
+    ModelError,
+    OnnxfitError,
+    SettingError,
+    StepError,
+    UnknownNameError,
+)
+from onnxfit.report import versions
+from onnxfit.step import add_loss
+from onnxfit.trainer import Trainer
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DataLoader",
+    "DivergenceError",
+    "GradientError",
+    "InstallationError",
+    "ModelError",
+    "OnnxfitError",
+    "SettingError",
+    "StepError",
+    "Trainer",
+    "UnknownNameError",
+    "add_loss",
+    "callbacks",
+    "losses",
+    "metrics",
+    "optimizers",
+    "penalties",
+    "schedules",
+    "versions",
+]

@@ -8,7 +8,8 @@
     ├── DataError           (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError     (ValueError)    a checkpoint cannot be written or read
     ├── InstallationError   (RuntimeError)  the installed onnxruntime cannot do what was asked
-    └── StepError           (RuntimeError)  onnxruntime failed while it compiled or ran a step
+    ├── StepError           (RuntimeError)  onnxruntime failed while it compiled or ran a step
+    └── DivergenceError     (RuntimeError)  the loss became NaN or infinite
 
 The built-in base in brackets is inherited too, so that `except ValueError` does what its writer expects.
 """
@@ -69,3 +70,7 @@ class InstallationError(OnnxfitError, RuntimeError):
 
 class StepError(OnnxfitError, RuntimeError):
     """onnxruntime failed while it compiled or ran a step."""
+
+
+class DivergenceError(OnnxfitError, RuntimeError):
+    """The loss became NaN or infinite."""

@@ -45,7 +45,8 @@ def to_config(instance: Any) -> dict[str, Any]:
     fields = {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        if field.init and value != field.default:
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.init and value != default:
             fields[field.name] = to_config(value) if dataclasses.is_dataclass(value) else value
     return {"name": type(instance).__name__, **({"settings": fields} if fields else {})}
 

@@ -1,0 +1,558 @@
+"""Trainer: a model, a loss, an optimizer, and the loop that brings them together."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit import checkpoint, report
+from onnxfit.backends.full import FullBackend
+from onnxfit.callbacks.callback import Callback, CallbackList
+from onnxfit.callbacks.history import History
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.progress import ProgressBar
+from onnxfit.data import Batch, Source, source
+from onnxfit.data import validation_split as split_rows
+from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.files import write_atomically
+from onnxfit.gradients import gradient_source, reachable, refuse
+from onnxfit.graph import names
+from onnxfit.graph.model import ModelSource, initializer_arrays, read_model, spec_of, with_initializers, working_form
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.weights import select_weights
+from onnxfit.loop import Epochs, Resume, require_data, validation_due
+from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
+from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, learning_rate_at
+from onnxfit.penalties import PenaltyLike, penalties_for
+from onnxfit.runtime import Device, Runner
+from onnxfit.step import Recipe, blockers, evaluate_graph
+from onnxfit.tracker import Figures, Tracker
+
+Array = npt.NDArray[Any]
+BACKENDS = {"full": FullBackend}
+
+
+class Trainer:
+    """Trains an ONNX model.
+
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+    - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in any order; `"!pattern"` excludes.
+      Weights outside stay byte-identical.
+    - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, a dict output name -> loss, or None when the model has a scalar
+      output `loss` of its own. With several outputs the loss is the sum, each counted by `loss_weights` (1 by default).
+    - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or `{"l1": a, "l2": b}`.
+    - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
+    - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several outputs a dict output name -> metrics.
+    - `gradient`: where gradients come from, "auto" or "onnxruntime".
+    - `device`: "cpu", "cuda", "cuda:1", whatever the installed onnxruntime offers.
+    - `seed`: of the order of rows and of dropout; the same seed gives the same weights, bit for bit, on one machine.
+    - `batch_norm`: "train" normalises by the batch and follows the running statistics; "frozen" uses them as they are.
+    - `clip_norm`, `clip_value`: bounds for the common L2 norm of all gradients, and for each of their elements.
+    - `accumulate`: batches whose gradients are averaged for one update.
+    - `threads`: how many onnxruntime uses for an operator; None leaves it to onnxruntime.
+
+    What cannot work is said here, before the first batch: ModelError, GradientError, SettingError, UnknownNameError, InstallationError.
+
+    >>> import numpy as np, onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {0}, float[1] bias = {0}>
+    ...     { scaled = MatMul(x, slope)  y = Add(scaled, bias) }''')
+    >>> x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+    >>> trainer = Trainer(model, loss="mean_squared_error", optimizer=0.5)
+    >>> history = trainer.fit(x, 3 * x + 1, epochs=20, verbose=0)
+    >>> {name: round(w.item(), 3) for name, w in trainer.get_weights().items()}
+    {'slope': 3.0, 'bias': 1.0}
+    """
+
+    def __init__(
+        self,
+        model_onnx: ModelSource,
+        weights: Sequence[str] | str | None = None,
+        loss: Losses = None,
+        penalty: PenaltyLike = None,
+        optimizer: OptimizerLike = "sgd",
+        *,
+        metrics: Metrics = (),
+        loss_weights: Mapping[str, float] | None = None,
+        backend: str = "full",
+        gradient: str = "auto",
+        device: str = "cpu",
+        seed: int = 0,
+        batch_norm: str = "train",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        threads: int | None = None,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise UnknownNameError("backend", backend, BACKENDS)
+        if batch_norm not in ("train", "frozen"):
+            raise SettingError(f"batch_norm is 'train' or 'frozen', got {batch_norm!r}.")
+        if accumulate < 1:
+            raise SettingError(f"accumulate is a number of batches from 1 on, got {accumulate}.")
+        for setting, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if value is not None and not value > 0:
+                raise SettingError(f"{setting} is a positive number or None, got {value}.")
+        self.model = read_model(model_onnx)
+        self.optimizer = get_optimizer(optimizer)
+        self.backend = backend
+        self.seed = seed
+        work = working_form(self.model)
+        outputs = {v.name or "": spec_of(v) for v in work.graph.outputs}
+        self._inputs = [spec_of(v) for v in work.graph.inputs]
+        self.objectives = get_objectives(loss, loss_weights, outputs)
+        self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}
+        self._output_metrics = get_output_metrics(metrics, list(self.objectives))
+        chosen = select_weights(work, weights)
+        led = {name for output in self.objectives or [names.LOSS] for name in reachable(work, output, chosen)}
+        trained = [name for name in chosen if name in led]
+        if not trained:
+            raise ModelError(f"The loss depends on no weight in a way that has a derivative; the weights are {', '.join(chosen)}.")
+        if weights is not None and len(trained) < len(chosen):
+            idle = [name for name in chosen if name not in trained]
+            raise SettingError(
+                f"No loss depends on {', '.join(idle)}: leave them out of weights=, or give the output they lead to a loss."
+            )
+        arrays = initializer_arrays(self.model, trained)
+        recipe = Recipe(
+            model=work,
+            weights=tuple(trained),
+            objectives=self.objectives,
+            penalties=penalties_for(penalty, trained),
+            optimizer=self.optimizer,
+            gradient=gradient_source(gradient),
+            slots={name: initial_slots(self.optimizer, name, arrays[name]) for name in trained},
+            reported=tuple(dict.fromkeys(m.output for m in self._output_metrics)),
+            batch_norm=batch_norm,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+        )
+        arrays |= initializer_arrays(self.model, recipe.statistics)
+        evaluate_graph(recipe, self._expected_batch())  # a loss that cannot meet its output is refused here
+        refuse([b for b in blockers(recipe, self._expected_batch()) if not b.needs_sizes])  # the sizes come with the first batch
+        self.settings: dict[str, Any] = {
+            "weights": trained, "loss": loss, "penalty": penalty, "optimizer": optimizer, "metrics": metrics, "loss_weights": loss_weights,
+            "backend": backend, "gradient": gradient, "device": device, "seed": seed, "batch_norm": batch_norm, "clip_norm": clip_norm,
+            "clip_value": clip_value, "accumulate": accumulate, "threads": threads,
+        }  # fmt: skip
+        self._backend = BACKENDS[backend](recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate)
+        self._tracker = Tracker(self.objectives, self._output_metrics)
+        rate = self.optimizer.learning_rate
+        self._learning_rate: float | None = None if callable(rate) else float(rate)
+        self.history = History()
+        self.train_losses_: list[float] = []
+        self.epoch = self.global_step = self.global_batch = self.samples_seen = 0
+        self.batch_size: int | None = None
+        self.stop_training = False
+        self.stop_reason: str | None = None
+        self.last_losses: deque[float] = deque(maxlen=5)
+        self._warned = False  # of a loss that is not finite, once in a fit
+        self._resume = Resume()
+        self._calls: CallbackList | None = None  # of the fit under way
+        self._callback_states: dict[str, dict[str, Any]] = {}  # loaded, and not yet given to a fit
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        validation_freq: int | Sequence[int] = 1,
+        callbacks: Sequence[Callback] = (),
+        class_weight: Mapping[int, float] | None = None,
+        shuffle: bool = True,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        verbose: int | str = "auto",
+    ) -> History:
+        """Train for `epochs` epochs (from `initial_epoch` on) and return the History; every argument means what it means in Keras.
+
+        `x` is an array, a dict or list of arrays, or a loader: anything re-iterable that gives batches (`onnxfit.DataLoader`, a torch
+        DataLoader, a function that returns an iterator). What can be wrong with the data is found before the first step: a DataError
+        then leaves weights, optimizer and history as they were.
+        """
+        if validation_split:
+            if validation_data is not None:
+                raise SettingError("Give validation_data or validation_split, not both.")
+            (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, validation_split)
+        due = validation_due(validation_freq)
+        with ExitStack() as stack:
+            training = stack.enter_context(self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight))
+            validation = None
+            if validation_data is not None:
+                validation = stack.enter_context(self._source(*_triple(validation_data), batch_size, "validation"))
+            first = max(initial_epoch, self._resume.epoch)
+            if epochs - first > 1 and steps_per_epoch is None:
+                training.require_re_iterable(epochs - first)
+            batches = Epochs(training, steps_per_epoch, self.epoch, self._resume.batch)
+            history = History()
+            bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
+            params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
+            calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
+            # nothing is refused from here on
+            self.history, self.batch_size, self._calls, self._callback_states = history, training.batch_size, calls, {}
+            self.stop_training, self.stop_reason, self._warned = False, None, False
+            self.last_losses.clear()
+            logs = Logs()
+            try:
+                calls.on_train_begin(logs)
+                for epoch in range(first, epochs):
+                    calls.on_epoch_begin(epoch, Logs())
+                    figures, rate = self._train_epoch(batches, calls)
+                    if validation is not None and due(epoch):
+                        figures |= {
+                            f"val_{name}": value for name, value in self._evaluate(validation, calls, validation_steps).items()
+                        }
+                    self.epoch += 1
+                    self._resume = Resume(epoch=epoch + 1)
+                    logs = _logs({**figures, "learning_rate": rate})
+                    calls.on_epoch_end(epoch, logs)
+                    if self.stop_training:
+                        break
+                self._resume = Resume()
+                calls.on_train_end(logs)
+            except BaseException as error:
+                calls.on_exception(error)
+                raise
+            finally:
+                self._calls = None
+                calls.on_close()
+        return history
+
+    def _train_epoch(self, batches: Epochs, calls: CallbackList) -> tuple[Figures, float]:
+        """One epoch; returns the means over it, and the learning rate of its last step."""
+        backend, tracker = self._backend, self._tracker
+        begin, end = calls.train_batch_begin, calls.train_batch_end
+        rate = self.learning_rate
+        tracker.reset()
+        for index, batch in batches:
+            if begin:
+                calls.on_train_batch_begin(index, Logs())
+            rate = self.learning_rate
+            loss = tracker.update(backend.train(batch, rate, self.global_step, self.seed), batch)
+            self.global_batch += 1
+            self.samples_seen += batch.rows
+            self.global_step += not backend.window
+            self._resume.batch = index + 1
+            self.last_losses.append(loss)
+            if end:
+                calls.on_train_batch_end(index, _logs({**tracker.figures(), "batch_loss": loss}))
+            if self.stop_training:
+                break
+            if not (math.isfinite(loss) or self._warned):
+                self._warn_of_loss(loss)
+        self.global_step += backend.flush(rate, self.global_step)  # a short window at the end of the epoch
+        self.train_losses_.append(tracker.loss)
+        return tracker.results(), rate
+
+    def _evaluate(self, data: Source, calls: CallbackList, steps: int | None = None) -> Figures:
+        """Loss and metrics over a data set, with the weights as they are."""
+        tracker = Tracker(self.objectives, [metric.copy() for metric in self._output_metrics])
+        calls.on_test_begin(Logs())
+        for index, batch in enumerate(islice(data.batches(0), steps)):
+            if calls.test_batch_begin:
+                calls.on_test_batch_begin(index, Logs())
+            loss = tracker.update(self._backend.evaluate(batch), batch)
+            if calls.test_batch_end:
+                calls.on_test_batch_end(index, _logs({**tracker.figures(), "batch_loss": loss}))
+        require_data(tracker.rows, "evaluation")
+        results = tracker.results()
+        calls.on_test_end(_logs(results))
+        return results
+
+    def evaluate(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, callbacks: Sequence[Callback] = ()
+    ) -> dict[str, Any]:
+        """Loss and metrics over a data set, exact whatever the batch size: floats, and an array for a confusion matrix."""
+        with self._source(x, y, sample_weight, batch_size, "evaluation") as data, self._listening(callbacks) as calls:
+            return dict(self._evaluate(data, calls))
+
+    def predict(self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] = ()) -> Any:
+        """The model's outputs for every row, in input order: an array, or a dict output name -> array where there are several.
+
+        The trained model is compiled for it, so that it predicts as the exported file does; `predict_on_batch` spares that.
+        """
+        return self._predict(x, batch_size, callbacks, self._backend.deployed)
+
+    def _predict(self, x: Any, batch_size: int | None, callbacks: Sequence[Callback], run: Callable[[Batch], Runner]) -> Any:
+        parts: dict[str, list[Array]] = {}
+        with self._source(x, None, None, batch_size, "prediction") as data, self._listening(callbacks) as calls:
+            calls.on_predict_begin(Logs())
+            for index, batch in enumerate(data.batches(0)):
+                if calls.predict_batch_begin:
+                    calls.on_predict_batch_begin(index, Logs())
+                for name, array in run(batch).prediction().items():
+                    parts.setdefault(name, []).append(array)
+                if calls.predict_batch_end:
+                    calls.on_predict_batch_end(index, Logs())
+            calls.on_predict_end(Logs())
+        require_data(parts, "prediction")
+        return _only({name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays) for name, arrays in parts.items()})
+
+    # ------------------------------------------------------------------ single batches
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+        """One step on these rows; the loss and metrics of this batch alone, as they were before the update."""
+        with self._source(x, y, sample_weight, None, "training") as data:
+            for batch in data.batches(0):
+                self._tracker.reset()
+                self._tracker.update(self._backend.train(batch, self.learning_rate, self.global_step, self.seed), batch)
+                self.global_batch += 1
+                self.samples_seen += batch.rows
+                self.global_step += not self._backend.window
+        return dict(self._tracker.results())
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+        """Loss and metrics of these rows, without an update."""
+        return self.evaluate(x, y, sample_weight, batch_size=_ALL)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The model's outputs for these rows, in one run, with the weights where training has them: fast between two steps."""
+        return self._predict(x, None, (), self._backend.predict)
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next update. Setting it lasts until it is set again; a schedule cannot be overruled (TypeError)."""
+        return learning_rate_at(self.optimizer, self.global_step) if self._learning_rate is None else self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if self._learning_rate is None:
+            raise TypeError(
+                f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule, or build the Trainer with a number "
+                "and set learning_rate (or use a callback that does)."
+            )
+        value = float(value)
+        if not (math.isfinite(value) and value >= 0):
+            raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
+        self._learning_rate = value
+
+    @property
+    def metrics(self) -> list[OutputMetric]:
+        """The metrics of training, each with the name it is logged under, the output it looks at and its `mode`, "min" or "max"."""
+        return list(self._output_metrics)
+
+    @property
+    def loss(self) -> Any:
+        """The loss as it was given."""
+        return self.settings["loss"]
+
+    def get_weights(self) -> dict[str, Array]:
+        """Copies of all that training changes in the model: the trained weights, and the running statistics it updates."""
+        return {name: self._backend.state.get(name) for name in self._backend.recipe.state}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Replace some weights; all are checked before the first is changed. DataError for a name, shape or type that does not fit."""
+        known = self._backend.recipe.state
+        for name in weights:
+            if name not in known:
+                raise UnknownNameError("trained weight", name, known)
+        self._backend.state.set(weights)
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        """Copies of weights, slots and counters: all that decides how training goes on."""
+        state = self._backend.state
+        others = [name for name in state if name not in self._backend.recipe.state]
+        return {
+            "weights": self.get_weights(),
+            "slots": {name: state.get(name) for name in others},
+            "counters": {
+                **{name: getattr(self, name) for name in _COUNTERS},
+                "window": self._backend.window,
+                "learning_rate": self._learning_rate,
+            },
+        }
+
+    def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to what `get_state` gave. DataError or SettingError before anything changes where it is another trainer's."""
+        counters = state["counters"]
+        if (counters["learning_rate"] is None) != (self._learning_rate is None):
+            raise SettingError("The state's learning rate follows a schedule and this trainer's does not, or the other way round.")
+        self._backend.state.set({**state["weights"], **state["slots"]})
+        for name in _COUNTERS:
+            setattr(self, name, counters[name])
+        self._backend.window = counters["window"]
+        self._learning_rate = counters["learning_rate"]
+
+    def revert_step(self) -> None:
+        """Undo the last update: weights, slots and statistics as they were before it. Only the last one can be undone, once."""
+        self._backend.revert()
+
+    def log(self, name: str, value: float) -> None:
+        """Add a figure to the logs of the hook under way, for every callback still to be called."""
+        if self._calls is None:
+            raise SettingError(f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while fit runs.")
+        self._calls.log(name, value)
+
+    def monitor_mode(self, monitor: str) -> str:
+        """Whether less ("min") or more ("max") of a figure is better: what its metric says, else what its name suggests."""
+        name = monitor.removeprefix("val_")
+        for metric in self._output_metrics:
+            if metric.name == name:
+                return metric.mode
+        return (
+            "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "cosine_similarity")) else "min"
+        )
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the whole training state into one file, atomically: model, weights, slots, counters, settings, history, callbacks."""
+        contents = checkpoint.Contents(
+            model=self.export(None),
+            settings=self.settings,
+            state=self.get_state(),
+            history=self.history.state_dict(),
+            train_losses=self.train_losses_,
+            resume=(self._resume.epoch, self._resume.batch),
+            callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states,
+        )
+        return checkpoint.save(path, contents)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
+        """The trainer that `save` wrote: the next `fit` goes on where it stopped.
+
+        `settings` replace the constructor's arguments of the same name; only a loss, penalty, optimizer or metric of your own class must be
+        given again, since a checkpoint holds no code. CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
+        """
+        contents = checkpoint.load(path, settings)
+        trainer = cls(contents.model, **contents.settings)
+        trainer.set_state(contents.state)
+        trainer.history.load_state_dict(contents.history)
+        trainer.train_losses_ = list(contents.train_losses)
+        trainer._resume = Resume(*contents.resume)
+        trainer._callback_states = dict(contents.callbacks)
+        return trainer
+
+    def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
+        """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
+
+        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps.
+        """
+        arrays = self.get_weights()
+        if averaged:
+            if self.optimizer.ema_momentum is None:
+                raise SettingError(
+                    "averaged=True needs an optimizer that averages, such as optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+                )
+            arrays |= {name: self._backend.state.get(names.slot(name, "ema")) for name in self._backend.recipe.weights}
+        model = with_initializers(self.model, arrays)
+        if path is not None:
+            write_atomically(path, lambda file: file.write(model.SerializeToString()))
+        return model
+
+    def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
+        """Every graph of this trainer: `model`, `trained`, and a graph per step (`train`, `evaluate`, `predict`; names are deterministic).
+
+        `folder` is a path, and the result maps graph name -> file name `<prefix><graph name><suffix>.onnx`; or it is the type `bytes`, and
+        the result holds the serialized graphs.
+        """
+        graphs = {"model": self.model, "trained": self.export(None)}
+        graphs |= {kind: self._backend.any_graph(kind, self._expected_batch()) for kind in self._backend.kinds}
+        serialized = {name: graph.SerializeToString(deterministic=True) for name, graph in graphs.items()}
+        if folder is bytes:
+            return dict(serialized)
+        files = {}
+        for name, data in serialized.items():
+            files[name] = f"{prefix}{name}{suffix}.onnx"
+            write_atomically(Path(folder) / files[name], lambda file, data=data: file.write(data))  # type: ignore[misc]
+        return files
+
+    def summary(self) -> str:
+        """A table of the model's tensors: which are trained, by how many numbers, under which penalty."""
+        return report.summary(self._backend.recipe, self._inputs)
+
+    # ------------------------------------------------------------------ inside
+
+    def _source(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int | None,
+        what: str,
+        shuffle: bool = False,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Source:
+        return source(
+            x,
+            y,
+            sample_weight,
+            inputs=self._inputs,
+            targets={} if what == "prediction" else self._targets,
+            batch_size=_ALL if batch_size is None else batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            class_weight=class_weight,
+            what=what,
+        )
+
+    @contextmanager
+    def _listening(self, callbacks: Sequence[Callback]) -> Iterator[CallbackList]:
+        """Callbacks of an evaluation or prediction, closed at its end."""
+        outer, self._calls = self._calls, CallbackList(self, callbacks)  # a callback of a fit may evaluate
+        calls = self._calls
+        try:
+            yield calls
+        except BaseException as error:
+            calls.on_exception(error)
+            raise
+        finally:
+            self._calls = outer
+            calls.on_close()
+
+    def _expected_batch(self) -> dict[str, TensorSpec]:
+        """A batch as the model declares it, its sizes mostly names."""
+        batch = {spec.name: spec for spec in self._inputs}
+        for target in self._targets.values():
+            expected = target.loss.target(target.output)
+            batch[target.input] = TensorSpec(target.input, expected.dtype, expected.shape)
+        return batch
+
+    def _warn_of_loss(self, loss: float) -> None:
+        self._warned = True
+        text = (
+            f"The loss is {loss} at step {self.global_step}, learning rate {self.learning_rate:g}: training goes on. "
+            "Lower the learning rate, or set clip_norm; TerminateOnNaN stops here and keeps the weights."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+_ALL = 2**62  # a batch size that no data set reaches
+_COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
+
+
+def _triple(data: Any) -> tuple[Any, Any, Any]:
+    """validation_data as x, y, sample_weight: a tuple of arrays, or a loader."""
+    if isinstance(data, tuple):
+        if len(data) not in (2, 3):
+            raise SettingError(f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items.")
+        return data[0], data[1], data[2] if len(data) == 3 else None
+    return data, None, None
+
+
+def _logs(figures: Figures) -> Logs:
+    return Logs({name: value for name, value in figures.items() if not isinstance(value, np.ndarray)})
+
+
+def _only(arrays: dict[str, Array]) -> Any:
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays

@@ -38,10 +38,12 @@ class Op:
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self._scope = ""
+        self._anchor: ir.Node | None = None
         self._taken = set(graph.initializers) | {v.name for v in graph.inputs if v.name}
         for node in graph:
             self._taken.update(v.name for v in node.outputs if v.name)
             self._taken.add(node.name or "")
+        self._generated: set[str] = set()  # names of values that nobody outside has seen
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
@@ -67,6 +69,38 @@ class Op:
         finally:
             self._scope = before
 
+    @contextmanager
+    def replacing(self, node: ir.Node) -> Iterator[Callable[[Value], None]]:
+        """What is added inside goes before `node`; calling the result with a value puts it in place of the node's first output.
+
+        >>> model = ir.from_onnx_text('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Abs(x) }')
+        >>> op = Op(model.graph)
+        >>> with op.replacing(model.graph.node(0)) as replace:
+        ...     x = op.wrap(model.graph.inputs[0])
+        ...     replace(op.Max(x, -x))
+        >>> [node.op_type for node in model.graph], model.graph.outputs[0].name
+        (['Neg', 'Max'], 'y')
+        """
+        before = (self._anchor, self._scope)
+        self._anchor, self._scope = node, f"{node.name or node.op_type}/"
+
+        def replace(value: Value) -> None:
+            old, new = node.outputs[0], value.ir
+            if old.is_graph_output() and (new.is_graph_output() or new.producer() is None):
+                new = self.Identity(value).ir  # one value is one output, and an input cannot be renamed
+            name, was_output = old.name, old.is_graph_output()
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            if was_output:
+                old.name = self._fresh("replaced")
+                new.name = name
+            self._anchor = None
+            self.graph.remove(node, safe=True)
+
+        try:
+            yield replace
+        finally:
+            self._anchor, self._scope = before
+
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """A new graph input."""
         self._take(name)
@@ -75,12 +109,14 @@ class Op:
         return Value(self, value)
 
     def output(self, name: str, value: Value) -> Value:
-        """Make `value` a graph output called `name` (through an Identity, so that `value` may have other uses and names)."""
+        """Make `value` a graph output called `name`. A value that has another name or use for the user gets there through an Identity."""
         self._take(name)
-        result = self.Identity(value)
-        result.ir.name = name
-        self.graph.outputs.append(result.ir)
-        return result
+        if value.name not in self._generated or value.ir.is_graph_output():
+            value = self.Identity(value)
+        self._generated.discard(value.name)
+        value.ir.name = name
+        self.graph.outputs.append(value.ir)
+        return value
 
     def wrap(self, value: ir.Value) -> Value:
         """A value the graph already has, with arithmetic."""
@@ -145,7 +181,11 @@ class Op:
         )
         for i, out in enumerate(node.outputs):
             out.name = self._take(f"{name}:{i}") if i or count > 1 else self._fresh(f"{op_type}.out")
-        self.graph.append(node)
+            self._generated.add(out.name)
+        if self._anchor is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self._anchor, node)
         if schema is not None:
             self._infer(schema, node)
         return tuple(Value(self, out) for out in node.outputs)

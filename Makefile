@@ -1,0 +1,76 @@
+# What is made here, and how: `make` lists it. Needs make and a Python; everything else is installed into .venv (the demo) and
+# .venv-dev (tests, lint, dist), which are made once and again after pyproject.toml changes.
+
+# onnxruntime-training has wheels for Python 3.10 to 3.12; PYTHON=/path/to/python names one. A name on the PATH may be a shim with
+# nothing behind it, or a Python without venv, so each is tried before it is taken.
+suitable := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+ifndef PYTHON
+PYTHON := $(shell for python in python3 python3.12 python3.11 python3.10; do \
+	if $$python -c '$(suitable)' >/dev/null 2>&1; then echo $$python; break; fi; done)
+endif
+
+# The version the tests compare with. Where pip's index serves the CUDA build of torch (several GB), name the CPU one, e.g.
+# `make test TORCH="torch==2.13.0 --index-url <PyTorch's index for cpu>"`; TORCH= leaves an installed one alone.
+TORCH ?= torch==2.13.0
+
+pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
+demo := .venv/bin/python
+dev := .venv-dev/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format dist bench screenshots clean python
+
+help:  ## list these targets
+	@echo "make TARGET [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/installed  ## train a small convolutional network on digits from a .onnx file (under a minute)
+	$(demo) examples/digits.py
+
+test: .venv-dev/installed  ## run every test, doctest, example and README snippet
+	$(dev) -m pytest $(ARGS)
+
+lint: .venv-dev/installed  ## ruff check, ruff format --check, mypy --strict
+	$(dev) -m ruff check .
+	$(dev) -m ruff format --check .
+	$(dev) -m mypy --strict onnxfit
+
+format: .venv-dev/installed  ## let ruff repair what it can
+	$(dev) -m ruff check --fix .
+	$(dev) -m ruff format .
+
+# The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident.
+dist: .venv-dev/installed  ## build sdist and wheel, install the wheel into a fresh environment, train with it
+	rm -rf dist
+	$(dev) -m build --outdir dist .
+	$(dev) scripts/try_wheel.py dist/*.whl
+
+bench: .venv-dev/installed  ## time one training step and one batch of fit
+	$(dev) benchmarks/step.py
+
+screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard for the README (needs chromium)
+	$(demo) examples/digits.py
+	$(demo) scripts/screenshots.py
+
+clean:  ## remove everything made here, the environments too
+	rm -rf .venv .venv-dev build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+python:
+	@test -n "$(PYTHON)" || { \
+	  echo "No Python 3.10, 3.11 or 3.12 with venv was found (tried python3, python3.12, python3.11, python3.10)." >&2; \
+	  echo "Install one (on Debian also its venv package), or name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+
+.venv/installed: pyproject.toml | python
+	@echo "Installing onnxfit and the demo into .venv; onnxruntime-training is up to 300 MB ..."
+	$(PYTHON) -m venv .venv
+	$(demo) $(pip_install) -e '.[demo]'
+	@touch $@
+
+.venv-dev/installed: pyproject.toml | python
+	@echo "Installing onnxfit, its tests and tools into .venv-dev; onnxruntime-training and torch are some 300 MB each ..."
+	$(PYTHON) -m venv .venv-dev
+	$(if $(TORCH),$(dev) $(pip_install) $(TORCH))
+	$(dev) $(pip_install) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,125 @@
+"""Stop training when a monitored figure no longer improves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.monitor import Monitor
+from onnxfit.errors import SettingError
+
+__all__ = ["EarlyStopping"]
+
+
+class EarlyStopping(StatefulCallback):
+    """Stops after `patience` epochs in a row without an improvement of the monitored figure.
+
+    - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it neither count nor reset the
+      count.
+    - `min_delta` >= 0: only a change by more than this is an improvement.
+    - `patience` >= 0 epochs; 0 is as 1: the first epoch without improvement stops. The first epoch of all never does.
+    - `mode`: "min", "max", or "auto" (the metric's own; "min" for a loss).
+    - `baseline`: every epoch counts against `patience`, even an improving one, until a value better than this has been seen. (Keras
+      never stops while the value improves, be it ever so far from the baseline.)
+    - `restore_best_weights`: at the end of training, stopped or not, go back to the weights of the best epoch. NaN is never best.
+    - `start_from_epoch`: earlier epochs are not looked at.
+    - `stopping_threshold`: stop as soon as the value is better than this.
+    - `divergence_threshold`: stop as soon as the value is worse than this.
+    - `check_finite`: stop as soon as the value is NaN or infinite.
+
+    Afterwards `stopped_epoch` is the epoch that stopped training (0 if none did), `best` and `best_epoch` the best value and its
+    epoch (None before the first), and `trainer.stop_reason` says why, with the numbers. Every `fit` begins afresh unless a saved
+    state was loaded. SettingError: a setting out of its range.
+
+    >>> EarlyStopping(patience=-1)
+    Traceback (most recent call last):
+        ...
+    onnxfit.errors.SettingError: EarlyStopping needs patience >= 0, got -1.
+    """
+
+    remembered = ("best", "best_epoch", "best_weights", "stopped_epoch", "wait")
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+        patience: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        if not patience >= 0:
+            raise SettingError(f"EarlyStopping needs patience >= 0, got {patience}.")
+        if not start_from_epoch >= 0:
+            raise SettingError(f"EarlyStopping needs start_from_epoch >= 0, got {start_from_epoch}.")
+        self.monitor = Monitor("EarlyStopping", monitor, mode, min_delta)
+        self.patience = patience
+        self.baseline = baseline
+        self.restore_best_weights = restore_best_weights
+        self.start_from_epoch = start_from_epoch
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
+        self.check_finite = check_finite
+        self.reset()
+
+    @property
+    def state_key(self) -> str:
+        return f"EarlyStopping({self.monitor.name})"
+
+    def reset(self) -> None:
+        self.wait = 0
+        self.best: float | None = None
+        self.best_epoch: int | None = None
+        self.best_weights: dict[str, Any] | None = None
+        self.stopped_epoch = 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        self.monitor.start(self.trainer)
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        if epoch < self.start_from_epoch:
+            return
+        value = self.monitor.read(logs)
+        if value is None:
+            return
+        self.wait += 1
+        if self.monitor.better(value, self.best):
+            self.best, self.best_epoch = value, epoch
+            if self.restore_best_weights:
+                self.best_weights = self.trainer.get_weights()
+            if self.baseline is None or self.monitor.better(value, self.baseline):
+                self.wait = 0
+        reason = self._reason(epoch, value)
+        if reason:
+            self.stopped_epoch = epoch
+            self.trainer.stop_reason = f"EarlyStopping: {reason}"
+            self.trainer.stop_training = True
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self.best_weights is not None:
+            self.trainer.set_weights(self.best_weights)
+
+    def _reason(self, epoch: int, value: float) -> str | None:
+        """Why to stop after this epoch; None to go on."""
+        now = f"{self.monitor.name} is {value:.6g} at epoch {epoch}"
+        if self.check_finite and not math.isfinite(value):
+            return f"{now}, which is not finite."
+        if self.stopping_threshold is not None and self.monitor.beyond(value, self.stopping_threshold):
+            return f"{now}, better than the stopping_threshold {self.stopping_threshold:g}."
+        if self.divergence_threshold is not None and self.monitor.worse(value, self.divergence_threshold):
+            return f"{now}, worse than the divergence_threshold {self.divergence_threshold:g}."
+        if self.wait < max(self.patience, 1) or epoch == 0:
+            return None
+        if self.best is None or self.best_epoch is None:
+            return f"{now}, and no epoch of {self.wait} had a number to compare with."
+        best = f"the best was {self.best:.6g} at epoch {self.best_epoch}"
+        if self.baseline is not None and not self.monitor.better(self.best, self.baseline):
+            return f"{now}; {self.wait} epochs have not brought it past the baseline {self.baseline:g}, {best}."
+        return f"{now}; {self.wait} epochs have not improved it by more than {self.monitor.min_delta:g}, {best}."

@@ -1,0 +1,36 @@
+"""A callback made of functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from onnxfit.callbacks.callback import HOOKS, Callback
+from onnxfit.errors import UnknownNameError
+
+__all__ = ["LambdaCallback"]
+
+_number = itertools.count()
+
+
+class LambdaCallback(Callback):
+    """Calls the given functions as hooks, with the hooks' own arguments; None is as not given.
+
+    UnknownNameError: a name that is no hook.
+
+    >>> losses = []
+    >>> show = LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]))
+    """
+
+    def __init__(self, **hooks: Callable[..., Any] | None) -> None:
+        for name, function in hooks.items():
+            if name not in HOOKS:
+                raise UnknownNameError("hook", name, HOOKS)
+            if function is not None:
+                setattr(self, name, function)
+        self._number = next(_number)  # functions have no state, so that any key serves which no other has
+
+    @property
+    def state_key(self) -> str:
+        return f"LambdaCallback({self._number})"

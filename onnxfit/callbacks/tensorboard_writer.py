@@ -1,0 +1,133 @@
+"""TensorBoard's event files, where what was flushed is in the file; imported when the TensorBoard callback is first used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
+
+from tensorboardX import SummaryWriter
+from tensorboardX.proto.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName, Status
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.record_writer import masked_crc32c
+from tensorboardX.writer import FileWriter
+
+FLUSH_SECONDS = 10.0
+
+
+class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
+    """tensorboardX's SummaryWriter on an EventFile: the same methods, but `flush` leaves nothing behind in a queue."""
+
+    def __init__(self, folder: str) -> None:
+        # the suffix is for add_scalars, which opens files of its own
+        super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
+
+    def add_event(self, event: Any) -> None:
+        """Write an Event as it is."""
+        self._get_file_writer().add_event(event)
+
+    def _get_file_writer(self) -> FileWriter:
+        if self.file_writer is None:
+            self.file_writer: Any = _RunFileWriter(self.logdir)
+            self.all_writers = {self.logdir: self.file_writer}
+        return self.file_writer
+
+
+class _RunFileWriter(FileWriter):  # type: ignore[misc]
+    def __init__(self, folder: str) -> None:  # in place of the base's, which opens a file and starts a thread at once
+        self.event_writer = EventFile(folder)
+        self._default_metadata: dict[str, Any] = {}
+
+
+class EventFile:
+    """One event file in a folder, both made at the first event.
+
+    Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts after this process's earlier
+    ones, for TensorBoard reads the files of a run in the order of their names. Events are written at once and reach the file at
+    `flush`, `close`, or ten seconds after the last flush.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self._lock = threading.Lock()
+        self._flushed = 0.0
+
+    def get_logdir(self) -> str:
+        return self._folder
+
+    def add_event(self, event: Any) -> None:
+        with self._lock:
+            if self._file is None:
+                self._file = self._open()
+                self._write(self._file, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._write(self._file, event)
+            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                self._flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def reopen(self) -> None:
+        """Nothing to do: an event after `close` begins another file."""
+
+    def _open(self) -> BinaryIO:
+        os.makedirs(self._folder, exist_ok=True)
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{uuid.uuid4().hex[:8]}"
+        return open(os.path.join(self._folder, name), "xb")
+
+    def _flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    @staticmethod
+    def _write(file: BinaryIO, event: Any) -> None:
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        file.write(length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data)))
+
+
+def hparams_of_run(hparams: Mapping[str, Any], metrics: Iterable[tuple[str, str]], began: float) -> list[Event]:
+    """What the hparams tab reads of a run that began: settings, and metrics as (run folder, tag): it shows the last value."""
+    start = SessionStartInfo(start_time_secs=began)
+    infos = []
+    for name, value in hparams.items():
+        if isinstance(value, bool):
+            start.hparams[name].bool_value, kind = value, "DATA_TYPE_BOOL"
+        elif isinstance(value, (int, float)):
+            start.hparams[name].number_value, kind = value, "DATA_TYPE_FLOAT64"
+        else:
+            start.hparams[name].string_value, kind = str(value), "DATA_TYPE_STRING"
+        infos.append(HParamInfo(name=name, type=DataType.Value(kind)))
+    names = [MetricInfo(name=MetricName(group=group, tag=tag)) for group, tag in metrics]
+    return [
+        _hparams_event("_hparams_/experiment", experiment=Experiment(hparam_infos=infos, metric_infos=names)),
+        _hparams_event("_hparams_/session_start_info", session_start_info=start),
+    ]
+
+
+def hparams_of_end(succeeded: bool) -> Event:
+    """What the hparams tab reads of a run that ended."""
+    status = Status.Value("STATUS_SUCCESS" if succeeded else "STATUS_FAILURE")
+    return _hparams_event("_hparams_/session_end_info", session_end_info=SessionEndInfo(status=status, end_time_secs=time.time()))
+
+
+def _hparams_event(tag: str, **content: Any) -> Event:
+    data = SummaryMetadata.PluginData(plugin_name="hparams", content=HParamsPluginData(version=0, **content).SerializeToString())
+    return Event(summary=Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data))]))

@@ -1,0 +1,83 @@
+"""LSTM and GRU in the form that onnxruntime's builder differentiates correctly: its training operators, forward in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.onnxruntime_coverage import Refused
+from onnxfit.gradients.onnxruntime_forms import attribute, form, given, needed, size, text
+from onnxfit.gradients.onnxruntime_moves import taken
+from onnxfit.gradients.paths import Site
+from onnxfit.graph.values import Op, Value
+
+DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+GATES = {"LSTM": 4, "GRU": 3}
+
+
+@form("LSTM", "GRU")
+def recurrent(op: Op, site: Site) -> tuple[Value, ...]:
+    x = needed(op, site)
+    _check(site)
+    direction = text(site, "direction", "forward")
+    reversed_ = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    runs = [_run(op, site, x, d, backwards) for d, backwards in enumerate(reversed_)]
+    if len(runs) == 1:
+        return runs[0]
+    return tuple(op.Concat(*outputs, axis=1 if i == 0 else 0) for i, outputs in enumerate(zip(*runs)))
+
+
+def _check(site: Site) -> None:
+    kind = site.node.op_type
+    activations = [a.decode() if isinstance(a, bytes) else a for a in attribute(site, "activations") or ()]
+    for i in range(0, len(activations), len(DEFAULTS[kind])):
+        if [a.lower() for a in activations[i : i + len(DEFAULTS[kind])]] != [a.lower() for a in DEFAULTS[kind]]:
+            raise Refused(f"activations {activations}", f"activations {DEFAULTS[kind]}")
+    for name in ("clip", "input_forget", "layout"):
+        if attribute(site, name, 0):
+            raise Refused(f"{name}={attribute(site, name)}", f"{name}=0, or no {name}")
+    for index, what in ((4, "sequence_lens"), (7, "peephole weights P")):
+        if index < len(site.node.inputs) and site.node.inputs[index] is not None:
+            raise Refused(what, f"{kind} without {what}")
+
+
+def _run(op: Op, site: Site, x: Value, d: int, backwards: bool) -> tuple[Value, ...]:
+    """One direction: all hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the last cell state."""
+    kind, hidden = site.node.op_type, attribute(site, "hidden_size")
+    directions = size(needed(op, site, 1), 0)
+
+    def own(index: int) -> Value | None:
+        value = given(op, site, index)
+        return value if value is None or directions == 1 else op.Slice(value, [d], [d + 1], [0])
+
+    if backwards:
+        x = taken(op, x, np.arange(size(x, 0))[::-1], 0)
+    bias = own(3) or op.constant(np.zeros((1, 2 * GATES[kind] * hidden)), x.dtype)
+    batch = op.Slice(op.Shape(x), [1], [2])
+    zero = op.ConstantOfShape(op.Concat([1], batch, [hidden], axis=0), value=ir.tensor(np.zeros(1, x.dtype)))
+    states = [own(5) or zero] + ([own(6) or zero] if kind == "LSTM" else [])
+    extra: dict[str, Any] = {"linear_before_reset": attribute(site, "linear_before_reset", 0)} if kind == "GRU" else {}
+    outputs = op.many(
+        5 if kind == "LSTM" else 3,
+        f"{kind}Training",
+        x,
+        own(1),
+        own(2),
+        bias,
+        None,
+        *states,
+        hidden_size=hidden,
+        _domain="com.microsoft",
+        **extra,
+    )
+    assert x.shape is not None
+    time, n = x.shape[0], x.shape[1]
+    shapes = [[time, 1, n, hidden], [1, n, hidden], [1, n, hidden], [time, 1, n, hidden], [time, 1, n, 4 * hidden]]
+    if kind == "GRU":
+        shapes[2:] = [[time, 1, n, 3 * hidden]]
+    for value, shape in zip(outputs, shapes):
+        value.ir.shape, value.ir.type = ir.Shape(shape), x.ir.type
+    y, *last = outputs[: 3 if kind == "LSTM" else 2]
+    return (taken(op, y, np.arange(size(x, 0))[::-1], 0) if backwards else y, *last)

@@ -1,0 +1,148 @@
+"""From whatever the user has to a graph that can be built upon: one opset, one IR version, no functions, every value named and typed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import google.protobuf.message
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.spec import Dim, TensorSpec
+
+OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
+IR_VERSION = 10  # likewise
+
+ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
+
+
+def read_model(source: ModelSource) -> onnx.ModelProto:
+    """The model as the caller gave it, in memory, external data included; the caller's own object is never touched.
+
+    Raises ModelError for a missing or damaged file, an invalid model, or external data that is not where the model says.
+    """
+    model = onnx.ModelProto()
+    try:
+        if isinstance(source, onnx.ModelProto):
+            model.CopyFrom(source)
+            what = "the ModelProto"
+        elif isinstance(source, (bytes, bytearray, memoryview)):
+            what = f"the {len(source)} bytes given"
+            model.ParseFromString(bytes(source))
+        elif isinstance(source, (str, os.PathLike)):
+            what = str(Path(source))
+            model = onnx.load(what)
+        else:
+            raise ModelError(f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}.")
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {os.fspath(source)!r}.") from None
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(f"{what} is not an ONNX model: {error}.") from None
+    except (OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{what} cannot be read: {error}") from None
+    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer):
+        raise ModelError(
+            f"{what} keeps weights in other files, which only its path leads to: pass the path, or call onnx.load first."
+        )
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
+    if not model.graph.output:
+        raise ModelError(f"{what} has no outputs.")
+    return model
+
+
+def working_form(model: onnx.ModelProto) -> ir.Model:
+    """The same computation in the opset and IR version every step is built in, functions inlined, every node and value named.
+
+    Raises ModelError where the model's opset cannot be converted.
+    """
+    work = onnx.ModelProto()
+    work.CopyFrom(model)
+    if work.functions:
+        work = onnx.inliner.inline_local_functions(work)
+    work = _convert(work)
+    work.ir_version = IR_VERSION
+    graph_model = ir.from_proto(work)
+    RemoveInitializersFromInputsPass()(graph_model)
+    NameFixPass()(graph_model)
+    return infer_shapes(graph_model)
+
+
+def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if version == OPSET:
+        return model
+    if version is None:  # operators of other domains only
+        model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+        return model
+    try:
+        return onnx.version_converter.convert_version(model, OPSET)
+    except Exception as error:  # the converter raises RuntimeError, ConvertError and plain C++ assertions alike
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"The model's opset is {version}; training builds on opset {OPSET}, and onnx {onnx.__version__} cannot convert it: {reason}. "
+            f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+        ) from None
+
+
+def infer_shapes(model: ir.Model) -> ir.Model:
+    """The model with the type and shape of every value that ONNX can tell, as a new object."""
+    proto = ir.to_proto(model)
+    try:
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(f"The model's shapes contradict each other: {str(error).strip()}") from None
+    return ir.from_proto(proto)
+
+
+def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
+    """The model for inputs of exactly these shapes; every shape inside is inferred anew. ModelError where they cannot be."""
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]
+    for value in proto.graph.input:
+        if value.name in shapes:
+            _set_shape(value, shapes[value.name])
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return infer_shapes(ir.from_proto(proto))
+
+
+def _set_shape(value: onnx.ValueInfoProto, shape: Iterable[Dim]) -> None:
+    elem_type = value.type.tensor_type.elem_type
+    value.type.CopyFrom(onnx.helper.make_tensor_type_proto(elem_type, list(shape)))
+
+
+def spec_of(value: ir.Value) -> TensorSpec:
+    """Name, element type and shape of a value."""
+    if value.dtype is None:
+        raise ModelError(f"The element type of {value.name!r} is unknown.")
+    shape = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+def initializer_arrays(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Writable copies of the named initializers."""
+    tensors = {t.name: t for t in model.graph.initializer}
+    return {name: np.array(onnx.numpy_helper.to_array(tensors[name])) for name in names}
+
+
+def with_initializers(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
+    """A copy of the model in which the named initializers hold these arrays; everything else is byte-identical."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(arrays[tensor.name]), tensor.name))
+    return copy

@@ -1,0 +1,42 @@
+"""The names of everything a step adds to a model's graph; no other module spells a tensor's name."""
+
+from __future__ import annotations
+
+LOSS = "loss"  # the scalar a model that brings its own loss calls so, and what a step reports
+SAMPLE_WEIGHT = "sample_weight"
+LEARNING_RATE = "train/learning_rate"
+STEP = "train/step"  # updates done before this one, int64
+SEED = "train/seed"
+FIRST = "train/first_of_window"  # with accumulated gradients: the sum starts anew
+WINDOW = "train/batches_in_window"
+TOTAL = "train/loss"
+
+
+def target(output: str) -> str:
+    """The labels of an output."""
+    return f"y_true/{output}"
+
+
+def part(output: str) -> str:
+    """The loss of one output among several."""
+    return f"train/{output}_loss"
+
+
+def count(output: str) -> str:
+    """What the loss of an output divides by, where that is not the number of rows."""
+    return f"train/{output}_count"
+
+
+def slot(weight: str, name: str) -> str:
+    """What an optimizer remembers for a weight."""
+    return f"{weight}/{name}"
+
+
+def gradient_sum(weight: str) -> str:
+    """The gradients of a window of batches, added up."""
+    return f"{weight}/gradient_sum"
+
+
+def following(state: str) -> str:
+    """The value a state has after the step."""
+    return f"{state}/next"

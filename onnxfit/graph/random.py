@@ -1,0 +1,39 @@
+"""Random numbers as a pure function of (seed, step, stream), in plain ONNX operators.
+
+onnxruntime's random operators keep a hidden state per session: a resumed run would draw other numbers than the uninterrupted one.
+Here element i of stream s draws hash(seed, step, s, i), so that a step can be repeated bit for bit, on any runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfit.graph.values import Op, Value
+
+GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)
+
+
+def uniform(op: Op, like: Value, seed: Value, step: Value, stream: int) -> Value:
+    """Float32 numbers in [0, 1), in the shape of `like`; `seed` and `step` are int64 scalars, `stream` tells nodes apart.
+
+    The hash is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), run over the key and then over the position.
+    """
+    with op.scope(f"random_{stream}"):
+        key = _mix(op, op.cast(seed, np.int32) + GOLDEN)  # an offset, since 0 mixes to 0
+        key = _mix(op, op.cast(step, np.int32) + _mix(op, key + np.int32(stream)))
+        shape = op.Shape(like)
+        position = op.Range(np.int32(0), op.cast(op.ReduceProd(shape, keepdims=0), np.int32), np.int32(1))
+        bits = _mix(op, _mix(op, position) + key)
+        # 24 bits: every result is exact in float32 and below 1
+        high = op.BitShift(op.cast(bits, np.uint32), op.constant(np.uint32(8)), direction="RIGHT")
+        return op.Reshape(op.cast(high, np.float32) * np.float32(2**-24), shape)
+
+
+def _mix(op: Op, x: Value) -> Value:
+    """lowbias32 on int32 values, whose products wrap."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        bits = op.cast(x, np.uint32)
+        x = op.cast(op.BitwiseXor(bits, op.BitShift(bits, op.constant(np.uint32(shift)), direction="RIGHT")), np.int32)
+        if factor is not None:
+            x = x * np.uint32(factor).astype(np.int32)
+    return x

@@ -1,0 +1,93 @@
+"""What the loop counts: which batches make an epoch, when validation is due, and where an interrupted fit goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from onnxfit.data import Batch, Source
+from onnxfit.errors import DataError, SettingError
+
+
+@dataclass
+class Resume:
+    """Where an interrupted `fit` stands: the epoch under way (or next), and how many of its batches are done."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Epochs:
+    """Which batches an epoch has: one pass over the data, or `steps_per_epoch` of passes that go on and wrap.
+
+    `number` is the number of the first pass, which decides its order of rows; the first epoch leaves out `skip` batches that are done.
+    """
+
+    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, skip: int) -> None:
+        if steps_per_epoch is not None and steps_per_epoch < 1:
+            raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
+        self._data = data
+        self._steps = steps_per_epoch
+        self._number = number
+        self._skip = skip
+        self._warned = False
+        self._pass: Iterator[Batch] = iter(())
+        self._in_pass = 0  # batches taken from the pass under way; 0: the next pass has not begun
+
+    @property
+    def steps(self) -> int | None:
+        """Batches of an epoch, None where only the data can tell."""
+        known = self._data.steps
+        if self._steps is None or known is None:
+            return self._steps or known
+        return min(self._steps, known)
+
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        """The batches of the next epoch, counted from 0."""
+        index, self._skip = self._skip, 0
+        if not self._in_pass or self._steps is None:
+            self._begin(index)
+        while self._steps is None or index < self._steps:
+            batch = next(self._pass, None)
+            if batch is None:
+                length, self._in_pass = self._in_pass, 0
+                if self._steps is None:
+                    return
+                if length < self._steps or not self._data.re_iterable:
+                    self._ran_out(index)
+                    return
+                self._begin(0)
+                continue
+            self._in_pass += 1
+            yield index, batch
+            index += 1
+
+    def _begin(self, skip: int) -> None:
+        self._pass = self._data.batches(self._number, skip)
+        self._number += 1
+        self._in_pass = skip
+
+    def _ran_out(self, index: int) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"ran out of data: the epoch has {index} batches, steps_per_epoch={self._steps} asks for more.", stacklevel=5
+            )
+
+
+def validation_due(freq: Union[int, Sequence[int]]) -> Callable[[int], bool]:
+    """Whether epoch number `epoch`, from 0, is validated: every `freq`-th, or those listed, counted from 1 as in Keras."""
+    if isinstance(freq, int):
+        if freq < 1:
+            raise SettingError(f"validation_freq is at least 1, got {freq}.")
+        return lambda epoch: (epoch + 1) % freq == 0
+    listed = {int(e) for e in freq}
+    return lambda epoch: epoch + 1 in listed
+
+
+def require_data(found: object, what: str) -> None:
+    """DataError for an evaluation or prediction of nothing."""
+    if not found:
+        raise DataError(f"The {what} data gave no batch.")

@@ -1,0 +1,287 @@
+"""Sessions, devices, buffers, binding: the only module besides gradients/onnxruntime.py that knows onnxruntime."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnxruntime.capi import _pybind_state as C
+
+from onnxfit.errors import DataError, InstallationError, SettingError, StepError
+from onnxfit.graph import names
+
+Array = npt.NDArray[Any]
+
+onnxruntime.set_default_logger_severity(3)  # warnings about graphs that we made on purpose are noise to the user
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a step runs: `cpu`, or `cuda`, `cuda:1`, … with an onnxruntime that offers the provider."""
+
+    kind: str
+    index: int
+
+    @staticmethod
+    def parse(name: str) -> Device:
+        """SettingError for a name that is none, InstallationError for a device this onnxruntime does not offer."""
+        match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
+        if match is None:
+            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.")
+        device = Device(match[1], int(match[2] or 0))
+        if device.provider not in onnxruntime.get_available_providers():
+            raise InstallationError(
+                f"device={name!r} needs onnxruntime's {device.provider}, which this installation does not offer "
+                f"(it has {', '.join(onnxruntime.get_available_providers())})."
+            )
+        return device
+
+    @property
+    def provider(self) -> str:
+        return {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[self.kind]
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"device_id": str(self.index)} if self.kind != "cpu" else {}
+
+    @property
+    def handle(self) -> Any:
+        return C.OrtDevice(getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index)
+
+
+CPU = Device("cpu", 0)
+
+
+class Buffer:
+    """A tensor of fixed type and shape in onnxruntime's memory; on the CPU `array` is a numpy view of that very memory."""
+
+    __slots__ = ("array", "device", "value")
+
+    def __init__(self, dtype: npt.DTypeLike, shape: Sequence[int], device: Device = CPU) -> None:
+        self.device = device
+        self.value = C.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, device.handle)
+        self.array = _view(self.value, np.dtype(dtype), tuple(shape)) if device.kind == "cpu" else np.zeros(shape, dtype)
+
+    def read(self) -> Array:
+        """A copy of the contents."""
+        return self.array.copy() if self.device.kind == "cpu" else np.array(self.value.numpy())
+
+    def write(self, array: Array) -> None:
+        self.array[...] = array
+        self.sync()
+
+    def sync(self) -> None:
+        """Bring to the device what was written into `array`; nothing to do on the CPU."""
+        if self.device.kind != "cpu":
+            self.value.update_inplace(self.array)
+
+
+def _view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size == 0:
+        return np.zeros(shape, dtype)
+    memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
+    return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
+
+
+class State:
+    """Everything training changes, in two sets: a step reads one set and writes the other, then they swap.
+
+    So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN has spoiled nothing: the last values
+    are in the other set. Tensors that different graphs write (with accumulated gradients: weights and sums) swap apart: a group each.
+    """
+
+    def __init__(self, groups: Mapping[str, Mapping[str, Array]], device: Device) -> None:
+        self.device = device
+        self.version = 0  # grows with every change
+        self._groups = {group: list(arrays) for group, arrays in groups.items() if arrays}
+        self._group_of = {name: group for group, members in self._groups.items() for name in members}
+        self._current = dict.fromkeys(self._groups, 0)
+        self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
+        for arrays in groups.values():
+            for name, array in arrays.items():
+                self._pairs[name] = (Buffer(array.dtype, array.shape, device), Buffer(array.dtype, array.shape, device))
+                for buffer in self._pairs[name]:
+                    buffer.write(array)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pairs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pairs)
+
+    def group(self, name: str) -> str:
+        return self._group_of[name]
+
+    def parity(self, group: str) -> int:
+        return self._current[group]
+
+    def buffer(self, name: str, *, current: bool = True) -> Buffer:
+        parity = self._current[self._group_of[name]]
+        return self._pairs[name][parity if current else 1 - parity]
+
+    def swap(self, groups: Sequence[str]) -> None:
+        self.version += 1
+        for group in groups:
+            self._current[group] = 1 - self._current[group]
+
+    def get(self, name: str) -> Array:
+        return self.buffer(name).read()
+
+    def set(self, arrays: Mapping[str, Array]) -> None:
+        """Replace some tensors; all are checked before the first is written. DataError for a wrong name, shape or type."""
+        checked = {}
+        for name, array in arrays.items():
+            if name not in self._pairs:
+                raise DataError(f"There is no weight {name!r}; there are {', '.join(self._pairs)}.")
+            have, given = self.buffer(name).array, np.asarray(array)
+            if given.shape != have.shape or not np.can_cast(given.dtype, have.dtype, "same_kind"):
+                raise DataError(f"{name} is {have.dtype}{list(have.shape)}, got {given.dtype}{list(given.shape)}.")
+            checked[name] = given
+        self.version += 1
+        for name, given in checked.items():
+            self.buffer(name).write(given)
+
+
+def compile_model(model: onnx.ModelProto, device: Device, threads: int | None, what: str) -> Any:
+    """An onnxruntime session; StepError that says which graph did not compile and which node was to blame."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[(device.provider, device.options)])
+    except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
+        raise StepError(_explain(f"onnxruntime cannot compile the {what} graph", error)) from error
+
+
+def _explain(what: str, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    node = re.search(r"[Nn]ode[^:'(]*[:(]?\s*[Nn]ame:'([^']+)'|Node \(([^)]+)\)|node with name '([^']+)'", text)
+    name = next((g for g in node.groups() if g), None) if node else None
+    maker = f" (node {name!r}, made by {_maker(name)})" if name else ""
+    return f"{what}{maker}: {text}"
+
+
+def _maker(node: str) -> str:
+    """Who made a node, by the scope in its name."""
+    scopes = {"loss/": "the loss", "penalty/": "the penalty", "optimizer/": "the optimizer", "train/": "the training form"}
+    if "_Grad/" in node or node.endswith("_Grad"):
+        return "the gradient"
+    return next((who for scope, who in scopes.items() if node.startswith(scope)), "the model")
+
+
+class Runner:
+    """One compiled graph bound to the state, to buffers for its batch, and to buffers for the scalars it reports.
+
+    `feeds` holds the numpy view of every input that is not state: write them, then `run`. `report` is then read from `scalars`.
+    """
+
+    def __init__(self, model: onnx.ModelProto, state: State, device: Device, threads: int | None, what: str) -> None:
+        self.model = model
+        self._what = what
+        self._state = state
+        self._session = compile_model(model, device, threads, what)._sess
+        self._device = device
+        self._reads = [v.name for v in model.graph.input if v.name in state]
+        self._writes = {v.name: base for v in model.graph.output if (base := _state_of(v.name)) in state}
+        self._groups = sorted({state.group(n) for n in (*self._reads, *self._writes.values())})
+        self._written = sorted({state.group(n) for n in self._writes.values()})
+        self._feeds: dict[str, Buffer] = {}
+        self.open_inputs: list[str] = []  # inputs whose size only a batch tells
+        for value in model.graph.input:
+            if value.name not in state:
+                shape = _static_shape(value)
+                if shape is None:
+                    self.open_inputs.append(value.name)
+                else:
+                    self._feeds[value.name] = Buffer(_dtype(value), shape, device)
+        self._scalars: dict[str, Buffer] = {}
+        self.predictions: list[str] = []
+        for value in model.graph.output:
+            if value.name in self._writes:
+                continue
+            if _static_shape(value) == () and value.name.startswith("train/"):
+                self._scalars[value.name] = Buffer(_dtype(value), ())
+            else:
+                self.predictions.append(value.name)
+        self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
+        self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
+        self._bindings: dict[tuple[int, ...], Any] = {}
+        self._run = self._session.run_with_iobinding
+
+    def run(self, arrays: Mapping[str, Array] | None = None) -> None:
+        """One run with what is in `feeds` (and `arrays` for open inputs); the state swaps only if it succeeds."""
+        state = self._state
+        key = tuple([state.parity(g) for g in self._groups])
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bindings[key] = self._bind()
+        if self._device.kind != "cpu":
+            for buffer in self._feeds.values():
+                buffer.sync()
+        if self.open_inputs or self.predictions:
+            self._rebind(binding, arrays or {})
+        try:
+            self._run(binding, None)
+        except Exception as error:
+            raise StepError(_explain(f"The {self._what} step failed", error)) from error
+        self._last = binding
+        if self._written:
+            state.swap(self._written)
+
+    def prediction(self) -> dict[str, Array]:
+        """Copies of the outputs that are neither state nor scalars, of the last run."""
+        if not self.predictions:
+            return {}
+        values = self._last.get_outputs()
+        return {name: np.array(values[self._positions[name]].numpy()) for name in self.predictions}
+
+    def _bind(self) -> Any:
+        state, binding = self._state, C.SessionIOBinding(self._session)
+        for name in self._reads:
+            binding.bind_ortvalue_input(name, state.buffer(name).value)
+        for name, buffer in self._feeds.items():
+            binding.bind_ortvalue_input(name, buffer.value)
+        order = []
+        for name, base in self._writes.items():
+            binding.bind_ortvalue_output(name, state.buffer(base, current=False).value)
+            order.append(name)
+        for name, buffer in self._scalars.items():
+            binding.bind_ortvalue_output(name, buffer.value)
+            order.append(name)
+        self._positions = {name: i for i, name in enumerate((*order, *self.predictions))}
+        return binding
+
+    def _rebind(self, binding: Any, arrays: Mapping[str, Array]) -> None:
+        self._alive = []  # onnxruntime borrows numpy's memory
+        for name in self.open_inputs:
+            array = np.require(arrays[name], requirements="C")
+            self._alive.append(array)
+            binding.bind_ortvalue_input(name, C.OrtValue.ortvalue_from_numpy(array, self._device.handle))
+        for name in self.predictions:
+            binding.bind_output(name, CPU.handle)  # anew each time: onnxruntime would write into the last run's result
+
+
+def _state_of(output: str) -> str:
+    suffix = names.following("")
+    return output[: -len(suffix)] if output.endswith(suffix) else ""
+
+
+def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
+        return None
+    return tuple(d.dim_value for d in tensor.shape.dim)
+
+
+def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))

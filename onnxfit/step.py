@@ -1,0 +1,298 @@
+"""model + loss + penalty + gradient + optimizer -> the graphs of a training, an evaluation and a prediction step.
+
+Pure functions from a `Recipe` and the shapes of a batch to an `onnx.ModelProto`. A graph describes itself by the names of `graph.names`:
+an input that is part of the training state is read from it, an output `<state>/next` is its value after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+
+from onnxfit.errors import ModelError, SettingError
+from onnxfit.gradients import GradientSource
+from onnxfit.gradients.onnxruntime import Blocker
+from onnxfit.graph import names
+from onnxfit.graph.model import OPSET, ModelSource, infer_shapes, read_model, spec_of, specialise, with_initializers, working_form
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
+from onnxfit.graph.values import Op, Value
+from onnxfit.graph.weights import select_weights
+from onnxfit.objectives import Losses, Objective, get_objectives
+from onnxfit.optimizers import Optimizer, apply_update, clip_gradients
+from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
+
+Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a step is made of. `model` is the working form of the user's model and is never changed.
+
+    `objectives` is empty for a model that brings its own scalar output `loss`; `reported` are the outputs that a training or evaluation
+    step hands out because a metric looks at them; `slots` holds each weight's slots before the first update.
+    """
+
+    model: ir.Model
+    weights: tuple[str, ...]
+    objectives: Mapping[str, Objective]
+    penalties: Mapping[str, Penalty]
+    optimizer: Optimizer
+    gradient: GradientSource
+    slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
+    reported: tuple[str, ...] = ()
+    batch_norm: str = "train"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    statistics: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm)))
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """The initializers that training changes: they are inputs of every step."""
+        return (*self.weights, *self.statistics)
+
+
+class StepBuilder(Protocol):
+    """A function below: from a recipe and the arrays of a batch to a graph."""
+
+    def __call__(self, recipe: Recipe, batch: Batch, /) -> onnx.ModelProto: ...
+
+
+def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch."""
+    op, gradients = _gradient(recipe, batch)
+    _update(op, recipe, gradients)
+    return _finish(op)
+
+
+def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Forward, loss, penalty and gradient, added to the gradients of the window (`Trainer(accumulate=)`)."""
+    op, gradients = _gradient(recipe, batch)
+    first = op.input(names.FIRST, np.bool_, ())
+    for weight, g in gradients.items():
+        so_far = op.input(names.gradient_sum(weight), g.dtype, _numbers(op, weight))
+        # Where, not a product: a NaN of the last window must not outlive it
+        op.output(names.following(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
+    return _finish(op)
+
+
+def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """The update alone, by the mean gradient of a window of batches."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="update")
+    op = Op(graph)
+    gradients = {}
+    window: Value | None = None
+    for weight in recipe.weights:
+        w = spec_of(recipe.model.graph.initializers[weight])
+        assert w.shape is not None
+        op.input(weight, w.dtype, w.shape)
+        window = window or op.input(names.WINDOW, np.float32, ())
+        gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(window, w.dtype)
+    _update(op, recipe, gradients)
+    return _finish(op)
+
+
+def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Forward, loss and penalty, as in inference: no dropout, running statistics."""
+    op = _forward(recipe, batch)
+    to_evaluation_form(op)
+    _loss(op, recipe.objectives, recipe.penalties, batch)
+    _keep_outputs(op, recipe.reported)
+    return _finish(op)
+
+
+def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """The model itself, with its trained weights as inputs."""
+    op = _forward(recipe, batch)
+    to_evaluation_form(op)
+    return _finish(op)
+
+
+def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
+    """The model with its trained weights inside, which onnxruntime optimises as it does the exported one."""
+    op = Op(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
+    to_evaluation_form(op)
+    return _finish(op)
+
+
+def _forward(recipe: Recipe, batch: Batch) -> Op:
+    """The model with its training state as inputs, specialised to the shapes of the batch where they are numbers."""
+    model = ir.from_proto(ir.to_proto(recipe.model))
+    for name in recipe.state:
+        value = model.graph.initializers.pop(name)
+        value.const_value = None
+        model.graph.inputs.append(value)
+    shapes = {}
+    for name, spec in batch.items():
+        if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
+            shapes[name] = tuple(d for d in spec.shape if isinstance(d, int))
+    return Op(specialise(model, shapes).graph)
+
+
+def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
+    """Every node between the weights and the loss that the source of gradients cannot differentiate, without running anything."""
+    return recipe.gradient.blockers(_with_loss(recipe, batch), names.TOTAL, recipe.weights)
+
+
+def _with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
+    """Forward as in training, loss and penalty: what is differentiated."""
+    op = _forward(recipe, batch)
+    seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
+    statistics = to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+    _loss(op, recipe.objectives, recipe.penalties, batch)
+    _keep_outputs(op, recipe.reported)
+    for name, value in statistics.items():
+        op.output(names.following(name), value)
+    return infer_shapes(_pruned(op))
+
+
+def _gradient(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
+    model, found = recipe.gradient.add_gradients(_with_loss(recipe, batch), names.TOTAL, recipe.weights)
+    op = Op(model.graph)
+    values = {v.name: v for node in model.graph for v in node.outputs}
+    return op, {weight: op.wrap(_typed_like(values[name], op, weight)) for weight, name in found.items()}
+
+
+def _typed_like(gradient: ir.Value, op: Op, weight: str) -> ir.Value:
+    """A gradient has its weight's type and shape, whether or not the source of gradients wrote them down."""
+    like = _graph_input(op, weight)
+    gradient.type, gradient.shape = like.type, like.shape
+    return gradient
+
+
+def add_loss(
+    model_onnx: ModelSource,
+    loss: Losses,
+    penalty: PenaltyLike = None,
+    *,
+    weights: Sequence[str] | str | None = None,
+    loss_weights: Mapping[str, float] | None = None,
+    sample_weight: bool = False,
+) -> onnx.ModelProto:
+    """The model with its loss as one more output, `train/loss`, and its labels as inputs `y_true/<output>`: it runs in any onnxruntime.
+
+    `penalty` counts the weights that `weights` selects; `sample_weight=True` adds an input of that name, shape `(batch,)`.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}> { y = MatMul(x, slope) }''')
+    >>> graph = add_loss(model, "mean_squared_error", penalty=0.1).graph
+    >>> [i.name for i in graph.input], [o.name for o in graph.output]
+    (['x', 'y_true/y'], ['y', 'train/loss'])
+    """
+    work = working_form(read_model(model_onnx))
+    outputs = {v.name or "": spec_of(v) for v in work.graph.outputs}
+    penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
+    objectives = get_objectives(loss, loss_weights, outputs)
+    op = Op(work.graph)
+    batch = {names.target(name): objective.loss.target(outputs[name]) for name, objective in objectives.items()}
+    if sample_weight:
+        batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",))
+    _loss(op, objectives, penalties, batch)
+    return _finish(op)
+
+
+def _loss(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
+    """Add labels, the loss of every output, penalties, and their sum as output `names.TOTAL`."""
+    outputs = {v.name or "": v for v in op.graph.outputs}
+    tensors = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
+    sample_weight: Value | None = None
+    if names.SAMPLE_WEIGHT in batch:
+        spec = batch[names.SAMPLE_WEIGHT]
+        assert spec.shape is not None
+        sample_weight = op.input(names.SAMPLE_WEIGHT, spec.dtype, spec.shape)
+    terms: list[Value] = []
+    if not objectives:
+        own = op.wrap(outputs[names.LOSS])
+        terms.append(own if own.shape == () else op.Reshape(own, op.constant(np.zeros(0, np.int64))))
+    for output, objective in objectives.items():
+        y_pred = op.wrap(outputs[output])
+        spec = batch[names.target(output)]
+        if y_pred.ir.shape is None or spec.shape is None:
+            raise ModelError(f"The rank of output {output!r} is unknown, so that no loss can be put on it.")
+        y_true = op.input(names.target(output), spec.dtype, spec.shape)
+        try:
+            with op.scope(f"loss/{output}"):
+                value, count = objective.loss.reduce(op, y_true, y_pred, sample_weight)
+        except ModelError:
+            raise
+        except ValueError as error:
+            raise SettingError(
+                f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with labels {spec}: {error}"
+            ) from error
+        if len(objectives) > 1:
+            op.output(names.part(output), value)
+        if count is not None:
+            op.output(names.count(output), count)
+        terms.append(value if objective.weight == 1 else value * objective.weight)
+    for weight, penalty in penalties.items():
+        with op.scope(f"penalty/{weight}"):
+            terms.append(penalty(op, op.wrap(tensors[weight])))
+    with op.scope("loss"):
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + op.cast(term, total.dtype)
+    op.output(names.TOTAL, total)
+
+
+def _update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
+    """Clip the gradients, and give every weight and slot its next value."""
+    inputs = {v.name: v for v in op.graph.inputs}
+    weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
+    wide = any(w.dtype == np.float64 for w in weights.values())
+    learning_rate = op.input(names.LEARNING_RATE, np.float64 if wide else np.float32, ())
+    done = op.wrap(inputs[names.STEP]) if names.STEP in inputs else op.input(names.STEP, np.int64, ())
+    slots = {
+        weight: {slot: op.input(names.slot(weight, slot), array.dtype, array.shape) for slot, array in recipe.slots[weight].items()}
+        for weight in recipe.weights
+    }
+    with op.scope("optimizer"):
+        step = op.cast(done, np.float64) + 1
+        clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
+    next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step)
+    for weight in recipe.weights:
+        op.output(names.following(weight), next_weights[weight])
+        for slot, value in next_slots[weight].items():
+            op.output(names.following(names.slot(weight, slot)), value)
+
+
+def _keep_outputs(op: Op, kept: Sequence[str]) -> None:
+    """Drop the model's outputs that nobody asked for; those that a step reports stay."""
+    ours = {names.TOTAL}
+    wanted = [v for v in op.graph.outputs if v.name in kept or v.name in ours or (v.name or "").startswith("train/")]
+    op.graph.outputs[:] = wanted
+
+
+def _graph_input(op: Op, name: str) -> ir.Value:
+    return next(v for v in op.graph.inputs if v.name == name)
+
+
+def _numbers(op: Op, weight: str) -> tuple[int | str | None, ...]:
+    shape = spec_of(_graph_input(op, weight)).shape
+    assert shape is not None
+    return shape
+
+
+def _pruned(op: Op) -> ir.Model:
+    """The graph without what no output needs, nodes in order."""
+    model = ir.Model(op.graph, ir_version=10)
+    TopologicalSortPass()(model)
+    RemoveUnusedNodesPass()(model)
+    unused = {names.SEED, names.STEP, names.LEARNING_RATE}
+    op.graph.inputs[:] = [v for v in op.graph.inputs if v.name not in unused or v.uses()]
+    return model
+
+
+def _finish(op: Op) -> onnx.ModelProto:
+    model = ir.to_proto(_pruned(op))
+    model.producer_name = "onnxfit"
+    return model

@@ -1,0 +1,52 @@
+"""Install a wheel into a fresh environment and use it outside the checkout: `python scripts/try_wheel.py dist/*.whl`."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+import onnxfit
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+# every module of the checkout must be in the wheel; the optional doors import their libraries lazily, so that all can be imported
+IMPORTS = """
+import importlib, sys
+from pathlib import Path
+import onnxfit, onnxfit.callbacks
+where = Path(onnxfit.__file__)
+assert Path(sys.prefix) in where.parents, f"imported from {where}, not from the wheel"
+assert where.with_name("py.typed").exists(), "py.typed is missing: type checkers would ignore the annotations"
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from the wheel")
+"""
+
+
+def main(wheel: Path) -> None:
+    modules = [
+        module.name for module in pkgutil.walk_packages(onnxfit.__path__, "onnxfit.") if not module.name.endswith("__main__")
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(Path(folder, "venv"), with_pip=True)
+        python = str(Path(folder, "venv", "Scripts" if os.name == "nt" else "bin", "python"))
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+        def run(*arguments: str) -> None:
+            subprocess.run([python, *arguments], cwd=folder, env=environment, check=True)
+
+        run("-m", "pip", "install", "--disable-pip-version-check", "--quiet", str(wheel))
+        run("-c", IMPORTS, *modules)
+        for name in ("models.py", "linear_regression.py"):
+            shutil.copy(EXAMPLES / name, folder)
+        run("-W", "error", "linear_regression.py")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,523 @@
+"""onnxruntime's gradients against finite differences in float64: right, or refused with a reason; never wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from onnxfit.errors import GradientError, InstallationError
+from onnxfit.gradients import onnxruntime as source
+from onnxfit.graph.model import infer_shapes
+
+
+@dataclass(frozen=True)
+class Case:
+    """`body` computes y from the inputs; the loss is the sum of y times random numbers, or the body's own `loss`."""
+
+    name: str
+    inputs: str  # as onnx's text format has them; the float ones are the weights
+    body: str
+    constants: str = ""
+    low: float = -2.0
+    high: float = 2.0
+    frozen: tuple[str, ...] = ()
+
+
+def unary(op: str, low: float = -2.0, high: float = 2.0) -> Case:
+    return Case(op, "float[2,3] a", f"y = {op}(a)", low=low, high=high)
+
+
+def reductions() -> list[Case]:
+    cases = []
+    for op in "ReduceSum ReduceMean ReduceSumSquare ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMin ReduceProd".split():
+        for keep in (0, 1):
+            cases.append(Case(f"{op} axes keepdims={keep}", "float[2,3,4] a", f"y = {op}<keepdims={keep}>(a, axes)", "int64[2] axes = {0, -1}", 0.3, 2))
+            cases.append(Case(f"{op} all keepdims={keep}", "float[2,3] a", f"y = {op}<keepdims={keep}>(a)", low=0.3))
+        cases.append(Case(f"{op} axis", "float[2,3,4] a", f"y = {op}(a, axes)", "int64[1] axes = {1}", 0.3, 2))
+        cases.append(Case(f"{op} empty axes", "float[2,3] a", f"y = {op}(a, axes)", "int64[0] axes = {}", low=0.3))
+    return cases
+
+
+def binary(op: str, low: float = -2.0) -> list[Case]:
+    return [
+        Case(f"{op}", "float[2,3] a, float[2,3] b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} row", "float[2,3] a, float[3] b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} column", "float[2,3] a, float[2,1] b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} row left", "float[3] a, float[2,3] b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} both ways", "float[2,1] a, float[1,3] b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} scalar", "float[2,3] a, float b", f"y = {op}(a, b)", low=low),
+        Case(f"{op} same leaf", "float[2,3] a", f"y = {op}(a, a)", low=low),
+        Case(f"{op} same value", "float[2,3] a", f"h = Tanh(a) y = {op}(h, h)", low=low),
+        Case(f"{op} constant", "float[2,3] a", f"y = {op}(a, c)", "float c = {1.5}", low=low),
+        Case(f"{op} ones", "float[1,3] a, float[2,1,1] b", f"y = {op}(a, b)", low=low),
+    ]
+
+
+def softmax_losses() -> list[Case]:
+    cases = []
+    for op, head in (("SoftmaxCrossEntropyLoss", "l = Identity(a)"), ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)")):
+        for reduction in ("mean", "sum", "none"):
+            for ignore in ("", ", ignore_index=1"):
+                attributes = f'<reduction="{reduction}"{ignore}>'
+                name = f"{op} {reduction}{ignore}"
+                cases.append(Case(name, "float[4,3] a", f"{head} y = {op}{attributes}(l, t)", "int64[4] t = {0, 1, 2, 1}"))
+                cases.append(Case(f"{name} weights", "float[4,3] a", f"{head} y = {op}{attributes}(l, t, w)", "int64[4] t = {0, 1, 2, 1}, float[3] w = {0.5, 2, 3}"))
+                cases.append(Case(f"{name} 3-D", "float[2,3,2] a", f"{head} y = {op}{attributes}(l, t)", "int64[2,2] t = {0, 1, 2, 1}"))
+    cases.append(Case("SoftmaxCrossEntropyLoss log_prob", "float[4,3] a", "z, y = SoftmaxCrossEntropyLoss(a, t)", "int64[4] t = {0, 1, 2, 1}"))
+    cases.append(Case("SoftmaxCrossEntropyLoss both", "float[4,3] a", 'u, v = SoftmaxCrossEntropyLoss<reduction="none">(a, t) s = ReduceSum<keepdims=0>(v) y = Add(u, s)', "int64[4] t = {0, 1, 2, 1}"))
+    cases.append(Case("SoftmaxCrossEntropyLoss int32", "float[4,3] a", "y = SoftmaxCrossEntropyLoss(a, t)", "int32[4] t = {0, 1, 2, 1}"))
+    cases.append(Case("SoftmaxCrossEntropyLoss trained weights", "float[4,3] a, float[3] w", "y = SoftmaxCrossEntropyLoss(a, t, w)", "int64[4] t = {0, 1, 2, 1}", low=0.3))
+    return cases
+
+
+def pools() -> list[Case]:
+    cases = []
+    for op in ("MaxPool", "AveragePool"):
+        for attributes in (
+            "kernel_shape=[2,2]",
+            "kernel_shape=[2,2], strides=[2,2]",
+            "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]",
+            "kernel_shape=[3,3], strides=[2,2], ceil_mode=1",
+            'kernel_shape=[3,3], strides=[2,2], auto_pad="SAME_UPPER"',
+            'kernel_shape=[2,2], auto_pad="SAME_LOWER"',
+            'kernel_shape=[2,2], auto_pad="VALID"',
+            "kernel_shape=[2,2], dilations=[2,2]",
+            *(("kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1", "kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2], ceil_mode=1, count_include_pad=1") if op == "AveragePool" else ("kernel_shape=[2,2], storage_order=1",)),
+        ):
+            cases.append(Case(f"{op} {attributes}", "float[2,2,6,6] a", f"y = {op}<{attributes}>(a)"))
+        cases.append(Case(f"{op} 1-D", "float[2,2,7] a", f"y = {op}<kernel_shape=[3], strides=[2]>(a)"))
+        cases.append(Case(f"{op} 3-D", "float[1,2,4,4,4] a", f"y = {op}<kernel_shape=[2,2,2], strides=[2,2,2]>(a)"))
+    cases.append(Case("MaxPool indices used", "float[2,2,6,6] a", "y, i = MaxPool<kernel_shape=[2,2]>(a)"))
+    for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
+        cases += [Case(op, "float[2,2,3,4] a", f"y = {op}(a)"), Case(f"{op} 1-D", "float[2,2,5] a", f"y = {op}(a)"), Case(f"{op} 3-D", "float[2,2,2,3,2] a", f"y = {op}(a)")]
+    cases.append(Case("LpPool", "float[2,2,6,6] a", "y = LpPool<kernel_shape=[2,2], p=2>(a)"))
+    return cases
+
+
+def convolutions() -> list[Case]:
+    cases = []
+    for attributes in (
+        "", "<pads=[1,1,1,1]>", "<strides=[2,2]>", "<pads=[1,0,2,1], strides=[2,1]>", "<dilations=[2,2]>", '<auto_pad="SAME_UPPER", strides=[2,2]>',
+        '<auto_pad="SAME_LOWER">', '<auto_pad="VALID">', "<kernel_shape=[3,3]>",
+    ):  # fmt: skip
+        cases.append(Case(f"Conv {attributes}", "float[2,2,5,6] a, float[3,2,3,3] b", f"y = Conv{attributes}(a, b)"))
+        cases.append(Case(f"Conv bias {attributes}", "float[2,2,5,6] a, float[3,2,3,3] b, float[3] c", f"y = Conv{attributes}(a, b, c)"))
+    cases.append(Case("Conv weight only", "float[3,2,3,3] b, float[3] c", "y = Conv<pads=[1,1,1,1]>(x, b, c)", "float[1,2,2,2] x = {1,2,3,4,5,6,7,8}"))
+    cases.append(Case("Conv group", "float[2,4,5,5] a, float[4,2,3,3] b", "y = Conv<group=2>(a, b)"))
+    cases.append(Case("Conv depthwise", "float[2,4,5,5] a, float[4,1,3,3] b, float[4] c", "y = Conv<group=4, pads=[1,1,1,1]>(a, b, c)"))
+    cases.append(Case("Conv 1-D", "float[2,2,7] a, float[3,2,3] b", "y = Conv<strides=[2]>(a, b)"))
+    cases.append(Case("Conv 1-D same", "float[2,2,7] a, float[3,2,4] b", 'y = Conv<auto_pad="SAME_UPPER">(a, b)'))
+    cases.append(Case("Conv 3-D", "float[1,2,4,4,4] a, float[2,2,2,2,2] b", "y = Conv(a, b)"))
+    cases.append(Case("ConvTranspose", "float[1,2,3,3] a, float[2,3,2,2] b", "y = ConvTranspose<strides=[2,2]>(a, b)"))
+    return cases
+
+
+def moving() -> list[Case]:
+    """Operators that move elements."""
+    a = "float[2,3,4] a"
+    return [
+        Case("Reshape", a, "y = Reshape(a, s)", "int64[2] s = {4, 6}"),
+        Case("Reshape -1 0", a, "y = Reshape(a, s)", "int64[2] s = {0, -1}"),
+        Case("Reshape allowzero", a, "y = Reshape<allowzero=1>(a, s)", "int64[2] s = {4, 6}"),
+        Case("Reshape by Shape", "float[2,3] a, float[3,2] b", "s = Shape(b) h = Reshape(a, s) y = Mul(h, b)"),
+        Case("Flatten", a, "y = Flatten(a)"),
+        Case("Flatten 2", a, "y = Flatten<axis=2>(a)"),
+        Case("Flatten -1", a, "y = Flatten<axis=-1>(a)"),
+        Case("Squeeze", "float[2,1,3,1] a", "y = Squeeze(a, x)", "int64[1] x = {1}"),
+        Case("Squeeze all", "float[2,1,3,1] a", "y = Squeeze(a)"),
+        Case("Squeeze negative", "float[2,1,3,1] a", "y = Squeeze(a, x)", "int64[1] x = {-1}"),
+        Case("Unsqueeze", "float[2,3] a", "y = Unsqueeze(a, x)", "int64[2] x = {0, 3}"),
+        Case("Unsqueeze negative", "float[2,3] a", "y = Unsqueeze(a, x)", "int64[2] x = {-1, 0}"),
+        Case("Transpose", a, "y = Transpose<perm=[2,0,1]>(a)"),
+        Case("Transpose default", a, "y = Transpose(a)"),
+        Case("Concat", "float[2,3] a, float[1,3] b", "y = Concat<axis=0>(a, b)"),
+        Case("Concat -1", "float[2,3] a, float[2,2] b, float[2,1] c", "y = Concat<axis=-1>(a, b, c)"),
+        Case("Concat same leaf", "float[2,3] a", "y = Concat<axis=1>(a, a)"),
+        Case("Concat one", "float[2,3] a", "y = Concat<axis=1>(a)"),
+        Case("Concat frozen", "float[2,3] a", "y = Concat<axis=0>(c, a)", "float[1,3] c = {1,2,3}"),
+        Case("Split", "float[4,3] a", "u, v = Split<num_outputs=2>(a) y = Mul(u, v)"),
+        Case("Split sizes", "float[5,3] a", "u, v, w = Split(a, s) p = Mul(u, v) y = Concat<axis=0>(p, w)", "int64[3] s = {2, 2, 1}"),
+        Case("Split axis", "float[2,6] a", "u, v, w = Split<axis=1, num_outputs=3>(a) p = Mul(u, v) y = Add(p, w)"),
+        Case("Split uneven", "float[5,3] a", "u, v = Split<num_outputs=2>(a) s = ReduceSum<keepdims=0>(v) y = Mul(u, s)"),
+        Case("Split negative axis", "float[2,6] a", "u, v = Split<axis=-1, num_outputs=2>(a) y = Mul(u, v)"),
+        Case("Split unused", "float[4,3] a", "u, v = Split<num_outputs=2>(a) y = Tanh(u)"),
+        Case("Split second unused of three", "float[5,3] a", "u, v, w = Split(a, s) y = Concat<axis=0>(w, u)", "int64[3] s = {2, 2, 1}"),
+        Case("Slice", a, "y = Slice(a, s, e)", "int64[2] s = {0, 1}, int64[2] e = {1, 3}"),
+        Case("Slice axes", a, "y = Slice(a, s, e, x)", "int64[1] s = {1}, int64[1] e = {9}, int64[1] x = {-1}"),
+        Case("Slice steps", a, "y = Slice(a, s, e, x, t)", "int64[2] s = {-1, 0}, int64[2] e = {-9, 3}, int64[2] x = {2, 1}, int64[2] t = {-2, 2}"),
+        Case("Gather", a, "y = Gather(a, i)", "int64[3] i = {0, 1, 0}"),
+        Case("Gather axis", a, "y = Gather<axis=1>(a, i)", "int64[2,2] i = {0, -1, 2, 2}"),
+        Case("Gather negative axis", a, "y = Gather<axis=-1>(a, i)", "int64[2] i = {3, 0}"),
+        Case("Gather scalar", a, "y = Gather<axis=1>(a, i)", "int64 i = {2}"),
+        Case("Gather int32", a, "y = Gather(a, i)", "int32[3] i = {0, 1, 0}"),
+        Case("GatherElements", "float[2,3] a", "y = GatherElements<axis=1>(a, i)", "int64[2,2] i = {0, 0, 2, -1}"),
+        Case("GatherElements axis 0", "float[2,3] a", "y = GatherElements(a, i)", "int64[1,3] i = {0, 1, 0}"),
+        Case("GatherND", a, "y = GatherND(a, i)", "int64[2,2] i = {0, 1, 1, 1}"),
+        Case("GatherND repeated", a, "y = GatherND(a, i)", "int64[2,1] i = {1, 1}"),
+        Case("GatherND batch", a, "y = GatherND<batch_dims=1>(a, i)", "int64[2,1] i = {1, 0}"),
+        Case("GatherND negative", a, "y = GatherND(a, i)", "int64[2,2] i = {0, -1, -1, 1}"),
+        Case("Expand", "float[3,1] a", "y = Expand(a, s)", "int64[3] s = {2, 3, 4}"),
+        Case("Expand same", "float[3,2] a", "y = Expand(a, s)", "int64[2] s = {3, 2}"),
+        Case("Expand smaller", "float[3,2] a", "y = Expand(a, s)", "int64[1] s = {1}"),
+        Case("Expand scalar", "float a", "y = Expand(a, s)", "int64[2] s = {2, 3}"),
+        Case("Expand by Shape", "float[3] a, float[2,3] b", "s = Shape(b) h = Expand(a, s) y = Mul(h, b)"),
+        Case("Tile", "float[2,3] a", "y = Tile(a, r)", "int64[2] r = {2, 3}"),
+        Case("Trilu", "float[3,4] a", "y = Trilu(a)"),
+        Case("Trilu lower k", "float[2,3,4] a", "y = Trilu<upper=0>(a, k)", "int64 k = {1}"),
+        Case("Pad", "float[2,3] a", "y = Pad(a, p)", "int64[4] p = {1, 0, 2, 1}"),
+        Case("Pad value", "float[2,3] a", "y = Pad(a, p, v)", "int64[4] p = {1, 0, 2, 1}, float v = {3}"),
+        Case("Pad negative", "float[3,4] a", "y = Pad(a, p)", "int64[4] p = {-1, 0, 2, -1}"),
+        Case("Pad axes", "float[2,3] a", "y = Pad(a, p, v, x)", "int64[2] p = {1, 2}, float v = {0}, int64[1] x = {-1}"),
+        Case("Pad reflect", "float[3,4] a", 'y = Pad<mode="reflect">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
+        Case("Pad edge", "float[3,4] a", 'y = Pad<mode="edge">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
+        Case("Pad wrap", "float[3,4] a", 'y = Pad<mode="wrap">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
+        Case("Pad trained value", "float[3,4] a, float v", "y = Pad(a, p, v)", "int64[4] p = {1, 0, 2, 1}"),
+        Case("DepthToSpace", "float[1,8,2,3] a", "y = DepthToSpace<blocksize=2>(a)"),
+        Case("DepthToSpace CRD", "float[1,8,2,3] a", 'y = DepthToSpace<blocksize=2, mode="CRD">(a)'),
+        Case("SpaceToDepth", "float[1,2,4,6] a", "y = SpaceToDepth<blocksize=2>(a)"),
+        Case("Compress", "float[2,3] a", "y = Compress<axis=1>(a, c)", "bool[3] c = {1, 0, 1}"),
+        Case("CenterCropPad", "float[4,5] a", "y = CenterCropPad(a, s)", "int64[2] s = {6, 3}"),
+        Case("ScatterElements", "float[3,3] a, float[1,2] b", "y = ScatterElements<axis=1>(a, i, b)", "int64[1,2] i = {2, 0}"),
+        Case("ScatterElements negative", "float[3,3] a, float[1,2] b", "y = ScatterElements<axis=1>(a, i, b)", "int64[1,2] i = {-1, 0}"),
+        *(Case(f"ScatterElements {r}", "float[3,3] a, float[1,2] b", f'y = ScatterElements<axis=1, reduction="{r}">(a, i, b)', "int64[1,2] i = {2, 2}") for r in ("add", "mul", "max", "min")),
+        Case("ScatterND", "float[4,3] a, float[2,3] b", "y = ScatterND(a, i, b)", "int64[2,1] i = {2, 0}"),
+        *(Case(f"ScatterND {r}", "float[4,3] a, float[2,3] b", f'y = ScatterND<reduction="{r}">(a, i, b)', "int64[2,1] i = {2, 2}") for r in ("add", "mul", "max", "min")),
+        Case("TopK", "float[2,4] a", "y, i = TopK(a, k)", "int64[1] k = {2}"),
+        Case("TopK smallest axis 0", "float[4,3] a", "y, i = TopK<axis=0, largest=0>(a, k)", "int64[1] k = {2}"),
+        Case("ReverseSequence", "float[3,2] a", "y = ReverseSequence(a, s)", "int64[2] s = {2, 3}"),
+        Case("CumSum", "float[3,2] a", "y = CumSum(a, x)", "int64 x = {0}"),
+        Case("Einsum", "float[2,3] a, float[3,4] b", 'y = Einsum<equation="ij,jk->ik">(a, b)'),
+        Case("Resize", "float[1,1,2,2] a", 'y = Resize<mode="nearest">(a, , s)', "float[4] s = {1, 1, 2, 2}"),
+        Case("OneHot values", "float[2] v", "y = OneHot(i, d, v)", "int64[3] i = {0, 2, 1}, int64[1] d = {3}"),
+    ]
+
+
+def products() -> list[Case]:
+    shapes = [("2,3", "3,4"), ("2,2,3", "3,4"), ("2,2,3", "2,3,4"), ("2,1,2,3", "3,3,4"), ("2,3", "2,3,4"), ("2,3", "3"), ("3", "3,4"), ("3", "3"), ("2,2,3", "3"), ("3", "2,3,4"), ("1,2,3", "2,3,2"), ("2,2,3", "1,3,2")]
+    cases = [Case(f"MatMul {a} @ {b}", f"float[{a}] a, float[{b}] b", "y = MatMul(a, b)") for a, b in shapes]
+    cases += [
+        Case("MatMul same leaf", "float[3,3] a", "y = MatMul(a, a)"),
+        Case("MatMul frozen right", "float[2,2] a", "y = MatMul(a, c)", "float[2,2] c = {1,2,3,4}"),
+        Case("MatMul frozen left", "float[2,2] a", "y = MatMul(c, a)", "float[2,2] c = {1,2,3,4}"),
+        Case("Gemm", "float[2,3] a, float[3,4] b", "y = Gemm(a, b)"),
+        Case("Gemm row", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm(a, b, c)"),
+        Case("Gemm column", "float[2,3] a, float[3,4] b, float[2,1] c", "y = Gemm(a, b, c)"),
+        Case("Gemm scalar", "float[2,3] a, float[3,4] b, float c", "y = Gemm(a, b, c)"),
+        Case("Gemm one", "float[2,3] a, float[3,4] b, float[1] c", "y = Gemm(a, b, c)"),
+        Case("Gemm full", "float[2,3] a, float[3,4] b, float[2,4] c", "y = Gemm<alpha=0.5, beta=2.0>(a, b, c)"),
+        Case("Gemm transposed", "float[3,2] a, float[4,3] b, float[4] c", "y = Gemm<transA=1, transB=1, alpha=0.5, beta=0.25>(a, b, c)"),
+        Case("Gemm transB", "float[2,3] a, float[4,3] b, float[1,4] c", "y = Gemm<transB=1>(a, b, c)"),
+        Case("Gemm transA", "float[3,2] a, float[3,4] b, float[4] c", "y = Gemm<transA=1>(a, b, c)"),
+        Case("Gemm beta 0", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm<beta=0.0>(a, b, c)"),
+        Case("Gemm same leaf", "float[3,3] a", "y = Gemm(a, a, a)"),
+        Case("Gemm only c", "float[4] c", "y = Gemm(x, z, c)", "float[2,1] x = {1,2}, float[1,4] z = {1,2,3,4}"),
+    ]
+    return cases
+
+
+def powers() -> list[Case]:
+    base = "float[2,3] a"
+    return [
+        *(Case(f"Pow {e}", base, "y = Pow(a, e)", f"float e = {{{e}}}", 0.3) for e in (2, 3, 0.5, -1, 1, 0)),
+        Case("Pow 2 negative base", base, "y = Pow(a, e)", "float e = {2}"),
+        Case("Pow 3 negative base", base, "y = Pow(a, e)", "float e = {3}"),
+        Case("Pow int64", base, "y = Pow(a, e)", "int64 e = {3}"),
+        Case("Pow int32", base, "y = Pow(a, e)", "int32[1] e = {2}"),
+        Case("Pow row", base, "y = Pow(a, e)", "float[3] e = {2, 0.5, 3}", 0.3),
+        Case("Pow longer exponent", "float[3] a", "y = Pow(a, e)", "float[2,3] e = {2, 0.5, 3, 1, 1, 2}", 0.3),
+        Case("Pow constant base", base, "y = Pow(c, a)", "float c = {2}"),
+        Case("Pow trained exponent", "float[2,3] a, float[2,3] b", "y = Pow(a, b)", low=0.3),
+        Case("Pow computed exponent", "float[2,3] a, float[2,3] b", "h = Tanh(b) y = Pow(a, h)", low=0.3),
+        Case("Pow leaf to itself", base, "y = Pow(a, a)", low=0.3),
+    ]
+
+
+def choices() -> list[Case]:
+    c = "bool[2,3] c = {1,0,1,0,0,1}"
+    return [
+        Case("Where", "float[2,3] a, float[2,3] b", "y = Where(c, a, b)", c),
+        Case("Where row", "float[2,3] a, float[3] b", "y = Where(c, a, b)", c),
+        Case("Where scalar", "float a, float[2,3] b", "y = Where(c, a, b)", c),
+        Case("Where both small", "float[3] a, float[2,1] b", "y = Where(c, a, b)", c),
+        Case("Where small condition", "float[2,3] a, float[2,3] b", "y = Where(c, a, b)", "bool[3] c = {1,0,1}"),
+        Case("Where constant", "float[2,3] a", "y = Where(c, a, z)", c + ", float z = {0}"),
+        Case("Where constant left", "float[2,3] a", "y = Where(c, z, a)", c + ", float[1] z = {0}"),
+        Case("Where small beside constant", "float[3] a", "y = Where(c, z, a)", c + ", float[1] z = {0}"),
+        Case("Where same leaf", "float[2,3] a", "y = Where(c, a, a)", c),
+        Case("Where computed condition", "float[2,3] a, float[2,3] b", "c = Greater(a, b) y = Where(c, a, b)"),
+        Case("Clip", "float[2,3] a", "y = Clip(a, l, h)", "float l = {-0.5}, float h = {0.5}"),
+        Case("Clip low", "float[2,3] a", "y = Clip(a, l)", "float l = {-0.5}"),
+        Case("Clip high", "float[2,3] a", 'y = Clip(a, , h)', "float h = {0.5}"),
+        Case("Clip none", "float[2,3] a", "y = Clip(a)"),
+        Case("Clip trained", "float[2,3] a, float b", "y = Clip(a, b)"),
+        Case("Clip trained high", "float[2,3] a, float b", "y = Clip(a, , b)"),
+        *(case for op in ("Max", "Min") for case in (
+            *binary(op),
+            Case(f"{op} three", "float[2,3] a, float[3] b, float[2,1] c", f"y = {op}(a, b, c)"),
+            Case(f"{op} one", "float[2,3] a", f"y = {op}(a)"),
+        )),
+        *(case for op in ("Sum", "Mean") for case in (
+            Case(op, "float[2,3] a, float[2,3] b, float[2,3] c", f"y = {op}(a, b, c)"),
+            Case(f"{op} broadcast", "float[2,3] a, float[3] b, float[2,1] c", f"y = {op}(a, b, c)"),
+            Case(f"{op} one", "float[2,3] a", f"y = {op}(a)"),
+            Case(f"{op} same leaf", "float[2,3] a", f"y = {op}(a, a, a)"),
+        )),
+    ]
+
+
+def flat() -> list[Case]:
+    """Operators without a derivative, beside a path that has one."""
+    cases = [Case(f"{op} beside", "float[2,3] a", f"h = {op}(a) y = Mul(h, a)") for op in ("Ceil", "Floor", "Round", "Sign", "Hardmax")]
+    cases += [Case(f"{op} beside", "float[2,3] a, float[2,3] b", f"c = {op}(a, b) h = Cast<to=1>(c) y = Mul(h, a)", frozen=("b",)) for op in ("Greater", "Less", "Equal", "GreaterOrEqual", "LessOrEqual")]
+    return [
+        *cases,
+        Case("straight through", "float[2,3] a", "h = Round(a) d = Sub(h, a) y = Add(d, a)"),
+        Case("ArgMax beside", "float[2,3] a", "i = ArgMax<axis=1, keepdims=0>(a) h = Cast<to=1>(i) s = ReduceSum<keepdims=0>(h) y = Mul(a, s)"),
+        Case("Shape beside", "float[2,3] a", "s = Shape(a) h = Cast<to=1>(s) t = ReduceSum<keepdims=0>(h) y = Div(a, t)"),
+        Case("Size beside", "float[2,3] a", "s = Size(a) h = Cast<to=1>(s) y = Div(a, h)"),
+        Case("IsNaN beside", "float[2,3] a", "n = IsNaN(a) y = Where(n, z, a)", "float z = {0}"),
+        Case("IsInf beside", "float[2,3] a", "n = IsInf(a) y = Where(n, z, a)", "float z = {0}"),
+        Case("NonZero beside", "float[2,3] a", "r = Relu(a) n = NonZero(r) t = Transpose(n) g = GatherND(a, t) s = ReduceSum<keepdims=0>(g) y = Mul(s, a)"),
+        Case("OneHot beside", "float[3] a", "i = ArgMax<axis=0>(a) o = OneHot(i, d, v) y = Mul(o, a)", "int64[1] d = {3}, float[2] v = {0, 1}"),
+        Case("CastLike beside", "float[2,3] a, float[2,3] b", "i = Shape(a) h = CastLike(i, b) s = ReduceSum<keepdims=0>(h) p = Mul(a, b) y = Mul(p, s)"),
+        Case("mask", "float[2,3] a", "c = Greater(a, z) m = Cast<to=1>(c) y = Mul(a, m)", "float z = {0}"),
+        Case("EyeLike beside", "float[3,3] a", "e = EyeLike(a) y = Add(a, e)"),
+        Case("Mod beside", "float[2,3] a", "h = Mod<fmod=1>(a, z) y = Mul(h, a)", "float z = {0.7}"),
+    ]
+
+
+def activations() -> list[Case]:
+    plain = "Abs Cos Erf Exp Identity Neg Relu Sigmoid Sin Tanh Softplus Softsign HardSwish Mish Tan Sinh Cosh Asinh Atan".split()
+    cases = [unary(op) for op in plain]
+    cases += [unary(op, 0.3) for op in ("Log", "Sqrt", "Reciprocal")] + [unary("Acos", -0.9, 0.9), unary("Asin", -0.9, 0.9), unary("Acosh", 1.2, 3), unary("Atanh", -0.9, 0.9)]
+    for op, attributes in (
+        ("LeakyRelu", "<alpha=0.2>"), ("LeakyRelu", ""), ("Elu", ""), ("Elu", "<alpha=0.7>"), ("Celu", ""), ("Celu", "<alpha=0.7>"), ("Selu", ""),
+        ("Selu", "<alpha=1.5, gamma=1.2>"), ("HardSigmoid", ""), ("HardSigmoid", "<alpha=0.4, beta=0.3>"), ("ThresholdedRelu", ""), ("ThresholdedRelu", "<alpha=0.4>"),
+        ("Shrink", ""), ("Shrink", "<bias=0.3, lambd=0.8>"), ("Gelu", ""), ("Gelu", '<approximate="tanh">'), ("Softmax", ""), ("Softmax", "<axis=0>"), ("Softmax", "<axis=1>"),
+        ("LogSoftmax", ""), ("LogSoftmax", "<axis=0>"), ("LpNormalization", "<p=1>"), ("LpNormalization", "<p=2, axis=0>"), ("Hardmax", ""),
+    ):  # fmt: skip
+        cases.append(Case(f"{op} {attributes}", "float[3,4] a", f"y = {op}{attributes}(a)"))
+    cases += [
+        Case("Softmax 3-D middle", "float[2,3,4] a", "y = Softmax<axis=1>(a)"),
+        Case("LogSoftmax 3-D middle", "float[2,3,4] a", "y = LogSoftmax<axis=1>(a)"),
+        Case("PRelu", "float[2,3] a, float[2,3] b", "y = PRelu(a, b)"),
+        Case("PRelu channel", "float[2,3,2,2] a, float[3,1,1] b", "y = PRelu(a, b)"),
+        Case("PRelu one", "float[2,3] a, float[1] b", "y = PRelu(a, b)"),
+        Case("Mod", "float[2,3] a", "y = Mod<fmod=1>(a, b)", "float b = {0.7}"),
+        Case("Cast double", "float[2,3] a", "d = Cast<to=11>(a) e = Mul(d, d) y = Cast<to=1>(e)"),
+        Case("Cast same", "float[2,3] a", "y = Cast<to=1>(a)"),
+        Case("CastLike", "float[2,3] a", "y = CastLike(a, z)", "float z = {0}"),
+        Case("Shape of intermediate", "float[2,3] a", "t = Tanh(a) s = Shape(t) c = ConstantOfShape<value = float[1] one = {2.0}>(s) y = Mul(t, c)"),
+    ]
+    return cases
+
+
+def normalisations() -> list[Case]:
+    x4 = "float[2,4,3,2] x"
+    return [
+        Case("LayerNormalization", "float[2,3,4] x, float[4] s, float[4] b", "y = LayerNormalization(x, s, b)"),
+        Case("LayerNormalization no bias", "float[2,3,4] x, float[4] s", "y = LayerNormalization(x, s)"),
+        Case("LayerNormalization axis 1", "float[2,3,4] x, float[3,4] s, float[3,4] b", "y = LayerNormalization<axis=1, epsilon=0.1>(x, s, b)"),
+        Case("LayerNormalization axis -2", "float[2,3,4] x, float[3,4] s, float[3,4] b", "y = LayerNormalization<axis=-2>(x, s, b)"),
+        Case("LayerNormalization all outputs", "float[2,3,4] x, float[4] s, float[4] b", "y, m, d = LayerNormalization(x, s, b)"),
+        Case("LayerNormalization mean used", "float[2,3,4] x, float[4] s, float[4] b", "u, m = LayerNormalization(x, s, b) y = Add(u, m)"),
+        Case("LayerNormalization deviation used", "float[2,3,4] x, float[4] s, float[4] b", "u, m, d = LayerNormalization(x, s, b) y = Add(u, d)"),
+        Case("LayerNormalization frozen input", "float[3] s, float[3] b", "y = LayerNormalization(x, s, b)", "float[2,3] x = {1,2,4,3,1,0}"),
+        Case("LayerNormalization same leaf", "float[4,4] s", "y = LayerNormalization<axis=0>(s, s, s)"),
+        Case("InstanceNormalization", f"{x4}, float[4] s, float[4] b", "y = InstanceNormalization(x, s, b)"),
+        Case("InstanceNormalization 1-D", "float[2,3,4] x, float[3] s, float[3] b", "y = InstanceNormalization<epsilon=0.1>(x, s, b)"),
+        Case("GroupNormalization", f"{x4}, float[4] s, float[4] b", "y = GroupNormalization<num_groups=2>(x, s, b)"),
+        Case("MeanVarianceNormalization", x4, "y = MeanVarianceNormalization(x)"),
+        Case("MeanVarianceNormalization axes", "float[2,3,4] x", "y = MeanVarianceNormalization<axes=[1]>(x)"),
+        Case("BatchNormalization", f"{x4}, float[4] s, float[4] b", "y = BatchNormalization(x, s, b, m, v)", "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}"),
+        Case("BatchNormalization 2-D", "float[2,4] x, float[4] s, float[4] b", "y = BatchNormalization<epsilon=0.1>(x, s, b, m, v)", "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}"),
+        Case("BatchNormalization training", f"{x4}, float[4] s, float[4] b", "y, q, r = BatchNormalization<training_mode=1>(x, s, b, m, v)", "float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}"),
+        Case("BatchNormalization frozen", x4, "t = Tanh(x) y = BatchNormalization(t, s, b, m, v)", "float[4] s = {1,0.5,2,1}, float[4] b = {1,0,2,1}, float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}"),
+        Case("BatchNormalization off the path", "float[2,3] a", "n = BatchNormalization(f, s, b, m, v) y = Mul(a, n)", "float[2,3] f = {1,2,3,4,5,6}, float[3] s = {1,0.5,2}, float[3] b = {1,0,2}, float[3] m = {1,0,2}, float[3] v = {1,2,0.5}"),
+        Case("LRN", "float[2,5,2,2] x", "y = LRN<size=3>(x)"),
+        Case("Dropout", "float[2,3] a", "y = Dropout(a)"),
+        Case("Dropout mask", "float[2,3] a", "y, m = Dropout(a, r)", "float r = {0.4}"),
+        Case("Dropout training false", "float[2,3] a", "y, m = Dropout(a, r, t)", "float r = {0.4}, bool t = {0}"),
+        Case("Dropout mask used", "float[2,3] a", "d, m = Dropout(a, r) c = Cast<to=1>(m) y = Mul(d, c)", "float r = {0.4}"),
+        Case("Dropout off the path", "float[2,3] a", "d, m = Dropout(f, r) y = Mul(a, d)", "float r = {0.4}, float[2,3] f = {1,2,3,4,5,6}"),
+        Case("DequantizeLinear frozen", "float[2,2] a", "w = DequantizeLinear(q, s) y = MatMul(a, w)", "int8[2,2] q = {1,2,3,4}, float s = {0.1}"),
+        Case("DequantizeLinear scale", "float[2,2] a, float s", "w = DequantizeLinear(q, s) y = MatMul(a, w)", "int8[2,2] q = {1,2,3,4}"),
+        Case("QuantizeLinear", "float[2,2] a", "q = QuantizeLinear(a, s) d = DequantizeLinear(q, s) y = Mul(d, a)", "float s = {0.1}"),
+    ]
+
+
+def recurrent() -> list[Case]:
+    cases = []
+    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+        for direction, d in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
+            weights = f"float[3,2,2] x, float[{d},{gates * 2},2] w, float[{d},{gates * 2},2] r"
+            attribute = f'hidden_size=2, direction="{direction}"'
+            cases.append(Case(f"{op} {direction}", weights, f"y = {op}<{attribute}>(x, w, r)"))
+            cases.append(Case(f"{op} {direction} bias", f"{weights}, float[{d},{gates * 4},] b".replace(",]", "]"), f"y = {op}<{attribute}>(x, w, r, b)"))
+        weights = f"float[3,2,2] x, float[1,{gates * 2},2] w, float[1,{gates * 2},2] r, float[1,{gates * 4}] b, float[1,2,2] h"
+        cases.append(Case(f"{op} h0", weights, f"y = {op}<hidden_size=2>(x, w, r, b, , h)"))
+        cases.append(Case(f"{op} last", weights, f'"", y = {op}<hidden_size=2>(x, w, r, b, , h)'))
+        cases.append(Case(f"{op} both", weights, f'u, v = {op}<hidden_size=2>(x, w, r, b, , h) y = Add(u, v)'))
+        cases.append(Case(f"{op} lengths", weights, f"y = {op}<hidden_size=2>(x, w, r, b, l, h)", "int32[2] l = {3, 2}"))
+        cases.append(Case(f"{op} clip", weights, f"y = {op}<hidden_size=2, clip=0.5>(x, w, r, b, , h)"))
+        cases.append(Case(f"{op} frozen states", weights.rsplit(", ", 2)[0], f"y = {op}<hidden_size=2>(x, w, r)"))
+    lstm = "float[3,2,2] x, float[1,8,2] w, float[1,8,2] r, float[1,16] b, float[1,2,2] h, float[1,2,2] c"
+    cases += [
+        Case("LSTM c0", lstm, "y = LSTM<hidden_size=2>(x, w, r, b, , h, c)"),
+        Case("LSTM all outputs", lstm, "y1, h1, c1 = LSTM<hidden_size=2>(x, w, r, b, , h, c) k = Add(h1, c1) y = Add(y1, k)"),
+        Case("LSTM cell", lstm, '"", "", y = LSTM<hidden_size=2>(x, w, r, b, , h, c)'),
+        Case("LSTM peephole", lstm + ", float[1,6] p", "y = LSTM<hidden_size=2>(x, w, r, b, , h, c, p)"),
+        Case("LSTM input_forget", lstm, "y = LSTM<hidden_size=2, input_forget=1>(x, w, r, b, , h, c)"),
+        Case("LSTM activations", lstm, 'y = LSTM<hidden_size=2, activations=["Sigmoid","Relu","Tanh"]>(x, w, r, b, , h, c)'),
+        Case("GRU linear_before_reset", "float[3,2,2] x, float[1,6,2] w, float[1,6,2] r, float[1,12] b", "y = GRU<hidden_size=2, linear_before_reset=1>(x, w, r, b)"),
+    ]
+    return cases
+
+
+CASES = {
+    case.name: case
+    for case in (
+        *activations(), *(c for op in ("Add", "Sub", "Mul") for c in binary(op)), *binary("Div", 0.5), *reductions(), *products(), *powers(), *choices(),
+        *flat(), *moving(), *convolutions(), *pools(), *normalisations(), *softmax_losses(), *recurrent(),
+    )
+}  # fmt: skip
+
+VARIANTS = ("static", "batch", "equal sizes", "any sizes")
+
+
+def dimensions(case: Case, variant: str) -> str:
+    """The case's inputs with symbolic sizes: of the first axis, one name per size, or one name per axis."""
+    first: list[str] = []
+
+    def rename(match: re.Match[str]) -> str:
+        sizes, name = match[1].split(","), match[2]
+        if variant == "batch":
+            first[:] = first or [sizes[0], str(len(sizes))]
+            sizes[0] = "N" if first == [sizes[0], str(len(sizes))] and sizes[0] != "1" else sizes[0]
+        elif variant == "equal sizes":
+            sizes = [s if s == "1" else f"D{s}" for s in sizes]
+        elif variant == "any sizes":
+            sizes = [f"{name}{i}" for i in range(len(sizes))]
+        return f"[{','.join(sizes)}] {name}"
+
+    return re.sub(r"\[([\d,]+)\] (\w+)", rename, case.inputs)
+
+
+def model_of(case: Case, variant: str = "static") -> onnx.ModelProto:
+    constants = ", ".join(filter(None, [case.constants, "float loss_k = {1.7}"]))
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({dimensions(case, variant)}) => (float loss) <{constants}>
+        {{ {case.body}  loss_z = Mul(y, loss_k)  loss_p = Sin(loss_z)  loss = ReduceSum<keepdims = 0>(loss_p) }}"""
+    return onnx.parser.parse_model(text)
+
+
+def feeds_of(case: Case) -> dict[str, np.ndarray]:
+    """Random numbers with a distance between any two of them, so that no maximum and no Relu is near its kink."""
+    rng = np.random.default_rng(len(case.name) + 18)
+    model = model_of(case)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    gap = (case.high - case.low) / sum(sizes)
+    numbers = iter(rng.permutation(case.low + gap * (np.arange(sum(sizes)) + rng.uniform(0.35, 0.65, sum(sizes)))))
+    return {name: np.array([next(numbers) for _ in range(size)]).reshape(shape) for (name, shape), size in zip(shapes.items(), sizes)}
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same computation in float64."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+
+    def widen(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+    del model.graph.value_info[:]
+    for tensor in model.graph.initializer:
+        widen(tensor)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                widen(attribute.t)
+            if node.op_type == "Cast" and attribute.i == onnx.TensorProto.FLOAT:
+                attribute.i = onnx.TensorProto.DOUBLE
+    return model
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def evaluators(model: onnx.ModelProto):
+    """Ways to compute the loss, the most precise first; not every one has every operator, or has it right."""
+    wide = in_double(model)
+    yield lambda: session(wide).run
+    yield lambda: ReferenceEvaluator(wide).run
+    yield lambda: (lambda outputs, feeds, run=session(model).run: run(outputs, {n: a.astype(np.float32) for n, a in feeds.items()}))
+
+
+def finite_differences(case: Case) -> dict[str, np.ndarray]:
+    """Of fourth order, so that a step may be large enough for an evaluator that computes in float32 somewhere."""
+    feeds, model = feeds_of(case), model_of(case)
+    wanted = session(model).run(["loss"], {n: a.astype(np.float32) for n, a in feeds.items()})[0]
+    for make in evaluators(model):
+        try:
+            run = make()
+            value = run(["loss"], feeds)[0]
+        except Exception:
+            continue
+        if np.allclose(value, wanted, rtol=1e-4, atol=1e-4):
+            break
+
+    value = float(value)
+
+    def loss(name: str, index: tuple[int, ...], step: float) -> float:
+        shifted = feeds | {name: feeds[name].copy()}
+        shifted[name][index] += step
+        return float(run(["loss"], shifted)[0])
+
+    def derivative(name: str, index: tuple[int, ...], step: float) -> float:
+        near, far = (loss(name, index, k * step) - loss(name, index, -k * step) for k in (1, 2))
+        return (8 * near - far) / (12 * step)
+
+    ends = [float(run(["loss"], {n: np.asarray(a + k * 1e-6) for n, a in feeds.items()})[0]) - value for k in (1, 2)]
+    precise = ends[0] != 0 and abs(ends[1] - 2 * ends[0]) <= 1e-3 * abs(ends[0]) + 1e-13
+    step = 1e-5 if precise else 4e-3
+    return {name: np.array([derivative(name, i, step) for i in np.ndindex(array.shape)]).reshape(array.shape) for name, array in feeds.items()}
+
+
+true_gradients = cache(finite_differences)
+
+
+def with_gradient_outputs(model: onnx.ModelProto, weights: list[str]) -> onnx.ModelProto:
+    """The model with an output `gradient of <weight>` per weight."""
+    differentiated, found = source.add_gradients(infer_shapes(ir.from_proto(model)), "loss", weights)
+    proto = ir.to_proto(differentiated)
+    for weight, gradient in found.items():
+        proto.graph.node.append(onnx.helper.make_node("Identity", [gradient], [f"gradient of {weight}"]))
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(f"gradient of {weight}", onnx.TensorProto.FLOAT, None))
+    return proto
+
+
+def error_of(case: Case, variant: str) -> float:
+    """The largest difference to the true gradient, relative to its size; GradientError where it is refused."""
+    feeds = feeds_of(case)
+    weights = [name for name in feeds if name not in case.frozen]
+    proto = with_gradient_outputs(model_of(case, variant), weights)
+    results = session(proto).run([f"gradient of {w}" for w in weights], {n: a.astype(np.float32) for n, a in feeds.items()})
+    true, worst = true_gradients(case), 0.0
+    for weight, result in zip(weights, results):
+        assert result.shape == true[weight].shape, f"{weight}: {result.shape} for {true[weight].shape}"
+        worst = max(worst, float(np.max(np.abs(result - true[weight]) / (1 + np.abs(true[weight])), initial=0.0)))
+    return worst

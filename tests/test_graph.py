@@ -1,0 +1,327 @@
+"""Values with arithmetic, reading models, choosing weights, and the training form."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.reference
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.model import IR_VERSION, OPSET, read_model, specialise, with_initializers, working_form
+from onnxfit.graph.random import uniform
+from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
+from onnxfit.graph.values import Op
+from onnxfit.graph.weights import all_weights, select_weights
+
+LINEAR = (
+    '<ir_version: 8, opset_import: ["": 17]> line (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}, float[1] b = {3}>'
+)
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(text)
+
+
+def linear() -> onnx.ModelProto:
+    return parse(LINEAR + " { s = MatMul(x, w)  y = Add(s, b) }")
+
+
+def empty(*inputs: tuple[str, type, tuple[int | str, ...]]) -> tuple[Op, list]:
+    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="g"))
+    return op, [op.input(*i) for i in inputs]
+
+
+def run(op: Op, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    proto = ir.to_proto(ir.Model(op.graph, ir_version=IR_VERSION))
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds)))
+
+
+class TestValues:
+    def test_arithmetic_is_numpy_arithmetic(self) -> None:
+        op, (x, y) = empty(("x", np.float32, (3,)), ("y", np.float32, (3,)))
+        a, b = np.array([1.0, -2, 3], np.float32), np.array([2.0, 4, 0.5], np.float32)
+
+        def formula(x, y):  # the very same expression on values and on arrays
+            return ((2 - x) * y / (abs(x) + 1) - -x) ** 2 + 2**y
+
+        op.output("z", formula(x, y))
+        np.testing.assert_allclose(run(op, x=a, y=b)["z"], formula(a, b), rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("symbol", "numpy"), [(">", np.greater), ("<", np.less), (">=", np.greater_equal), ("<=", np.less_equal)]
+    )
+    def test_comparisons(self, symbol: str, numpy: np.ufunc) -> None:
+        op, (x,) = empty(("x", np.float32, (3,)))
+        op.output("z", eval(f"x {symbol} 1", {"x": x}))
+        values = np.array([0, 1, 2], np.float32)
+        np.testing.assert_array_equal(run(op, x=values)["z"], numpy(values, 1))
+
+    def test_a_number_takes_the_type_it_meets(self) -> None:
+        _op, (x, n) = empty(("x", np.float64, (3,)), ("n", np.int64, (3,)))
+        assert (x * 0.1).dtype == np.float64
+        assert (n + 1).dtype == np.int64
+
+    def test_equal_constants_are_one_initializer(self) -> None:
+        op, (x,) = empty(("x", np.float32, (3,)))
+        op.output("z", x * 2 + 2)
+        assert len(op.graph.initializers) == 1
+
+    def test_shapes_are_known_while_building(self) -> None:
+        op, (x,) = empty(("x", np.float32, ("N", 4)))
+        assert op.ReduceSum(x, [1], keepdims=0).shape == ("N",)
+        assert op.Reshape(x, [-1, 2, 2]).rank == 3
+
+    def test_shapes_that_cannot_meet_are_refused_where_they_meet(self) -> None:
+        _op, (x, y) = empty(("x", np.float32, (3,)), ("y", np.float32, (4,)))
+        with pytest.raises(ValueError, match=r"Add does not accept"):
+            x + y
+
+    def test_an_output_may_also_be_used(self) -> None:
+        op, (x,) = empty(("x", np.float32, (2,)))
+        y = x * 3
+        op.output("a", y)
+        op.output("b", y)  # once more under another name
+        op.output("c", x)  # an input as output
+        op.output("d", y + 1)
+        found = run(op, x=np.array([1, 2], np.float32))
+        assert {k: v.tolist() for k, v in found.items()} == {"a": [3, 6], "b": [3, 6], "c": [1, 2], "d": [4, 7]}
+
+
+class TestReadingModels:
+    def test_path_bytes_and_proto_give_the_same(self, tmp_path) -> None:
+        model = linear()
+        path = tmp_path / "m.onnx"
+        onnx.save(model, path)
+        for source in (model, model.SerializeToString(), path, str(path)):
+            assert read_model(source).SerializeToString() == model.SerializeToString()
+
+    def test_the_callers_model_is_not_touched(self) -> None:
+        model = linear()
+        before = model.SerializeToString()
+        working_form(read_model(model)).graph.initializers.pop("w")
+        assert model.SerializeToString() == before
+
+    def test_external_data_is_read_from_a_path_and_refused_in_a_bare_proto(self, tmp_path) -> None:
+        path = tmp_path / "m.onnx"
+        model = linear()
+        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([[1], [2]], np.float32), "w"))
+        onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+        assert onnx.numpy_helper.to_array(read_model(path).graph.initializer[0]).tolist() == [[1], [2]]
+        with pytest.raises(ModelError, match=r"keeps weights in other files.*pass the path"):
+            read_model(onnx.load(path, load_external_data=False))
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("nowhere.onnx", r"There is no file 'nowhere.onnx'"),
+            (b"not a model", r"the 11 bytes given is not an ONNX model"),
+            (b"", r"not a valid ONNX model"),
+            (3, r"A model is a path, bytes or an onnx.ModelProto, got int"),
+        ],
+    )
+    def test_what_is_no_model_is_one_clear_error(self, source, message) -> None:
+        with pytest.raises(ModelError, match=message):
+            read_model(source)
+
+    @pytest.mark.parametrize("opset", range(12, onnx.defs.onnx_opset_version() + 1))
+    def test_every_opset_from_12_is_brought_to_the_working_one(self, opset: int) -> None:
+        model = parse(
+            LINEAR.replace("17", str(opset)).replace("ir_version: 8", "ir_version: 10")
+            + " { s = MatMul(x, w)  t = Add(s, b) y = Softmax(t) }"
+        )
+        work = ir.to_proto(working_form(read_model(model)))
+        assert (work.opset_import[0].version, work.ir_version) == (OPSET, IR_VERSION)
+        x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+        session = onnxruntime.InferenceSession(work.SerializeToString(), providers=["CPUExecutionProvider"])
+        (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
+
+    def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
+        model = parse(
+            '<ir_version: 10, opset_import: ["": 23]> g (float[2, 4] x) => (float[2, 4] y) <float[4] w = {1, 1, 1, 1}> { y = RMSNormalization(x, w) }'
+        )
+        with pytest.raises(ModelError, match=r"opset is 23; training builds on opset 21.*cannot convert it"):
+            working_form(read_model(model))
+
+    def test_functions_are_inlined(self) -> None:
+        model = parse("""<ir_version: 10, opset_import: ["": 21, "mine": 1]> g (float[N] x) => (float[N] y)
+            <float[1] w = {2}> { y = mine.Scale(x, w) }
+            <domain: "mine", opset_import: ["": 21]> Scale (a, b) => (c) { c = Mul(a, b) }""")
+        assert [n.op_type for n in working_form(read_model(model)).graph] == ["Mul"]
+
+    def test_static_shapes_reach_every_value(self) -> None:
+        model = parse(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y) <float[1] w = {2}> { s = Mul(x, w) y = Flatten(s) }'
+        )
+        special = specialise(working_form(read_model(model)), {"x": (5, 3, 4, 2)})
+        assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
+
+    def test_only_the_named_initializers_change(self) -> None:
+        model = linear()
+        changed = with_initializers(model, {"w": np.array([[5], [6]], np.float32)})
+        assert onnx.numpy_helper.to_array(changed.graph.initializer[0]).tolist() == [[5], [6]]
+        assert changed.graph.initializer[1].SerializeToString() == model.graph.initializer[1].SerializeToString()
+        assert changed.graph.node == model.graph.node
+
+
+MIXED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)
+  <float[2] scale = {1, 1}, float[2] bias = {0, 0}, float[2] mean = {0, 0}, float[2] var = {1, 1}, float low = {0}, float half = {0.5},
+   float[2, 1, 1] gain = {1, 2}, float[1] mask = {-inf}, int64[1] axes = {1}>
+  { n = BatchNormalization(x, scale, bias, mean, var)  c = Clip(n, low)  h = Mul(c, half)  g = Mul(h, gain)  m = Max(g, mask)
+    u = Unsqueeze(m, axes)  y = Squeeze(u, axes) }"""
+
+
+class TestChoosingWeights:
+    def test_constants_settings_statistics_and_masks_are_no_weights(self) -> None:
+        assert all_weights(working_form(parse(MIXED))) == ["scale", "bias", "gain"]
+
+    @pytest.mark.parametrize(
+        ("patterns", "chosen"),
+        [
+            (None, ["scale", "bias", "gain"]),
+            (["gain", "bias"], ["bias", "gain"]),
+            ("*a*", ["scale", "bias", "half", "gain", "mask"]),
+            (["!bias"], ["scale", "gain"]),
+            (["!bias", "b*", "gain"], ["gain"]),
+            (["half"], ["half"]),
+        ],
+    )
+    def test_names_patterns_exclusions_in_any_order(self, patterns, chosen) -> None:
+        assert select_weights(working_form(parse(MIXED)), patterns) == chosen
+
+    def test_a_name_with_brackets_is_a_name(self) -> None:
+        model = parse(LINEAR + " { s = MatMul(x, w)  y = Add(s, b) }")
+        model.graph.initializer[0].name = model.graph.node[0].input[1] = "w[0]"
+        assert select_weights(working_form(model), "w[0]") == ["w[0]"]
+
+    def test_a_pattern_that_matches_nothing_suggests(self) -> None:
+        with pytest.raises(UnknownNameError, match=r"No weight is called 'baias'. Did you mean 'bias'\? Known: bias, gain, scale"):
+            select_weights(working_form(parse(MIXED)), ["baias"])
+
+    def test_statistics_cannot_be_trained(self) -> None:
+        with pytest.raises(SettingError, match=r"'mean' is a running statistic"):
+            select_weights(working_form(parse(MIXED)), ["mean"])
+
+    def test_nothing_left(self) -> None:
+        with pytest.raises(SettingError, match=r"leaves nothing to train"):
+            select_weights(working_form(parse(MIXED)), ["bias", "!b*"])
+
+    def test_a_model_without_float_weights(self) -> None:
+        model = parse(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c = Constant<value = float[1] {2}>()  y = Mul(x, c) }'
+        )
+        with pytest.raises(ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"):
+            select_weights(working_form(model), None)
+
+
+class TestRandom:
+    @staticmethod
+    def draw(seed: int, step: int, stream: int = 0, shape: tuple[int, ...] = (64, 1000)) -> np.ndarray:
+        op, (x, s, t) = empty(("x", np.float32, ("N", "M")), ("seed", np.int64, ()), ("step", np.int64, ()))
+        op.output("u", uniform(op, x, s, t, stream))
+        return run(op, x=np.zeros(shape, np.float32), seed=np.array(seed), step=np.array(step))["u"]
+
+    def test_uniform_on_the_unit_interval(self) -> None:
+        u = self.draw(0, 0).ravel()
+        assert u.min() >= 0
+        assert u.max() < 1
+        counts, _ = np.histogram(u, 100, (0, 1))
+        chi2 = ((counts - u.size / 100) ** 2 / (u.size / 100)).sum()
+        assert 60 < chi2 < 145  # 99 degrees of freedom: 0.1 % and 99.9 % quantiles
+
+    def test_neighbours_are_uncorrelated(self) -> None:
+        first, second = self.draw(3, 10), self.draw(3, 11)
+        draws = [first, np.roll(first, 1), second, self.draw(4, 10), self.draw(3, 10, 1)]
+        correlation = np.corrcoef([d.ravel() for d in draws]) - np.eye(5)
+        assert np.abs(correlation).max() < 5 / np.sqrt(first.size)
+
+    def test_a_function_of_seed_step_and_stream(self) -> None:
+        assert np.array_equal(self.draw(1, 2), self.draw(1, 2))
+        assert (
+            len({self.draw(*key, shape=(1, 4)).tobytes() for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**40, 7, 3))})
+            == 5
+        )
+
+    def test_the_hash_is_lowbias32(self) -> None:
+        def mix(x: np.ndarray) -> np.ndarray:
+            x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+            x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+            return x ^ (x >> 16)
+
+        with np.errstate(over="ignore"):
+            key = mix(np.uint32([5]) + mix(mix(np.uint32([9]) + np.uint32(0x9E3779B9)) + np.uint32(2)))
+            expected = (mix(mix(np.arange(20, dtype=np.uint32)) + key) >> 8) * np.float32(2**-24)
+        np.testing.assert_array_equal(self.draw(9, 5, 2, (1, 20))[0], expected)
+
+
+NORM = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y)
+  <float[3] scale = {1, 2, 3}, float[3] bias = {0, 1, -1}, float[3] mean = {0.5, 0, -1}, float[3] var = {1, 2, 4}>
+  { y = BatchNormalization<epsilon = 0.01, momentum = 0.8>(x, scale, bias, mean, var) }"""
+
+
+class TestTrainingForm:
+    x = np.random.default_rng(1).normal(1, 2, (4, 3, 5)).astype(np.float32)
+
+    @staticmethod
+    def op(text: str) -> Op:
+        return Op(working_form(parse(text)).graph)
+
+    def train(self, op: Op, weights, batch_norm="train"):
+        seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+        for name, value in to_training_form(op, weights, batch_norm, seed, step).items():
+            op.output(f"{name}/next", value)
+        return run(op, x=self.x, seed=np.array(0), step=np.array(0))
+
+    def test_batch_statistics_and_running_statistics_follow_the_specification(self) -> None:
+        found = self.train(self.op(NORM), ["scale"])
+        expected = onnx.reference.ReferenceEvaluator(
+            parse(
+                NORM.replace("(float[N, 3, 5] y)", "(float[N, 3, 5] y, float[3] m, float[3] v)")
+                .replace("y = Batch", "y, m, v = Batch")
+                .replace("0.8>", "0.8, training_mode = 1>")
+            )
+        ).run(None, {"x": self.x})
+        for name, value in zip(("y", "mean/next", "var/next"), expected):
+            np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6)
+
+    @pytest.mark.parametrize(("weights", "batch_norm"), [([], "train"), (["scale"], "frozen")])
+    def test_frozen_is_the_inference_form(self, weights, batch_norm) -> None:
+        found = self.train(self.op(NORM), weights, batch_norm)
+        (expected,) = onnx.reference.ReferenceEvaluator(parse(NORM)).run(None, {"x": self.x})
+        np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-6)
+        assert list(found) == ["y"]
+
+    def test_which_statistics_a_step_updates(self) -> None:
+        model = working_form(parse(NORM))
+        assert updated_statistics(model, ["bias"], "train") == ["mean", "var"]
+        assert updated_statistics(model, ["bias"], "frozen") == updated_statistics(model, ["other"], "train") == []
+
+    def test_dropout_keeps_the_mean_and_drops_its_share(self) -> None:
+        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.25}> { y = Dropout(x, ratio) }'
+        op = self.op(text)
+        seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+        to_training_form(op, [], "train", seed, step)
+        y = run(op, x=np.ones((400, 3, 5), np.float32), seed=np.array(0), step=np.array(0))["y"]
+        assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
+        assert abs((y == 0).mean() - 0.25) < 0.02
+
+    @pytest.mark.parametrize("mode", ["", ", mode"])
+    def test_evaluation_never_drops(self, mode: str) -> None:
+        text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y)
+            <float ratio = {{0.25}}, bool mode = {{1}}> {{ y = Dropout(x, ratio{mode}) }}"""
+        op = self.op(text)
+        to_evaluation_form(op)
+        np.testing.assert_array_equal(run(op, x=self.x)["y"], self.x)
+
+    def test_evaluation_uses_running_statistics_whatever_the_file_says(self) -> None:
+        op = self.op(NORM.replace("0.8>", "0.8, training_mode = 1>"))
+        to_evaluation_form(op)
+        (expected,) = onnx.reference.ReferenceEvaluator(parse(NORM)).run(None, {"x": self.x})
+        np.testing.assert_allclose(run(op, x=self.x)["y"], expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,492 @@
+"""Metrics: laws over the registry, scikit-learn's figures, and numbers counted by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import onnxfit.metrics
+from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.metrics import (
+    AUC,
+    F1,
+    R2,
+    Accuracy,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    ConfusionMatrix,
+    CosineSimilarity,
+    MeanSquaredError,
+    Metric,
+    Precision,
+    Recall,
+    RootMeanSquaredError,
+    SparseCategoricalAccuracy,
+    TopKAccuracy,
+    get_metric,
+)
+from onnxfit.registry import from_config, registry, to_config
+
+ROWS, CLASSES = 40, 7
+REGISTRY = {cls.__name__: cls for cls in registry("onnxfit.metrics", Metric).values()}
+every_metric = pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
+    odds = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return odds / odds.sum(axis=axis, keepdims=True)
+
+
+def tasks(seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Labels as a loss prepares them, and outputs, for every kind of task; scores are coarse, so that some are equal."""
+    r = rng(seed)
+    classes = r.integers(0, CLASSES, rows)
+    scores = softmax(np.round(r.standard_normal((rows, CLASSES)), 1)).astype(np.float32)
+    pixels = r.integers(0, 3, (rows, 5, 6))
+    return {
+        "binary": (r.integers(0, 2, (rows, 1)).astype(np.float32), np.round(r.random((rows, 1)), 2).astype(np.float32)),
+        "flat binary": (r.integers(0, 2, rows).astype(np.float32), np.round(r.random(rows), 2).astype(np.float32)),
+        "classes": (classes, scores),
+        "one-hot": (np.eye(CLASSES, dtype=np.float32)[classes], scores),
+        "pixels": (pixels, softmax(r.standard_normal((rows, 3, 5, 6)), axis=1).astype(np.float32)),
+        "tokens": (pixels[:, :, 0], softmax(r.standard_normal((rows, 5, 3))).astype(np.float32)),
+        "regression": (r.standard_normal((rows, 3)).astype(np.float32), r.standard_normal((rows, 3)).astype(np.float32)),
+    }
+
+
+def weights(seed: int = 1, rows: int = ROWS) -> np.ndarray:
+    return rng(seed).integers(0, 4, rows).astype(np.float32)
+
+
+def quiet(cls: type[Metric], **settings: Any) -> Metric:
+    """A metric that takes the outputs of every task for what they are."""
+    metric = cls(**settings)
+    vars(metric)["_warned"] = True  # numbers of a regression are no probabilities
+    return metric
+
+
+def fitting(cls: type[Metric], seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The tasks that a metric is for: it refuses the others with a DataError."""
+    found = {}
+    for name, (y_true, y_pred) in tasks(seed, rows).items():
+        try:
+            quiet(cls).update(y_true, y_pred)
+        except DataError:
+            continue
+        found[name] = (y_true, y_pred)
+    assert found, f"{cls.__name__} fits no task: add one that it is for"
+    return found
+
+
+def figure(metric: Metric, y_true: np.ndarray, y_pred: np.ndarray, w: np.ndarray | None = None, cuts: Any = ()) -> Any:
+    """The result over data that comes in batches; every batch is overwritten once it was used, as buffers are."""
+    metric.reset()
+    for part in zip(*(np.split(a, cuts) if a is not None else [None] * (len(cuts) + 1) for a in (y_true, y_pred, w))):
+        batch = [None if array is None else array.copy() for array in part]
+        metric.update(*batch)
+        for array in batch:
+            if array is not None:
+                array.fill(0)
+    return metric.result()
+
+
+def tasks_without(row: int, y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.delete(y_true, row, axis=0), np.delete(y_pred, row, axis=0)
+
+
+def same(a: Any, b: Any) -> None:
+    np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+# ---------------------------------------------------------------------- laws
+
+
+@every_metric
+@given(cuts=st.lists(st.integers(0, ROWS), max_size=6).map(sorted), weighted=st.booleans(), seed=st.integers(0, 5))
+def test_the_split_into_batches_does_not_matter(cls: type[Metric], cuts: list[int], weighted: bool, seed: int) -> None:
+    for y_true, y_pred in fitting(cls, seed).values():
+        metric = quiet(cls, weighted=weighted)
+        same(figure(metric, y_true, y_pred, weights(seed), cuts), figure(metric, y_true, y_pred, weights(seed)))
+
+
+@every_metric
+def test_a_weight_counts_the_row_so_many_times_and_none_counts_it_once(cls: type[Metric]) -> None:
+    w = weights()
+    assert {0, 1, 2} < set(w), "the law says something about each"
+    differs = False
+    for y_true, y_pred in fitting(cls).values():
+        metric, plain = quiet(cls, weighted=True), quiet(cls)
+        times = w.astype(int)
+        repeated = figure(plain, np.repeat(y_true, times, axis=0), np.repeat(y_pred, times, axis=0))
+        same(figure(metric, y_true, y_pred, w), repeated)
+        same(figure(metric, y_true, y_pred, w[:, None]), repeated)
+        same(figure(metric, y_true, y_pred, np.ones_like(w)), figure(plain, y_true, y_pred))
+        same(figure(metric, y_true, y_pred), figure(plain, y_true, y_pred))
+        same(figure(plain, y_true, y_pred, w), figure(plain, y_true, y_pred))
+        differs |= not np.array_equal(figure(metric, y_true, y_pred, w), figure(plain, y_true, y_pred))
+    assert differs, "weights have an effect"
+
+
+@every_metric
+def test_reset_forgets(cls: type[Metric]) -> None:
+    for (y_true, y_pred), others in zip(fitting(cls).values(), fitting(cls, seed=7).values()):
+        metric = quiet(cls)
+        metric.update(*others)
+        metric.reset()
+        metric.update(y_true, y_pred)
+        np.testing.assert_array_equal(metric.result(), figure(quiet(cls), y_true, y_pred))
+
+
+@every_metric
+def test_nothing_seen_is_nan(cls: type[Metric]) -> None:
+    metric = cls(weighted=True)
+    empty = metric.result()
+    assert math.isnan(empty) if metric.scalar else empty.size == 0
+    for y_true, y_pred in fitting(cls).values():
+        masked = figure(quiet(cls, weighted=True), y_true, y_pred, np.zeros(ROWS))
+        assert not metric.scalar or math.isnan(masked) or masked == 0
+
+
+@every_metric
+def test_result_is_a_float_unless_the_metric_says_otherwise(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        result = figure(quiet(cls), y_true, y_pred)
+        assert type(result) is (float if cls.scalar else np.ndarray)
+        assert np.array_equal(quiet(cls).result(), cls().result(), equal_nan=True)
+
+
+@every_metric
+def test_mode_points_from_bad_predictions_to_perfect_ones(cls: type[Metric]) -> None:
+    if not cls.scalar:
+        return
+    differs = False
+    for name, (y_true, y_pred) in fitting(cls).items():
+        perfect = y_true.astype(np.float32)
+        if name in ("classes", "pixels", "tokens"):
+            axis = 1 if name != "tokens" else -1
+            perfect = np.moveaxis(np.eye(y_pred.shape[axis])[y_true], -1, axis)
+        best, noise = figure(quiet(cls), y_true, perfect), figure(quiet(cls), y_true, y_pred)
+        assert best >= noise if cls.mode == "max" else best <= noise
+        differs |= best != noise
+    assert differs
+
+
+@every_metric
+def test_nan_is_never_right(cls: type[Metric]) -> None:
+    """A prediction that is NaN makes a mean NaN, and is a miss where hits are counted."""
+    for y_true, y_pred in fitting(cls).values():
+        for row in range(ROWS):
+            broken = y_pred.copy()
+            broken[row] = np.nan
+            metric = quiet(cls)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                result = figure(metric, y_true, broken)
+            if not cls.scalar:
+                assert result.sum() == figure(metric, *tasks_without(row, y_true, y_pred)).sum(), "in no cell"
+            elif not math.isnan(result):
+                assert result <= figure(metric, *tasks_without(row, y_true, y_pred)) + 1e-12
+
+
+@every_metric
+def test_infinite_outputs_do_not_warn(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        broken = y_pred.copy()
+        broken[3], broken[4] = np.inf, -np.inf
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure(quiet(cls), y_true, broken)
+
+
+@every_metric
+def test_a_metric_survives_its_configuration(cls: type[Metric]) -> None:
+    for metric in (cls(), cls(weighted=True), cls(name="mine")):
+        assert from_config(to_config(metric), "onnxfit.metrics") == metric
+
+
+@every_metric
+def test_labels_that_fit_nowhere_are_refused(cls: type[Metric]) -> None:
+    with pytest.raises(DataError, match=rf"{cls.__name__} needs .*\(6, 7\).*\(6, 5\)"):
+        quiet(cls).update(np.zeros((6, 7)), np.zeros((6, 5)))
+
+
+# ---------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("spec", "cls"),
+    [("acc", "Accuracy"), ("accuracy", "Accuracy"), ("mae", "MeanAbsoluteError"), ("mse", "MeanSquaredError"), ("MSE", "MeanSquaredError"),
+     ("rmse", "RootMeanSquaredError"), ("mean_squared_error", "MeanSquaredError"), ("mean_absolute_error", "MeanAbsoluteError"), ("auc", "AUC"),
+     ("AUC", "AUC"), ("f1", "F1"), ("f1_score", "F1"), ("precision", "Precision"), ("recall", "Recall"), ("r2", "R2"), ("top_k", "TopKAccuracy"),
+     ("top_k_accuracy", "TopKAccuracy"), ("cosine_similarity", "CosineSimilarity"), ("confusion_matrix", "ConfusionMatrix"),
+     ("binary_accuracy", "BinaryAccuracy"), ("categorical_accuracy", "CategoricalAccuracy"), ("MeanSquaredError", "MeanSquaredError"),
+     ("sparse_categorical_accuracy", "SparseCategoricalAccuracy")],
+)  # fmt: skip
+def test_names_people_type(spec: str, cls: str) -> None:
+    metric = get_metric(spec)
+    assert (type(metric).__name__, metric.name) == (cls, spec)
+
+
+def test_the_name_a_metric_is_logged_under() -> None:
+    assert Accuracy().name == "accuracy"
+    assert Accuracy(weighted=True).name == "weighted_accuracy"
+    assert MeanSquaredError(name="error", weighted=True).name == "error"
+    assert (TopKAccuracy().name, TopKAccuracy(3).name) == ("top_5_accuracy", "top_3_accuracy")
+    assert get_metric(F1).name == "f1"
+
+
+def test_unknown_metrics() -> None:
+    with pytest.raises(UnknownNameError, match=r"No metric is called 'acuracy'\. Did you mean 'accuracy'"):
+        get_metric("acuracy")
+    with pytest.raises(SettingError, match=r"A metric is a name, a Metric or a function .*, got 3"):
+        get_metric(3)  # type: ignore[arg-type]
+
+
+def test_a_metric_given_twice_is_two() -> None:
+    given_metric = Accuracy(0.3)
+    first, second = get_metric(given_metric), get_metric(given_metric)
+    first.update(np.ones(3), np.ones(3))
+    assert math.isnan(second.result())
+    assert math.isnan(given_metric.result())
+    assert first == second == given_metric
+    shallow = copy.copy(first)
+    shallow.reset()
+    assert first.result() == 1
+
+
+def test_functions_are_metrics() -> None:
+    def bias(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+        return (y_pred - y_true)[:, 0]
+
+    def worst_accuracy(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+        return float(np.abs(y_true - y_pred).max())
+
+    y_true, y_pred = np.zeros((4, 1)), np.array([[1.0], [2], [3], [6]])
+    metric = get_metric(bias)
+    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[1])) == ("bias", "min", 3)
+    metric = get_metric(worst_accuracy)
+    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[3])) == ("worst_accuracy", "max", (3 * 3 + 6) / 4)
+    assert get_metric(lambda y_true, y_pred: 1.0).name == "function"
+    with pytest.raises(DataError, match=r"Metric 'function' returned shape \(2,\) for 4 rows"):
+        get_metric(lambda y_true, y_pred: np.zeros(2)).update(y_true, y_pred)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopKAccuracy(0), "TopKAccuracy needs k >= 1, got 0"),
+        (lambda: BinaryAccuracy(math.nan), "BinaryAccuracy needs a finite threshold, got nan"),
+        (lambda: F1(1.0, from_logits=True), "F1 needs 0 < threshold < 1 for logits, got 1.0"),
+        (lambda: Precision(average="samples"), "Precision needs average 'macro', 'micro' or 'weighted', got 'samples'"),
+    ],
+)
+def test_impossible_settings(make: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        make()
+
+
+# ---------------------------------------------------------------------- numbers counted by hand
+
+
+def test_the_weighted_and_the_plain_squared_error() -> None:
+    y_true, y_pred, w = np.zeros((4, 1)), np.array([[1.0], [2], [3], [4]]), np.array([0.0, 0, 1, 1])
+    assert figure(MeanSquaredError(), y_true, y_pred, w) == 7.5
+    assert figure(MeanSquaredError(weighted=True), y_true, y_pred, w, [1, 3]) == 12.5
+    assert figure(RootMeanSquaredError(), y_true, y_pred, None, [2]) == math.sqrt(7.5)
+
+
+def test_a_row_that_does_not_count_cannot_spoil_the_figure() -> None:
+    y_pred = np.array([[1.0], [np.nan]])
+    for cls in (MeanSquaredError, R2, CosineSimilarity):
+        result = figure(cls(weighted=True), np.zeros((2, 1)), y_pred, np.array([1.0, 0]))
+        assert not math.isnan(result) or cls is R2  # one row has no R2
+
+
+def test_accuracy_over_every_axis_that_can_hold_the_classes() -> None:
+    labels = np.array([[[0, 1], [2, 2]]])  # one image of 2 × 2
+    scores = np.zeros((1, 3, 2, 2))
+    for (i, j), winner in {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 2}.items():
+        scores[0, winner, i, j] = 1
+    for metric in (Accuracy(), SparseCategoricalAccuracy()):
+        assert figure(metric, labels, scores) == 0.75
+        assert figure(metric, labels, np.moveaxis(scores, 1, -1)) == 0.75
+    one_hot = np.moveaxis(np.eye(3)[labels], -1, 1)
+    for metric in (Accuracy(), CategoricalAccuracy()):
+        assert figure(metric, one_hot, scores) == 0.75
+        assert figure(metric, np.moveaxis(one_hot, 1, -1), np.moveaxis(scores, 1, -1)) == 0.75
+    assert figure(ConfusionMatrix(), labels, scores).tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert figure(Accuracy(), np.array([[1], [0]]), np.array([[0.1, 0.9], [0.2, 0.8]])) == 0.5  # labels (n, 1)
+
+
+def test_negative_classes_count_nowhere() -> None:
+    y_true, scores = np.array([0, -100, 1, -1]), np.array([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
+    for metric, expected in ((Accuracy(), 0.5), (TopKAccuracy(1), 0.5), (Recall(average="micro"), 0.5), (AUC(), 1.0)):
+        assert figure(metric, y_true, scores) == expected
+    assert figure(ConfusionMatrix(), y_true, scores).sum() == 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (1, 1, 2, 2), (2, 2, 1)])
+def test_binary_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
+    y_true, y_pred = np.array([0, 1, 1, 0.0]).reshape(shape), np.array([0.4, 0.6, 0.4, 0.5]).reshape(shape)
+    assert figure(Accuracy(), y_true, y_pred) == 0.75
+    assert figure(Accuracy(threshold=0.3), y_true, y_pred) == 0.5
+    assert figure(Recall(), y_true, y_pred) == 0.5
+    assert figure(Precision(), y_true, y_pred) == 1
+    assert figure(ConfusionMatrix(), y_true, y_pred).tolist() == [[2, 0], [1, 1]]
+
+
+def test_logits_are_cut_where_their_sigmoid_is() -> None:
+    probability = np.array([0.1, 0.29, 0.31, 0.5, 0.9])
+    logit = np.log(probability / (1 - probability))
+    y_true = np.array([0, 1, 1, 0, 1.0])
+    for cls in (Accuracy, BinaryAccuracy, Precision, Recall, F1, ConfusionMatrix):
+        for threshold in (0.3, 0.5, 0.89):
+            np.testing.assert_array_equal(
+                figure(cls(threshold=threshold, from_logits=True), y_true, logit),
+                figure(cls(threshold=threshold), y_true, probability),
+            )
+        metric = cls()
+        with pytest.warns(UserWarning, match=rf"leave 0\.\.1: if they are logits, use {cls.__name__}\(from_logits=True\)"):
+            metric.update(y_true, logit)
+        metric.update(y_true, logit)  # says it once
+    figure(BinaryAccuracy(threshold=0.0), np.sign(logit), logit)  # scores around 0 are what they are
+
+
+def test_several_labels_at_once_are_not_taken_for_one_class() -> None:
+    y_true, y_pred = np.array([[1, 1, 0], [0, 0, 0.0]]), np.array([[0.9, 0.8, 0.7], [0.1, 0.2, 0.3]])
+    for metric in (Accuracy(), CategoricalAccuracy(), F1(), ConfusionMatrix(), TopKAccuracy()):
+        with pytest.raises(DataError, match=r"add up to 1 over the classes.*BinaryAccuracy.*multi_label=True"):
+            metric.update(y_true, y_pred)
+    assert figure(BinaryAccuracy(), y_true, y_pred) == 5 / 6
+
+
+def test_classes_beyond_the_outputs_are_refused() -> None:
+    with pytest.raises(DataError, match="Accuracy got class 3, the outputs have classes 0 to 2"):
+        Accuracy().update(np.array([0, 3]), np.zeros((2, 3)))
+
+
+def test_equal_scores_do_not_count_for_every_class() -> None:
+    constant = np.full((4, 4), 0.25)
+    for k in (1, 2, 3, 4):
+        assert figure(TopKAccuracy(k), np.arange(4), constant) == k / 4
+    assert figure(AUC(), np.arange(4), constant) == 0.5
+
+
+def test_cosine_of_zero_is_zero() -> None:
+    same(
+        figure(CosineSimilarity(), np.array([[3.0, 4], [0, 0], [1, 0]]), np.array([[4.0, 3], [1, 1], [-2, 0]])),
+        (24 / 25 + 0 - 1) / 3,
+    )
+
+
+def test_r2_of_a_constant() -> None:
+    constant = np.full((6, 1), 0.1, np.float32)
+    assert figure(R2(), constant, constant, None, [1, 3]) == 1
+    assert figure(R2(), constant, constant + 1, None, [1, 3]) == 0
+    assert math.isnan(figure(R2(), constant[:1], constant[:1]))
+
+
+def test_r2_does_not_cancel() -> None:
+    y = rng().standard_normal((1000, 1))
+    noisy = y + 0.1 * rng(1).standard_normal((1000, 1))
+    same_spread = figure(R2(), y, noisy)
+    np.testing.assert_allclose(figure(R2(), y + 1e8, noisy + 1e8, None, range(0, 1000, 7)), same_spread, rtol=1e-6)
+
+
+def test_undefined_areas() -> None:
+    assert math.isnan(figure(AUC(), np.ones(3), np.array([0.1, 0.2, 0.3])))
+    assert math.isnan(figure(AUC(), np.array([0.0, 1]), np.array([0.1, np.nan])))
+    scores = softmax(rng().standard_normal((6, 3)))
+    two_of_three = np.array([0, 1, 0, 1, 1, 0])
+    columns = [figure(AUC(), (two_of_three == c).astype(float), scores[:, c]) for c in (0, 1)]
+    same(figure(AUC(), two_of_three, scores), np.mean(columns))
+
+
+# ---------------------------------------------------------------------- scikit-learn
+
+
+@pytest.mark.filterwarnings("ignore:.*y_pred contains classes not in y_true.*")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scikit_learn_agrees(seed: int, weighted: bool) -> None:
+    from sklearn import metrics as sk
+
+    data = tasks(seed)
+    w = weights(seed + 10) + 0.5 if weighted else None
+    options = {"sample_weight": w}
+
+    def ours(metric: Metric, task: str) -> Any:
+        metric.weighted = weighted
+        return figure(metric, *data[task], w, [5, 6, 20])
+
+    y, p = (a.ravel() for a in data["binary"])
+    same(ours(Accuracy(), "binary"), sk.accuracy_score(y, p > 0.5, **options))
+    same(ours(BinaryAccuracy(0.3), "binary"), sk.accuracy_score(y, p > np.float32(0.3), **options))
+    same(ours(AUC(), "binary"), sk.roc_auc_score(y, p, **options))
+    same(ours(ConfusionMatrix(), "binary"), sk.confusion_matrix(y, p > 0.5, **options))
+    for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+        same(ours(cls(0.7), "binary"), score(y, p > np.float32(0.7), **options))
+
+    y, scores = data["classes"]
+    guess = scores.argmax(axis=1)
+    for task in ("classes", "one-hot"):
+        same(ours(Accuracy(), task), sk.accuracy_score(y, guess, **options))
+        same(
+            ours(AUC(), task),
+            sk.roc_auc_score(y, scores / scores.astype(np.float64).sum(1, keepdims=True), multi_class="ovr", **options),
+        )
+        same(ours(ConfusionMatrix(), task), sk.confusion_matrix(y, guess, **options))
+        for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+            for average in ("macro", "micro", "weighted"):
+                same(ours(cls(average=average), task), score(y, guess, average=average, **options))
+
+    y, scores = rng(seed).integers(0, 7, ROWS), softmax(rng(seed + 1).standard_normal((ROWS, 7)))
+    data["distinct"] = (y, scores)
+    for k in (1, 2, 3, 6):
+        same(ours(TopKAccuracy(k), "distinct"), sk.top_k_accuracy_score(y, scores, k=k, labels=np.arange(7), **options))
+
+    y, p = data["regression"]
+    same(ours(MeanSquaredError(), "regression"), sk.mean_squared_error(y.astype(float), p.astype(float), **options))
+    same(ours(get_metric("mae"), "regression"), sk.mean_absolute_error(y.astype(float), p.astype(float), **options))
+    same(ours(R2(), "regression"), sk.r2_score(y.astype(float), p.astype(float), **options))
+    cosines = np.diag(sk.pairwise.cosine_similarity(y.astype(float), p.astype(float)))
+    same(ours(CosineSimilarity(), "regression"), np.average(cosines, weights=w))
+
+    several = (rng(seed).random((ROWS, 3)) < 0.4).astype(np.float32)
+    data["labels"] = (several, rng(seed + 1).random((ROWS, 3)))
+    for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+        for average in ("macro", "micro", "weighted"):
+            same(
+                ours(cls(average=average, multi_label=True), "labels"),
+                score(several, data["labels"][1] > 0.5, average=average, **options),
+            )
+    same(ours(AUC(), "labels"), sk.roc_auc_score(several, data["labels"][1], average="macro", **options))
+
+
+def test_classes_that_neither_occur_nor_are_predicted_do_not_count() -> None:
+    from sklearn.metrics import f1_score
+
+    y, scores = np.array([0, 1, 1, 3]), np.eye(5)[[0, 1, 3, 3]]
+    same(figure(F1(), y, scores), f1_score(y, scores.argmax(axis=1), average="macro"))
+
+
+def test_the_area_of_logits_is_that_of_their_softmax() -> None:
+    logits = rng().standard_normal((ROWS, CLASSES)) * 3
+    y = tasks()["classes"][0]
+    same(figure(AUC(from_logits=True), y, logits), figure(AUC(), y, softmax(logits)))
+    assert figure(AUC(), y, logits) != figure(AUC(), y, softmax(logits)), "the order of rows depends on it"
+
+
+def test_every_exported_name_is_tested_or_a_metric() -> None:
+    assert set(onnxfit.metrics.__all__) == {*REGISTRY, "Metric", "get_metric"}

@@ -1,0 +1,119 @@
+"""What is built is what the checkout has, and every platform installs exactly one onnxruntime."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import onnxfit
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKOUT = {path.relative_to(ROOT).as_posix() for path in (ROOT / "onnxfit").rglob("*") if path.suffix in (".py", ".typed")}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with sdist and wheel, the wheel built from the unpacked sdist."""
+    pytest.importorskip("flit_core")
+    folder = tmp_path_factory.mktemp("dist")
+
+    def build(what: str, source: Path) -> None:
+        subprocess.run(
+            [sys.executable, "-c", f"from flit_core import buildapi; buildapi.build_{what}({str(folder)!r})"],
+            cwd=source,
+            check=True,
+        )
+
+    build("sdist", ROOT)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    build("wheel", folder / sdist.name.removesuffix(".tar.gz"))
+    return folder
+
+
+def test_the_wheel_has_every_module_once_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"onnxfit-{onnxfit.__version__}-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(name for name in names if ".dist-info/" not in name) == sorted(CHECKOUT)
+
+
+def test_the_wheel_carries_license_and_readme(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    info = f"onnxfit-{onnxfit.__version__}.dist-info"
+    assert archive.read(f"{info}/licenses/LICENSE").decode() == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in archive.read(f"{info}/METADATA").decode()
+
+
+def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    top = sdist.name.removesuffix(".tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.removeprefix(f"{top}/") for name in archive.getnames()}
+    wanted = {
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "Makefile",
+        "pyproject.toml",
+        "docs/design.md",
+        "examples/digits.py",
+        "tests/conftest.py",
+    }
+    assert wanted | CHECKOUT <= names
+
+
+def test_the_callbacks_link_shows_the_real_package() -> None:
+    link = ROOT / "callbacks"
+    # git on a file system without links leaves a file with the target's name: just as harmless
+    assert os.readlink(link) == "onnxfit/callbacks" if link.is_symlink() else link.read_text().strip() == "onnxfit/callbacks"
+
+
+# (sys_platform, platform_machine, Python) -> the one onnxruntime that has a wheel there
+ENVIRONMENTS = {
+    ("linux", "x86_64", "3.10"): "onnxruntime-training",
+    ("linux", "x86_64", "3.11"): "onnxruntime-training",
+    ("linux", "x86_64", "3.12"): "onnxruntime-training-cpu",
+    ("linux", "x86_64", "3.13"): "onnxruntime",
+    ("linux", "aarch64", "3.10"): "onnxruntime",
+    ("linux", "aarch64", "3.12"): "onnxruntime",
+    ("linux", "aarch64", "3.14"): "onnxruntime",
+    ("darwin", "arm64", "3.10"): "onnxruntime-training-cpu",
+    ("darwin", "arm64", "3.12"): "onnxruntime-training-cpu",
+    ("darwin", "arm64", "3.13"): "onnxruntime",
+    ("darwin", "x86_64", "3.11"): "onnxruntime-training-cpu",
+    ("win32", "AMD64", "3.10"): "onnxruntime-training-cpu",
+    ("win32", "AMD64", "3.12"): "onnxruntime-training-cpu",
+    ("win32", "AMD64", "3.13"): "onnxruntime",
+    ("win32", "ARM64", "3.11"): "onnxruntime",
+}
+
+
+@pytest.mark.parametrize(("platform", "machine", "python"), ENVIRONMENTS)
+def test_one_onnxruntime_for_every_platform(built: Path, platform: str, machine: str, python: str) -> None:
+    requirements = pytest.importorskip("packaging.requirements")
+    (wheel,) = built.glob("*.whl")
+    metadata = zipfile.ZipFile(wheel).read(f"onnxfit-{onnxfit.__version__}.dist-info/METADATA").decode()
+    environment = {"sys_platform": platform, "platform_machine": machine, "python_version": python, "extra": ""}
+    parsed = [requirements.Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
+    chosen = [r.name for r in parsed if r.name.startswith("onnxruntime") and r.marker.evaluate(environment)]
+    assert chosen == [ENVIRONMENTS[platform, machine, python]]
+
+
+def test_importing_onnxfit_imports_no_optional_library() -> None:
+    # onnxruntime's training build imports torch by itself where there is one, so torch is made impossible to import
+    code = """
+import sys
+sys.modules["torch"] = None
+import onnxfit, onnxfit.callbacks
+print(*{"sklearn", "pandas", "mpi4py", "matplotlib", "tensorboard", "tensorflow"} & set(sys.modules))
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []

@@ -1,0 +1,355 @@
+"""What the TensorBoard callback writes, read back from the event files record by record, and once by TensorBoard itself."""
+
+import itertools
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import types
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxfit
+from onnxfit.callbacks import Callback, LambdaCallback, TensorBoard
+from onnxfit.errors import SettingError
+
+pytest.importorskip("tensorboardX")
+
+X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
+LINE = '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }'
+
+
+def trainer(model=LINE, **settings):
+    return onnxfit.Trainer(onnx.parser.parse_model(model), loss="mse", optimizer=0.1, **settings)
+
+
+def fit(*callbacks, on=None, **settings):
+    on = on or trainer()
+    on.fit(X, Y, **{"batch_size": 2, "verbose": 0, "callbacks": list(callbacks)} | settings)
+    return on
+
+
+def events(folder):
+    """Every event of a run, its checksums verified; fails on a record that is not whole."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(data[12 : 12 + length])
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def scalars(folder):
+    """tag -> {step: value}"""
+    found = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                assert event.step not in found.setdefault(value.tag, {})
+                found[value.tag][event.step] = value.simple_value
+    return found
+
+
+def steps(folder):
+    return {tag: list(values) for tag, values in scalars(folder).items()}
+
+
+# ---------------------------------------------------------------- curves
+
+
+def test_tags_and_steps(tmp_path):
+    board = TensorBoard(tmp_path, update_freq="batch")
+    on = fit(board, epochs=2, validation_data=(X, Y))
+    train = {"epoch_loss": [0, 1], "epoch_learning_rate": [0, 1], "epoch_steps_per_second": [0, 1]}
+    batches = {"batch_loss": [1, 2, 3, 4], "batch_learning_rate": [1, 2, 3, 4]}
+    assert steps(tmp_path / "train") == train | batches
+    assert steps(tmp_path / "validation") == {"epoch_loss": [0, 1], "evaluation_loss_vs_iterations": [2, 4]}
+    fit(board, on=on, initial_epoch=2, epochs=3, validation_data=(X, Y))
+    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "train")["epoch_loss"] == [0, 1, 2]
+    assert steps(tmp_path / "validation")["evaluation_loss_vs_iterations"] == [2, 4, 6]
+
+
+def test_values_are_those_of_the_logs(tmp_path):
+    losses = []
+    record = LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["batch_loss"]))
+    on = fit(
+        record,
+        TensorBoard(tmp_path, update_freq="batch"),
+        on=trainer(metrics=["mean_absolute_error"]),
+        epochs=2,
+        validation_data=(X, Y),
+    )
+    history = on.history.history
+    train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
+    for metric in ("loss", "mean_absolute_error"):
+        assert list(train[f"epoch_{metric}"].values()) == pytest.approx(history[metric])
+        assert list(validation[f"epoch_{metric}"].values()) == pytest.approx(history[f"val_{metric}"])
+        assert list(validation[f"evaluation_{metric}_vs_iterations"].values()) == pytest.approx(history[f"val_{metric}"])
+    assert list(train["batch_loss"].values()) == pytest.approx(losses)
+    assert list(train["batch_mean_absolute_error"]) == [1, 2, 3, 4]
+    assert train["epoch_steps_per_second"][0] > 0
+
+
+def test_a_run_folder_is_made_at_its_first_write(tmp_path):
+    fit(TensorBoard(tmp_path / "new" / "logs"))
+    assert (tmp_path / "new" / "logs" / "train").is_dir()
+    assert not (tmp_path / "new" / "logs" / "validation").exists()
+
+
+@pytest.mark.parametrize(("freq", "expected"), [("epoch", None), ("batch", [1, 2, 3, 4]), (1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3])])
+def test_update_freq(tmp_path, freq, expected):
+    fit(TensorBoard(tmp_path, update_freq=freq), epochs=2)
+    assert steps(tmp_path / "train").get("batch_loss") == expected
+
+
+def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
+    ticks = itertools.count()  # a second passes between two looks at the clock: epoch begins, test begins, test ends, epoch ends
+    clock = types.SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
+    monkeypatch.setattr("onnxfit.callbacks.tensorboard.time", clock)
+    fit(TensorBoard(tmp_path), validation_data=(X, Y), batch_size=1)
+    assert scalars(tmp_path / "train")["epoch_steps_per_second"] == {0: 4 / 2}
+
+
+def test_with_accumulated_gradients_a_step_is_written_once(tmp_path):
+    fit(TensorBoard(tmp_path, update_freq="batch"), on=trainer(accumulate=2), batch_size=1, epochs=2)
+    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
+
+
+def test_the_rate_of_a_batch_is_the_one_it_was_trained_with(tmp_path):
+    rates = {1: 0.1, 2: 0.05, 3: 0.025, 4: 0.0125}
+    model = onnx.parser.parse_model(LINE)
+    on = onnxfit.Trainer(model, loss="mse", optimizer=onnxfit.optimizers.SGD(lambda step: 0.1 / 2**step))
+    fit(TensorBoard(tmp_path, update_freq="batch"), on=on, epochs=2)
+    assert scalars(tmp_path / "train")["batch_learning_rate"] == pytest.approx(rates)
+
+
+def test_settings_out_of_range_are_refused():
+    with pytest.raises(SettingError, match="histogram_freq >= 0, got -1"):
+        TensorBoard(histogram_freq=-1)
+    for freq in (0, -1, "steps", 0.5):
+        with pytest.raises(SettingError, match="update_freq 'epoch', 'batch' or a number >= 1"):
+            TensorBoard(update_freq=freq)
+
+
+# ---------------------------------------------------------------- histograms, hyperparameters, the caller's own
+
+
+class Spoil(Callback):
+    """Answers for the trainer with weights that no histogram can show whole."""
+
+    def on_train_begin(self, logs):
+        weights = {
+            "empty": np.zeros((0, 3), np.float32),
+            "odd": np.array([np.nan, np.inf, 1, 2], np.float16),
+            "nan": np.full(3, np.nan),
+        }
+        get_weights = self.trainer.get_weights
+        self.trainer.get_weights = lambda: {**get_weights(), **weights}
+
+
+def histograms(folder):
+    return {(v.tag, e.step): v.histo for e in events(folder) for v in e.summary.value if v.HasField("histo")}
+
+
+def test_histograms_of_every_weight_in_the_train_run(tmp_path):
+    on = fit(TensorBoard(tmp_path, histogram_freq=1), epochs=2, validation_data=(X, Y))
+    found = histograms(tmp_path / "train")
+    assert set(found) == {("w/histogram", 0), ("w/histogram", 1)}
+    assert found["w/histogram", 1].num == 1
+    assert found["w/histogram", 1].sum == pytest.approx(on.get_weights()["w"].item())
+    assert histograms(tmp_path / "validation") == {}
+
+
+def test_histograms_leave_out_what_is_empty_or_not_finite(tmp_path):
+    fit(Spoil(), TensorBoard(tmp_path, histogram_freq=2), epochs=4)
+    found = histograms(tmp_path / "train")
+    assert set(found) == {("w/histogram", 1), ("w/histogram", 3), ("odd/histogram", 1), ("odd/histogram", 3)}
+    assert (found["odd/histogram", 1].num, found["odd/histogram", 1].sum) == (2, 3)
+
+
+def plugin_data(folder):
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    values = [value for event in events(folder) for value in event.summary.value]
+    return {value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content) for value in values}
+
+
+def test_hparams_list_the_settings_and_point_to_the_metrics(tmp_path):
+    fit(TensorBoard(tmp_path, hparams={"depth": 3, "name": "small", "fast": True}), epochs=2, validation_data=(X, Y))
+    data = plugin_data(tmp_path)
+    hparams = data["_hparams_/session_start_info"].session_start_info.hparams
+    assert {name: getattr(value, value.WhichOneof("kind")) for name, value in hparams.items()} == {
+        "optimizer": "SGD",
+        "learning_rate": pytest.approx(0.1),
+        "loss": hparams["loss"].string_value,
+        "batch_size": 2,
+        "depth": 3,
+        "name": "small",
+        "fast": True,
+    }
+    assert hparams["loss"].string_value in ("mse", "MeanSquaredError")
+    named = [(info.name.group, info.name.tag) for info in data["_hparams_/experiment"].experiment.metric_infos]
+    assert named == [("train", "epoch_loss"), ("validation", "epoch_loss")]
+    assert all(tag in scalars(tmp_path / group) for group, tag in named)
+    assert data["_hparams_/session_end_info"].session_end_info.status == 1  # success
+
+
+def test_hparams_of_a_run_that_failed(tmp_path):
+    def fail(epoch, logs):
+        if epoch == 1:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fit(LambdaCallback(on_epoch_end=fail), TensorBoard(tmp_path), epochs=3)
+    assert plugin_data(tmp_path)["_hparams_/session_end_info"].session_end_info.status == 2  # failure
+    assert steps(tmp_path / "train")["epoch_loss"] == [0]
+
+
+def test_the_writer_is_handed_out(tmp_path):
+    board = TensorBoard(tmp_path)
+
+    def write(epoch, logs):
+        writer = board.writer("train")
+        writer.add_image("image", np.zeros((3, 4, 4), np.uint8), epoch)
+        writer.add_text("text", "hello", epoch)
+        writer.add_pr_curve("curve", np.array([0, 1]), np.array([0.1, 0.9]), epoch)
+        board.writer("mine").add_scalar("mine", 1.0, epoch)
+
+    fit(LambdaCallback(on_epoch_end=write), board)
+    tags = {value.tag for event in events(tmp_path / "train") for value in event.summary.value}
+    assert {"image", "text/text_summary", "curve"} <= tags
+    assert scalars(tmp_path / "mine") == {"mine": {0: 1.0}}
+
+
+# ---------------------------------------------------------------- graph
+
+DEEP = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+deep (float[N, 2] "x:0", bool flag) => (float[N, 2] y, int64[N, 1] where)
+<float[2, 2] "/a/w" = {1, 0, 0, 1}, float16[1] half = {0}>
+{
+  ["/a/MatMul"] h = MatMul ("x:0", "/a/w")
+  one = Constant <value = int64[1] {1}> ()
+  "/a/top", where = TopK <axis = 1> (h, one)
+  twice = own.Double (h)
+  [choose] y = If (flag) <
+    then_branch = t () => (float[N, 2] a) { a = Relu (twice) },
+    else_branch = e () => (float[N, 2] b) { b = Neg (h) }
+  >
+}
+<domain: "own", opset_import: ["": 17]> Double (a) => (b) { [add] b = Add (a, a) }
+"""
+
+
+def drawn(model):
+    from onnxfit.callbacks.tensorboard_graph import graph_def
+
+    return {node.name: node for node in graph_def(onnx.parser.parse_model(model)).node}
+
+
+def test_the_graph_has_every_node_with_all_its_inputs_and_outputs():
+    nodes = drawn(DEEP)
+    ops = {name: node.op for name, node in nodes.items()}
+    assert ops["x_0"] == ops["flag"] == "Placeholder"
+    assert ops["a/w"] == ops["half"] == "Const"
+    assert ops["y"] == ops["where"] == "Output"
+    assert sorted(op for op in ops.values() if op not in ("Placeholder", "Const", "Output")) == [
+        "Add", "Constant", "If", "MatMul", "Neg", "Relu", "TopK",
+    ]  # fmt: skip
+    assert list(nodes["a/MatMul"].input) == ["x_0", "a/w"]
+    (topk,) = (node for node in nodes.values() if node.op == "TopK")
+    assert topk.name == "a/TopK"
+    assert topk.attr["outputs"].s == b"/a/top, where"
+    assert list(nodes["where"].input) == ["a/TopK:1"]
+    assert list(nodes["y"].input) == ["choose"]
+    relu, neg = (next(node for node in nodes.values() if node.op == op) for op in ("Relu", "Neg"))
+    assert relu.name.startswith("choose/then_branch/")
+    assert list(nodes["choose"].input) == ["flag", relu.name, neg.name]
+    for node in nodes.values():
+        assert all(source.split(":")[0] in nodes for source in node.input)
+
+
+def test_the_graph_s_element_types_and_shapes():
+    nodes = drawn(DEEP)
+    assert nodes["x_0"].attr["dtype"].type == 1  # float
+    assert nodes["flag"].attr["dtype"].type == 10  # bool
+    assert nodes["half"].attr["dtype"].type == 19  # half
+    assert list(nodes["a/TopK"].attr["output_types"].list.type) == [1, 9]  # float, int64
+    assert [[d.size for d in shape.dim] for shape in nodes["a/TopK"].attr["_output_shapes"].list.shape] == [[-1, 1], [-1, 1]]
+    assert [d.size for d in nodes["a/w"].attr["_output_shapes"].list.shape[0].dim] == [2, 2]
+
+
+def test_the_graph_is_in_the_train_run_once(tmp_path):
+    from tensorboardX.proto.graph_pb2 import GraphDef
+
+    board = TensorBoard(tmp_path)
+    on = fit(board)
+    fit(board, on=on)
+    (graph,) = [GraphDef.FromString(event.graph_def) for event in events(tmp_path / "train") if event.graph_def]
+    assert {node.op for node in graph.node} == {"Placeholder", "Const", "MatMul", "Output"}
+    fit(TensorBoard(tmp_path / "without", write_graph=False))
+    assert not any(event.graph_def for event in events(tmp_path / "without" / "train"))
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
+    program = f"""
+    import os, signal, sys
+    sys.path.insert(0, {os.path.dirname(os.path.dirname(onnxfit.__file__))!r})
+    import numpy as np, onnx.parser, onnxfit
+    from onnxfit.callbacks import LambdaCallback, TensorBoard
+    X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
+    trainer = onnxfit.Trainer(onnx.parser.parse_model({LINE!r}), loss="mse", optimizer=0.1)
+    kill = LambdaCallback(on_epoch_begin=lambda epoch, logs: os.kill(os.getpid(), signal.SIGKILL) if epoch == 2 else None)
+    board = TensorBoard({str(tmp_path)!r}, update_freq="batch", histogram_freq=1)
+    trainer.fit(X, Y, epochs=9, batch_size=2, verbose=0, validation_data=(X, Y), callbacks=[board, kill])
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert steps(tmp_path / "train")["epoch_loss"] == [0, 1]
+    assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
+    assert steps(tmp_path / "validation")["epoch_loss"] == [0, 1]
+    assert ("w/histogram", 1) in histograms(tmp_path / "train")
+
+
+def test_two_trainers_on_one_folder_lose_nothing(tmp_path):
+    boards = [TensorBoard(tmp_path, write_graph=False) for _ in range(2)]
+    inner = trainer()
+    fit(
+        LambdaCallback(on_epoch_end=lambda epoch, logs: fit(boards[1], on=inner, initial_epoch=epoch + 10, epochs=epoch + 11)),
+        boards[0],
+        epochs=3,
+    )
+    assert sorted(steps(tmp_path / "train")["epoch_loss"]) == [0, 1, 2, 10, 11, 12]
+    assert len(list((tmp_path / "train").iterdir())) == 4  # one file of the outer fit, one of each inner
+
+
+def test_tensorboard_itself_reads_it(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fit(TensorBoard(tmp_path, update_freq="batch", histogram_freq=1), epochs=2, validation_data=(X, Y))
+    run = accumulator.EventAccumulator(str(tmp_path / "train"))
+    run.Reload()
+    tags = run.Tags()
+    assert set(tags["scalars"]) == {
+        "epoch_loss",
+        "epoch_learning_rate",
+        "epoch_steps_per_second",
+        "batch_loss",
+        "batch_learning_rate",
+    }
+    assert tags["histograms"] == ["w/histogram"]
+    assert tags["graph"]
+    assert [event.step for event in run.Scalars("batch_loss")] == [1, 2, 3, 4]

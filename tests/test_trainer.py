@@ -1,0 +1,667 @@
+"""The Trainer end to end: the loop's arithmetic, state, files, several inputs and outputs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import onnxfit
+from onnxfit import Trainer
+from onnxfit.callbacks import Callback, LambdaCallback
+from onnxfit.errors import CheckpointError, DataError, GradientError, ModelError, SettingError, UnknownNameError
+from onnxfit.losses import CrossEntropy, MeanSquaredError
+from onnxfit.optimizers import SGD, Adam
+from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+def classification(rows: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 4)).astype(np.float32)
+    return x, (x @ rng.normal(size=(4, 3))).argmax(1)
+
+
+def images(rows: int = 48) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, rows)
+    x = rng.normal(size=(rows, 1, 8, 8)).astype(np.float32)
+    x[np.arange(rows), 0, y * 2] += 2
+    return x, y
+
+
+class Recorder(Callback):
+    """Every logs of every event, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple] = []
+
+    def on_train_batch_end(self, batch, logs):
+        self.events.append(("batch", batch, dict(logs)))
+
+    def on_epoch_end(self, epoch, logs):
+        self.events.append(("epoch", epoch, dict(logs)))
+
+    def logs(self, event: str, name: str) -> list[float]:
+        return [logs.get(name) for kind, _, logs in self.events if kind == event]
+
+
+class TestArithmetic:
+    """BEHAVIOUR's table of the loop's arithmetic."""
+
+    def test_running_loss_is_the_mean_over_rows(self) -> None:
+        recorder = Recorder()
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0)
+        trainer.fit(column(1, 1, 3, 3, 5), column(0, 0, 0, 0, 0), batch_size=2, shuffle=False, verbose=0, callbacks=[recorder])
+        assert recorder.logs("batch", "loss") == [1, 5, 9]
+        assert recorder.logs("batch", "batch_loss") == [1, 9, 25]
+        assert recorder.logs("epoch", "loss") == [9] == trainer.train_losses_
+
+    def test_evaluation_does_not_depend_on_the_batch_size(self) -> None:
+        x, y = classification(100)
+        trainer = Trainer(mlp(), loss="cross_entropy", penalty=0.1, metrics=["accuracy"])
+        first, second = trainer.evaluate(x, y, batch_size=80), trainer.evaluate(x, y, batch_size=100)
+        assert first == pytest.approx(second, rel=1e-6)
+        assert set(first) == {"loss", "accuracy"}
+
+    def test_sample_weights(self) -> None:
+        metrics = ["mse", onnxfit.metrics.MeanSquaredError(weighted=True)]
+        trainer = Trainer(linear(w=1), loss="mse", metrics=metrics, optimizer=0.0)
+        found = trainer.evaluate(column(1, 2, 3, 4), column(0, 0, 0, 0), [0, 0, 1, 1], batch_size=3)
+        assert found == pytest.approx({"loss": 6.25, "mse": 7.5, "weighted_mean_squared_error": 12.5})
+
+    @pytest.mark.parametrize(("class_weight", "loss"), [({0: 0.2, 1: 0.3}, 1.225), ({0: 0.2}, 3.5)])
+    def test_class_weights(self, class_weight, loss) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0)
+        history = trainer.fit(column(1, 2, 3, 4), np.array([0, 0, 1, 1]), class_weight=class_weight, verbose=0)
+        assert history.history["loss"] == pytest.approx([loss])
+
+    def test_class_and_sample_weights_together(self) -> None:
+        with pytest.raises(ValueError, match=r"class_weight"):
+            Trainer(linear(), loss="mse").fit(column(1, 2), np.array([0, 1]), [1, 1], class_weight={0: 1}, verbose=0)
+
+    def test_weight_2_is_the_row_twice_and_weight_0_no_row(self) -> None:
+        x, y = classification(12)
+        weights = np.array([2, 0] + [1] * 10, np.float32)
+
+        def trained(x, y, w):
+            trainer = Trainer(mlp(), loss="cross_entropy", optimizer=0.5)
+            trainer.fit(x, y, w, batch_size=64, epochs=3, verbose=0)
+            return trainer.get_weights()
+
+        rows = [0, 0, *range(2, 12)]
+        first, second = trained(x, y, weights), trained(x[rows], y[rows], None)  # 12 rows each: the mean divides alike
+        for name in first:
+            np.testing.assert_allclose(first[name], second[name], atol=1e-6)
+
+    def test_three_batches_on_ones(self) -> None:
+        """Dense(3) of ones without bias on ones(100, 4): Keras's own numbers."""
+        x, y = np.ones((100, 4), np.float32), np.zeros((100, 3), np.float32)
+        trainer = Trainer(linear(4, 3, w=1), loss="mse", optimizer=SGD(0.01))
+        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(16.0)
+        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(15.158, abs=1e-3)
+        assert trainer.test_on_batch(x, y)["loss"] == pytest.approx(14.360, abs=1e-3)
+        assert trainer.predict_on_batch(x) == pytest.approx(np.full((100, 3), 3.7895), abs=1e-4)
+        assert trainer.global_step == 2
+
+    def test_several_losses_and_their_weights(self) -> None:
+        trainer = Trainer(
+            two_outputs(), loss={"a": "mse", "b": "mae"}, loss_weights={"a": 0.1, "b": 0.2}, metrics={"b": "mae"}, penalty=0.5
+        )
+        found = trainer.evaluate(column(1, 3), {"a": column(0, 0), "b": column(0, 0)}, batch_size=1)
+        assert found == pytest.approx({"loss": 0.1 * 5 + 0.2 * 4 + 0.5 * (1 + 4), "a_loss": 5, "b_loss": 4, "b_mae": 4})
+        assert list(trainer.get_weights()) == ["u", "v"]  # t leads to no loss
+
+    def test_an_ignored_row_counts_nowhere(self) -> None:
+        x, y = classification(30)
+        y = y.astype(np.int64)
+        y[::3] = -100
+        trainer = Trainer(mlp(), loss=CrossEntropy(ignore_index=-100))
+        kept = y >= 0
+        for batch_size in (7, 30):
+            assert trainer.evaluate(x, y, batch_size=batch_size)["loss"] == pytest.approx(
+                trainer.evaluate(x[kept], y[kept])["loss"], rel=1e-6
+            )
+
+    def test_accumulated_gradients_update_once_a_window(self) -> None:
+        weights = []
+        trainer = Trainer(linear(w=0), loss=lambda op, y_true, y_pred: y_pred, optimizer=1.0, accumulate=3)
+        for _ in range(3):
+            trainer.train_on_batch(column(1), column(0))
+            weights.append(trainer.get_weights()["w"].item())
+        assert weights == [0, 0, -1]
+        assert (trainer.global_batch, trainer.global_step) == (3, 1)
+
+    def test_a_short_window_is_flushed_and_divided_by_its_true_count(self) -> None:
+        seen: list[float] = []
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.1, accumulate=2)
+        see = LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(trainer.get_weights()["w"].item()),
+            on_epoch_end=lambda epoch, logs: seen.append(trainer.get_weights()["w"].item()),
+        )
+        trainer.fit(column(1, 1, 1), column(0, 0, 0), batch_size=1, epochs=2, callbacks=[see], verbose=0)
+        # the third batch's own update comes with the end of the epoch
+        assert seen == pytest.approx([1, 0.8, 0.8, 0.64, 0.64, 0.512, 0.512, 0.4096])
+        assert trainer.global_step == 4
+
+    @pytest.mark.parametrize(("clip", "expected"), [({"clip_norm": 1.0}, [-0.4472, -0.8944]), ({"clip_value": 1.0}, [-1, -1])])
+    def test_clipping(self, clip, expected) -> None:
+        trainer = Trainer(
+            two_outputs(), loss=dict.fromkeys("ab", lambda op, t, p: p), optimizer=1.0, loss_weights={"a": 50, "b": 100}, **clip
+        )
+        before = trainer.get_weights()
+        trainer.train_on_batch(column(1), {"a": column(0), "b": column(0)})
+        after = trainer.get_weights()
+        assert [(after[n] - before[n]).item() for n in "uv"] == pytest.approx(expected, abs=1e-4)
+
+    def test_steps_per_epoch_go_on_through_the_passes(self) -> None:
+        rows: list[float] = []
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0)
+        see = LambdaCallback(on_train_batch_end=lambda batch, logs: rows.append(np.sqrt(logs["batch_loss"])))
+        history = trainer.fit(
+            column(*range(10)),
+            column(*[0] * 10),
+            batch_size=1,
+            shuffle=False,
+            steps_per_epoch=9,
+            epochs=4,
+            callbacks=[see],
+            verbose=0,
+        )
+        assert np.round(rows).tolist() == [*range(10), *range(10), *range(10), *range(6)]
+        assert len(history.epoch) == 4
+
+    def test_running_out_of_data_is_said_once(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0)
+        with pytest.warns(UserWarning, match=r"ran out of data: the epoch has 10 batches, steps_per_epoch=11") as caught:
+            trainer.fit(column(*range(10)), column(*range(10)), batch_size=1, steps_per_epoch=11, epochs=3, verbose=0)
+        assert len(caught) == 1
+        assert trainer.global_step == 30
+
+    def test_a_generator_serves_one_epoch_only(self) -> None:
+        def batches():
+            for _ in range(3):
+                yield column(1), column(0)
+
+        trainer = Trainer(linear(w=1), loss="mse")
+        with pytest.raises(DataError, match=r"function"):
+            trainer.fit(batches(), epochs=3, verbose=0)
+        assert trainer.global_step == 0
+        trainer.fit(batches(), epochs=1, verbose=0)
+        trainer.fit(batches, epochs=3, verbose=0)
+        assert trainer.global_step == 12
+
+    def test_predictions_come_in_input_order(self) -> None:
+        trainer = Trainer(linear(w=2), loss="mse")
+        x = column(*range(9))
+        np.testing.assert_array_equal(trainer.predict(lambda: iter([x[:2], x[2:5], x[5:]])), 2 * x)
+
+    @pytest.mark.parametrize("validation", [{"validation_split": 0.25}, {"validation_data": (column(8, 9, 10), column(0, 0, 0))}])
+    def test_validation(self, validation) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0)
+        history = trainer.fit(column(*range(1, 11)), column(*[0] * 10), epochs=5, validation_freq=3, verbose=0, **validation)
+        assert history.history["val_loss"] == pytest.approx([(64 + 81 + 100) / 3])
+
+    @pytest.mark.parametrize(("freq", "epochs"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), ([1, 4], [0, 3])])
+    def test_validation_freq(self, freq, epochs) -> None:
+        recorder = Recorder()
+        Trainer(linear(), loss="mse").fit(
+            column(1),
+            column(0),
+            epochs=5,
+            validation_data=(column(1), column(0)),
+            validation_freq=freq,
+            callbacks=[recorder],
+            verbose=0,
+        )
+        assert [epoch for kind, epoch, logs in recorder.events if kind == "epoch" and "val_loss" in logs] == epochs
+
+    def test_initial_epoch(self) -> None:
+        trainer = Trainer(linear(), loss="mse")
+        assert trainer.fit(column(1), column(0), epochs=5, initial_epoch=3, verbose=0).epoch == [3, 4]
+        assert trainer.fit(column(1), column(0), epochs=0, verbose=0).epoch == []
+        assert trainer.epoch == 2
+
+    def test_counters_go_on_in_a_second_fit(self) -> None:
+        trainer = Trainer(linear(), loss="mse")
+        for _ in range(2):
+            trainer.fit(column(1, 2, 3), column(0, 0, 0), batch_size=2, epochs=2, verbose=0)
+        assert (trainer.epoch, trainer.global_step, trainer.global_batch, trainer.samples_seen) == (4, 8, 8, 12)
+
+    def test_stop_in_a_batch_ends_the_epoch_early_but_whole(self) -> None:
+        events = []
+
+        class Stop(Callback):
+            def on_train_batch_end(self, batch, logs):
+                self.trainer.stop_training = batch == 1
+
+            def on_epoch_end(self, epoch, logs):
+                events.append(sorted(logs))
+
+            def on_train_end(self, logs):
+                events.append("end")
+
+        trainer = Trainer(linear(w=1), loss="mse")
+        trainer.fit(
+            column(*range(9)),
+            column(*range(9)),
+            batch_size=1,
+            epochs=3,
+            validation_data=(column(1), column(0)),
+            callbacks=[Stop()],
+            verbose=0,
+        )
+        assert events == [["learning_rate", "loss", "val_loss"], "end"]
+        assert trainer.global_step == 2
+
+
+class TestTraining:
+    def test_ridge_regression_reaches_its_closed_form(self) -> None:
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(200, 5))
+        y = x @ rng.normal(size=(5, 1)) + 0.1 * rng.normal(size=(200, 1))
+        alpha = 0.3
+        # the minimum of mean (y - xw)² + alpha w²
+        expected = np.linalg.solve(x.T @ x / 200 + alpha * np.eye(5), x.T @ y / 200)
+        trainer = Trainer(linear(5), loss="mse", penalty=alpha, optimizer=0.1)
+        trainer.fit(x.astype(np.float32), y.astype(np.float32), batch_size=200, epochs=200, verbose=0)
+        np.testing.assert_allclose(trainer.get_weights()["w"], expected, rtol=1e-3)
+
+    @pytest.mark.parametrize("model", [mlp(), convolutional(), convolutional(dropout=0.3)], ids=["mlp", "batch norm", "dropout"])
+    def test_networks_learn(self, model) -> None:
+        x, y = classification(300) if model.graph.output[0].name == "y" else images(300)
+        trainer = Trainer(model, loss="cross_entropy", optimizer=Adam(0.02), metrics=["accuracy"])
+        trainer.fit(x, y, epochs=15, batch_size=50, verbose=0)
+        assert trainer.evaluate(x, y)["accuracy"] > 0.9
+
+    def test_frozen_weights_stay_byte_identical(self) -> None:
+        model = mlp()
+        x, y = classification()
+        trainer = Trainer(model, "fc1*", loss="cross_entropy", optimizer="adam")
+        trainer.fit(x, y, epochs=2, verbose=0)
+        exported = trainer.export()
+        for before, after in zip(model.graph.initializer, exported.graph.initializer):
+            same = before.SerializeToString() == after.SerializeToString()
+            assert same == before.name.startswith("fc0"), before.name
+
+    def test_running_statistics_are_trained_and_exported(self) -> None:
+        x, y = images()
+        trainer = Trainer(convolutional(), loss="cross_entropy", optimizer=0.0)
+        trainer.fit(x, y, epochs=1, batch_size=48, verbose=0)
+        weights = trainer.get_weights()
+        assert set(weights) == {"conv.weight", "conv.bias", "fc.weight", "fc.bias", "bn.scale", "bn.bias", "bn.mean", "bn.var"}
+        session = onnxruntime.InferenceSession(_cut(convolutional(), "c").SerializeToString(), providers=["CPUExecutionProvider"])
+        c = session.run(None, {"x": x})[0]
+        np.testing.assert_allclose(weights["bn.mean"], 0.1 * c.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(weights["bn.var"], 0.9 + 0.1 * c.var((0, 2, 3)), rtol=1e-4)
+
+    def test_frozen_batch_norm_keeps_its_statistics(self) -> None:
+        x, y = images()
+        trainer = Trainer(convolutional(), loss="cross_entropy", optimizer=0.1, batch_norm="frozen")
+        first = trainer.evaluate(x, y, batch_size=48)["loss"]
+        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(first, rel=1e-5)  # the same forward as in inference
+        assert "bn.mean" not in trainer.get_weights()
+        assert {t.name: t.SerializeToString() for t in trainer.export().graph.initializer}["bn.mean"] == next(
+            t.SerializeToString() for t in convolutional().graph.initializer if t.name == "bn.mean"
+        )
+
+    def test_the_same_seed_gives_the_same_weights_and_another_does_not(self) -> None:
+        x, y = images()
+
+        def trained(seed: int) -> bytes:
+            trainer = Trainer(convolutional(dropout=0.5), loss="cross_entropy", optimizer="adam", seed=seed)
+            trainer.fit(x, y, epochs=2, batch_size=10, verbose=0)
+            return b"".join(w.tobytes() for w in trainer.get_weights().values())
+
+        assert trained(1) == trained(1)
+        assert trained(1) != trained(2)
+
+    def test_two_inputs_by_name_and_by_order(self) -> None:
+        left, right = column(1, 0, 1, 2), column(0, 1, 1, -1)
+        for x in ({"right": right, "left": left}, [left, right]):
+            trainer = Trainer(two_inputs(), loss="mse", optimizer=0.2)
+            trainer.fit(x, 2 * left - right, epochs=200, verbose=0)
+            assert trainer.get_weights()["u"].item() == pytest.approx(2, abs=1e-3)
+            assert trainer.get_weights()["v"].item() == pytest.approx(-1, abs=1e-3)
+
+    def test_a_model_with_its_own_loss(self) -> None:
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+            g (float[N, 1] x, float[N, 1] label) => (float[N, 1] y, float loss) <float[1, 1] w = {0}>
+            { y = MatMul(x, w) d = Sub(y, label) s = Mul(d, d) loss = ReduceMean<keepdims = 0>(s) }""")
+        trainer = Trainer(model, optimizer=0.1)
+        trainer.fit({"x": column(1, 2, 3), "label": column(2, 4, 6)}, epochs=50, verbose=0)
+        assert trainer.get_weights()["w"].item() == pytest.approx(2, abs=1e-4)
+
+    def test_many_shapes_of_batch_share_one_graph_and_its_figures(self) -> None:
+        rng = np.random.default_rng(0)
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+            g (float[N, L, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, -1}> { s = MatMul(x, w) y = ReduceMean<axes = [1], keepdims = 0>(s) }""")
+        batches = [
+            (rng.normal(size=(3, length, 2)).astype(np.float32), rng.normal(size=(3, 1)).astype(np.float32))
+            for length in range(1, 13)
+        ]
+        trainer = Trainer(model, loss="mse", optimizer=0.1, metrics=["mae"])
+        recorder = Recorder()
+        trainer.fit(lambda: iter(batches), callbacks=[recorder], verbose=0)
+        w, losses = np.array([[0.5], [-1]]), []
+        for x, y in batches:  # the same in numpy
+            d = (x @ w).mean(1) - y
+            losses.append((d**2).mean())
+            w = w - 0.1 * (2 / 3) * np.einsum("nf,no->fo", x.mean(1), d)
+        assert recorder.logs("batch", "batch_loss") == pytest.approx(losses, rel=1e-4)
+        np.testing.assert_allclose(trainer.get_weights()["w"], w, rtol=1e-4)
+
+    def test_weight_averaging(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=SGD(0.1, ema_momentum=0.5))
+        w, average = 1.0, 1.0
+        for _ in range(3):
+            trainer.train_on_batch(column(1), column(0))
+            w -= 0.1 * 2 * w
+            average = 0.5 * average + 0.5 * w
+        exported = onnx.numpy_helper.to_array(trainer.export(averaged=True).graph.initializer[0]).item()
+        assert exported == pytest.approx(average, rel=1e-6)
+        assert trainer.get_weights()["w"].item() == pytest.approx(w, rel=1e-6)
+
+    def test_a_nan_loss_warns_and_can_be_undone(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=1e30)
+        with pytest.warns(RuntimeWarning, match=r"The loss is (inf|nan) at step"):
+            trainer.fit(column(1, 2), column(0, 0), batch_size=1, epochs=3, verbose=0)
+        trainer = Trainer(linear(w=1), loss="mse", optimizer="adam")
+        before = trainer.get_state()
+        trainer.train_on_batch(column(1), column(0))
+        trainer.revert_step()
+        np.testing.assert_equal(trainer.get_state()["weights"], before["weights"])
+        np.testing.assert_equal(trainer.get_state()["slots"], before["slots"])
+
+
+def _cut(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    return onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model)).extract_model(["x"], [output])
+
+
+def _with_format(path: Path, version: int) -> None:
+    """Rewrite a checkpoint as one of another format."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    entries["onnxfit.json"] = json.dumps({**json.loads(entries["onnxfit.json"]), "format": version}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+
+
+class TestState:
+    def test_weights_come_and_go_as_copies(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse")
+        weights = trainer.get_weights()
+        weights["w"][...] = 5
+        assert trainer.get_weights()["w"].item() == 1
+        trainer.set_weights(weights)
+        assert trainer.predict(column(2)).item() == 10
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            ({"w": np.zeros((2, 2), np.float32)}, r"w is float32\[1, 1\], got float32\[2, 2\]"),
+            ({"w": np.array([["a"]])}, r"w is float32"),
+            ({"v": np.zeros((1, 1), np.float32)}, r"No trained weight is called 'v'"),
+        ],
+    )
+    def test_wrong_weights_change_nothing(self, weights, message) -> None:
+        trainer = Trainer(linear(w=1, b=1), loss="mse")
+        with pytest.raises(ValueError, match=message):
+            trainer.set_weights({"b": np.zeros(1, np.float32), **weights})
+        assert trainer.get_weights()["b"].item() == 1
+
+    @pytest.mark.parametrize("accumulate", [1, 4])
+    def test_a_state_set_back_repeats_the_training(self, accumulate: int) -> None:
+        x, y = images()
+        trainer = Trainer(convolutional(dropout=0.5), loss="cross_entropy", optimizer="adam", accumulate=accumulate)
+
+        def step(i: int) -> float:
+            return trainer.train_on_batch(x[i : i + 8], y[i : i + 8])["loss"]
+
+        for i in range(5):
+            step(i)
+        state = trainer.get_state()
+        first = [step(i) for i in range(6)], trainer.get_weights()
+        trainer.set_state(state)
+        second = [step(i) for i in range(6)], trainer.get_weights()
+        assert first[0] == second[0]
+        np.testing.assert_equal(first[1], second[1])
+
+    def test_learning_rate_can_be_set_unless_a_schedule_drives(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse", optimizer=0.1)
+        trainer.learning_rate = 0.0
+        trainer.train_on_batch(column(1), column(0))
+        assert trainer.get_weights()["w"].item() == 1
+        with pytest.raises(ValueError, match=r"learning_rate is a finite number >= 0, got nan"):
+            trainer.learning_rate = float("nan")
+        driven = Trainer(linear(w=1), loss="mse", optimizer=SGD(lambda step: 0.1 / (step + 1)))
+        driven.train_on_batch(column(1), column(0))
+        assert driven.learning_rate == pytest.approx(0.05)
+        with pytest.raises(TypeError, match=r"keep that schedule"):
+            driven.learning_rate = 1.0
+
+
+class TestFiles:
+    def test_export_runs_anywhere_and_predicts_the_same(self, tmp_path) -> None:
+        x, y = images()
+        trainer = Trainer(convolutional(dropout=0.2), loss="cross_entropy", optimizer="adam")
+        trainer.fit(x, y, verbose=0)
+        trainer.export(tmp_path / "deep" / "trained.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "deep" / "trained.onnx", providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], trainer.predict(x), atol=1e-6)
+        assert [p.name for p in (tmp_path / "deep").iterdir()] == ["trained.onnx"]
+
+    def test_a_loaded_trainer_goes_on_as_if_nothing_had_been(self, tmp_path) -> None:
+        x, y = images()
+
+        def fit(trainer: Trainer, epochs: int) -> Trainer:
+            trainer.fit(x, y, batch_size=10, epochs=epochs, verbose=0)
+            return trainer
+
+        def new() -> Trainer:
+            return Trainer(
+                convolutional(dropout=0.5), loss="cross_entropy", penalty={"conv*": 0.01}, metrics=["accuracy"], clip_norm=1.0, accumulate=2,
+                optimizer=Adam(onnxfit.schedules.Warmup(onnxfit.schedules.Cosine(0.01, 100), 5), weight_decay=0.01),
+            )  # fmt: skip
+
+        whole = fit(fit(new(), 2), 3)
+        path = fit(new(), 2).save(tmp_path / "a" / "b.ckpt")
+        loaded = Trainer.load(path)
+        assert loaded.train_losses_ == whole.train_losses_[:2]
+        fit(loaded, 3)
+        np.testing.assert_equal(loaded.get_state(), whole.get_state())
+        assert loaded.history.history == whole.history.history
+        assert loaded.train_losses_ == whole.train_losses_
+        assert [p.name for p in path.parent.iterdir()] == ["b.ckpt"]
+
+    def test_saved_inside_a_fit_and_loaded_it_finishes_that_fit(self, tmp_path) -> None:
+        x, y = classification()
+        kill = LambdaCallback(on_epoch_end=lambda epoch, logs: (_ for _ in ()).throw(KeyboardInterrupt) if epoch == 2 else None)
+
+        class Save(Callback):
+            phase = "checkpoint"
+
+            def on_epoch_end(self, epoch, logs):
+                self.trainer.save(tmp_path / "c")
+
+        def new() -> Trainer:
+            return Trainer(mlp(), loss="cross_entropy", optimizer="adam")
+
+        whole = new()
+        whole.fit(x, y, epochs=5, verbose=0)
+        broken = new()
+        with pytest.raises(KeyboardInterrupt):
+            broken.fit(x, y, epochs=5, verbose=0, callbacks=[Save(), kill])
+        loaded = Trainer.load(tmp_path / "c")
+        loaded.fit(x, y, epochs=5, verbose=0)
+        np.testing.assert_equal(loaded.get_state(), whole.get_state())
+        assert loaded.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]  # a plain fit afterwards is a whole one
+
+    def test_ones_own_loss_must_be_given_again(self, tmp_path) -> None:
+        def half(op, y_true, y_pred):
+            return 0.5 * (y_true - y_pred) ** 2
+
+        path = Trainer(linear(w=1), loss=half).save(tmp_path / "c")
+        with pytest.raises(
+            CheckpointError, match=r"your own loss 'half', and a checkpoint holds no code: Trainer.load\(path, loss=...\)"
+        ):
+            Trainer.load(path)
+        assert Trainer.load(path, loss=half).evaluate(column(2), column(0))["loss"] == 2
+
+    @pytest.mark.parametrize("damage", ["missing", "empty", "foreign", "cut", "flipped", "newer"])
+    def test_a_damaged_checkpoint_is_refused(self, tmp_path, damage: str) -> None:
+        path = Trainer(linear(w=1), loss="mse").save(tmp_path / "c")
+        data = bytearray(path.read_bytes())
+        if damage == "missing":
+            path.unlink()
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "foreign":
+            path.write_bytes(linear().SerializeToString())
+        elif damage == "cut":
+            path.write_bytes(data[: len(data) // 2])
+        elif damage == "flipped":
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        else:
+            _with_format(path, 99)
+        with pytest.raises(CheckpointError, match=r"'.*c'.*|newer"):
+            Trainer.load(path)
+
+    def test_a_failed_save_keeps_the_old_file(self, tmp_path, monkeypatch) -> None:
+        trainer = Trainer(linear(w=1), loss="mse")
+        path = trainer.save(tmp_path / "c")
+        before = path.read_bytes()
+        trainer.train_on_batch(column(1), column(0))
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device. Training is unharmed"):
+            trainer.save(path)
+        assert path.read_bytes() == before
+        assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+    def test_every_graph_is_written_and_valid(self, tmp_path) -> None:
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam")
+        files = trainer.save_onnx_graph(tmp_path, prefix="p_", suffix="_s")
+        in_memory = trainer.save_onnx_graph(bytes)
+        assert files == {name: f"p_{name}_s.onnx" for name in ("model", "trained", "train", "evaluate", "predict")}
+        for name, file in files.items():
+            assert (tmp_path / file).read_bytes() == in_memory[name]
+            onnxruntime.InferenceSession(tmp_path / file, providers=["CPUExecutionProvider"])
+        graph = onnx.load(tmp_path / "p_train_s.onnx").graph
+        assert {"x", "y_true/y", "fc0.weight", "train/learning_rate"} <= {i.name for i in graph.input}
+        assert {"train/loss", "fc0.weight/next"} <= {o.name for o in graph.output}
+
+    def test_summary_tells_what_is_trained(self) -> None:
+        text = Trainer(mlp(), "fc1*", loss="cross_entropy", penalty={"fc1.weight": 0.1}).summary()
+        assert "fc0.weight  4×8      32  frozen" in text
+        assert "27 of 67 numbers are trained" in text
+        assert "L2(" in text
+
+
+class TestRefusals:
+    """One error each, that says what was given, what was expected and how to fix it."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "message"),
+        [
+            ({"loss": "crossentropi"}, UnknownNameError, r"No loss is called 'crossentropi'. Did you mean 'cross"),
+            ({"loss": "mse", "optimizer": "adamm"}, UnknownNameError, r"No optimizer is called 'adamm'. Did you mean 'adam"),
+            (
+                {"loss": "mse", "metrics": ["accuracyy"]},
+                UnknownNameError,
+                r"No metric is called 'accuracyy'. Did you mean 'accuracy'",
+            ),
+            ({"loss": "mse", "weights": ["fc9*"]}, UnknownNameError, r"No weight is called 'fc9\*'"),
+            ({"loss": {"z": "mse"}}, UnknownNameError, r"No output is called 'z'. Known: y"),
+            ({"loss": "mse", "backend": "ful"}, UnknownNameError, r"No backend is called 'ful'. Did you mean 'full'"),
+            ({"loss": "mse", "gradient": "torch"}, UnknownNameError, r"No gradient source is called 'torch'"),
+            ({"loss": "mse", "batch_norm": "eval"}, SettingError, r"batch_norm is 'train' or 'frozen', got 'eval'"),
+            ({"loss": "mse", "accumulate": 0}, SettingError, r"accumulate is a number of batches from 1 on, got 0"),
+            ({"loss": "mse", "clip_norm": -1.0}, SettingError, r"clip_norm is a positive number or None, got -1.0"),
+            ({"loss": "mse", "device": "gpu"}, SettingError, r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
+            ({}, SettingError, r"loss=None needs a model with a scalar output 'loss'; its outputs are y"),
+            ({"loss": "mse", "metrics": ["mse", "mse"]}, SettingError, r"Two metrics are called 'mse'"),
+            ({"loss": lambda op, t, p: p - np.ones(2, np.float32)}, SettingError, r"cannot meet output y: float32\[N, 3\]"),
+        ],
+    )
+    def test_at_construction(self, arguments, error, message) -> None:
+        with pytest.raises(error, match=message):
+            Trainer(mlp(), **arguments)
+
+    def test_several_outputs_need_names(self) -> None:
+        with pytest.raises(SettingError, match=r"3 outputs \(a, b, z\): say which has which loss"):
+            Trainer(two_outputs(), loss="mse")
+
+    def test_a_weight_no_loss_depends_on(self) -> None:
+        with pytest.raises(SettingError, match=r"No loss depends on t"):
+            Trainer(two_outputs(), ["u", "t"], loss={"a": "mse"})
+
+    def test_an_operator_without_gradient_names_the_node(self) -> None:
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[4] w = {1, 2, 3, 4}> { [wave] y = Mod<fmod = 1>(x, w) }""")
+        with pytest.raises(GradientError, match=r"Mod"):
+            Trainer(model, loss="mse")
+
+    def test_a_loss_without_derivative(self) -> None:
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[4] w = {1, 2, 3, 4}> { s = Mul(x, w) y = Round(s) }""")
+        with pytest.raises(ModelError, match=r"depends on no weight in a way that has a derivative; the weights are w"):
+            Trainer(model, loss="mse")
+
+    @pytest.mark.parametrize(
+        ("x", "y", "message"),
+        [
+            (np.zeros((5, 7), np.float32), np.zeros(5, int), r"x: float32\[N, 4\]"),
+            (np.zeros((5, 4), np.float32), np.full(5, 3), r"class indices from 0 to 2"),
+            (np.zeros((5, 4), np.float32), np.zeros((5, 2), np.float32), r"\(5, 2\)"),
+            (np.zeros((5, 4), np.float32), np.zeros(4, int), r"5.*4"),
+            (np.full((5, 4), np.nan, np.float32), np.zeros(5, int), r"(?i)nan"),
+            (np.zeros((0, 4), np.float32), np.zeros(0, int), r"(?i)empty|no row"),
+            (np.zeros((5, 4), np.float32), None, r"label"),
+        ],
+        ids=["width", "label", "label shape", "rows", "nan", "empty", "no labels"],
+    )
+    def test_bad_data_changes_nothing(self, x, y, message) -> None:
+        good = classification()
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam")
+        trainer.fit(*good, verbose=0)
+        before, history = trainer.get_state(), trainer.history
+        with pytest.raises(DataError, match=message):
+            trainer.fit(x, y, verbose=0)
+        np.testing.assert_equal(trainer.get_state(), before)
+        assert trainer.history is history
+
+    def test_float64_data_is_converted_with_one_warning(self) -> None:
+        x, y = classification()
+        with pytest.warns(UserWarning, match=r"float64") as caught:
+            Trainer(mlp(), loss="cross_entropy").fit(x.astype(np.float64), y, verbose=0)
+        assert len(caught) == 1
+
+    def test_a_model_without_float_weights(self) -> None:
+        model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { y = Abs(x) }')
+        with pytest.raises(ModelError, match=r"no float weights"):
+            Trainer(model, loss=MeanSquaredError())
+
+    def test_no_cuda_here(self) -> None:
+        if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+            pytest.skip("this onnxruntime offers CUDA")
+        with pytest.raises(onnxfit.InstallationError, match=r"device='cuda:1' needs onnxruntime's CUDAExecutionProvider"):
+            Trainer(mlp(), loss="mse", device="cuda:1")
+
+
+def test_versions_names_what_bug_reports_need() -> None:
+    assert {"python", "onnx", "numpy"} <= set(onnxfit.versions())
