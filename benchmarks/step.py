@@ -172,14 +172,14 @@ def main() -> None:
         return
 
     print(header())
-    print(f"\n{'µs: median (middle half of ' + str(options.repeats) + ')':<34}{'train_on_batch':<32}{'fit, per batch':<32}", end="")
-    print(f"{'torch eager':<32}torch/fit" if options.torch else "")
+    print(f"\n{'µs: median (middle half of ' + str(options.repeats) + ')':<34}{'train_on_batch':<36}{'fit, per batch':<36}", end="")
+    print(f"{'torch eager':<36}torch/fit" if options.torch else "")
     for index, case in enumerate(CASES):
         common = ("--repeats", str(options.repeats), "--case", str(index))
         figures = apart("--only", "onnxfit", *common)
         if options.torch:
             figures |= apart("--only", "torch", *common)
-        print(f"{case.title:<34}" + "".join(f"{figure!s:<32}" for figure in figures.values()), end="")
+        print(f"{case.title:<34}" + "".join(f"{figure!s:<36}" for figure in figures.values()), end="")
         print(f"{figures['torch'].median / figures['fit'].median:.2f}" if options.torch else "", flush=True)
 
 

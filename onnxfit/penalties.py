@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from numbers import Real
 from typing import Any, Union
+
+import numpy as np
 
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.values import Op, Value
@@ -90,8 +91,8 @@ def get_penalty(spec: OnePenalty) -> Penalty:
     if isinstance(spec, str):
         known = registry(__name__, Penalty)  # type: ignore[type-abstract]
         return lookup("penalty", next((n for n in (spec, snake_case(spec), spec.lower()) if n in known), spec), known)
-    if isinstance(spec, Real) and not isinstance(spec, bool):
-        return L2(float(spec))
+    if _is_number(spec):
+        return L2(float(spec))  # type: ignore[arg-type]
     if isinstance(spec, Mapping) and spec and set(spec) <= {"l1", "l2"}:
         return ElasticNet(spec.get("l1", 0.0), spec.get("l2", 0.0))
     raise SettingError(f"A penalty is a Penalty, a number (L2), a name or {{'l1': a, 'l2': b}}, got {spec!r}.")
@@ -126,7 +127,9 @@ def _entries(penalty: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str
             raise SettingError(f"penalty= maps names of weights and patterns to penalties, got the key {pattern!r}.")
         if pattern not in names and not any(fnmatchcase(name, pattern) for name in names):
             if set(penalty) <= {"l1", "l2"}:
-                raise SettingError(f"penalty={dict(penalty)!r} names no weight; for every weight write penalty={{'*': {dict(penalty)!r}}}.")
+                raise SettingError(
+                    f"penalty={dict(penalty)!r} names no weight; for every weight write penalty={{'*': {dict(penalty)!r}}}."
+                )
             raise UnknownNameError("trained weight", pattern, names)
     return list(penalty.items())
 
@@ -135,6 +138,10 @@ def _sum(op: Op, x: Value) -> Value:
     return op.ReduceSum(x, keepdims=0) if x.rank else x
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def _check(penalty: str, field: str, value: Any) -> None:
-    if isinstance(value, bool) or not (isinstance(value, Real) and value >= 0 and math.isfinite(value)):
+    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
         raise SettingError(f"{penalty} needs a finite {field} >= 0, got {value!r}.")

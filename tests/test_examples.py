@@ -41,4 +41,4 @@ def test_example(name: str, tmp_path: Path) -> None:
     if name == "digits":
         assert {"digits.onnx", "trained.onnx", "digits.png", "checkpoints", "runs"} <= {path.name for path in tmp_path.iterdir()}
         runs = {path.parent.name for path in tmp_path.glob("runs/**/events.out.tfevents.*")}
-        assert runs == {"train", "validation"}
+        assert {"train", "validation"} <= runs

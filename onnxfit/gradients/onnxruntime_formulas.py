@@ -183,7 +183,8 @@ def reduction(op: Op, site: Site) -> Value | None:
         raise Refused("noop_with_empty_axes without axes", "remove the node")
     if not axes:
         return op.Identity(x)
-    if kind in ("ReduceSum", "ReduceMean") or (kind in ("ReduceL2", "ReduceLogSumExp") and keep and given(op, site, 1) is not None):
+    named = known(op, site, 1)
+    if kind in ("ReduceSum", "ReduceMean") or (kind in ("ReduceL2", "ReduceLogSumExp") and keep and named is not None and named.size):
         return None
 
     def reduce(op_type: str, value: Value) -> Value:

@@ -146,7 +146,8 @@ def local_response_normalization(op: Op, site: Site) -> Value:
     last = [0, *range(2, rank(x)), 1]
     sums = op.Transpose(op.Transpose(x * x, perm=last) @ op.constant(band, x.dtype), perm=[int(i) for i in np.argsort(last)])
     near: Value = attribute(site, "bias", 1.0) + attribute(site, "alpha", 1e-4) / window * sums
-    return x / near ** attribute(site, "beta", 0.75)
+    powered: Value = near ** attribute(site, "beta", 0.75)
+    return x / powered
 
 
 @form("BatchNormalization")

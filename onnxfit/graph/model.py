@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.spec import Dim, TensorSpec
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
@@ -116,7 +117,13 @@ def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Mod
             _set_shape(value, shapes[value.name])
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
-    return infer_shapes(ir.from_proto(proto))
+    special = infer_shapes(ir.from_proto(proto))
+    if shapes:
+        try:
+            fold_shapes(special)
+        except ValueError as error:
+            raise ModelError(f"The model does not accept inputs of these shapes: {error}") from None
+    return special
 
 
 def _set_shape(value: onnx.ValueInfoProto, shape: Iterable[Dim]) -> None:

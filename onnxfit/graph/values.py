@@ -186,8 +186,11 @@ class Op:
             self.graph.append(node)
         else:
             self.graph.insert_before(self._anchor, node)
-        if schema is not None:
-            self._infer(schema, node)
+        try:
+            infer_outputs(self.graph, node)
+        except ValueError:
+            self.graph.remove(node, safe=True)
+            raise
         return tuple(Value(self, out) for out in node.outputs)
 
     def _operands(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Operand]) -> list[Value | None]:
@@ -211,29 +214,35 @@ class Op:
             values.append(self.constant(given, wanted))
         return values
 
-    def _infer(self, schema: onnx.defs.OpSchema, node: ir.Node) -> None:
-        """Give the outputs their type and shape, by ONNX's own inference for this one operator."""
-        types, data = {}, {}
-        for value in node.inputs:
-            if value is None or value.name is None or value.type is None:
-                continue
-            types[value.name] = ir.serde.serialize_value(value).type
-            tensor = value.const_value
-            if tensor is not None and tensor.size <= 1024:
-                data[value.name] = ir.serde.serialize_tensor(tensor)
-        imports = [onnx.helper.make_opsetid(d, v) for d, v in self.graph.opset_imports.items()]
-        try:
-            inferred = onnx.shape_inference.infer_node_outputs(
-                schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
-            )
-        except onnx.shape_inference.InferenceError as error:
-            self.graph.remove(node, safe=True)
-            raise ValueError(f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}") from None
-        for out in node.outputs:
-            if out.name in inferred:
-                proto = inferred[out.name]
-                out.type = ir.serde.deserialize_type_proto_for_type(proto)
-                out.shape = ir.serde.deserialize_type_proto_for_shape(proto)
+
+def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
+    """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
+    version = graph.opset_imports.get(node.domain, 0)
+    if not onnx.defs.has(node.op_type, version, node.domain):
+        return
+    types, data = {}, {}
+    for value in node.inputs:
+        if value is None or value.name is None or value.type is None:
+            continue
+        types[value.name] = ir.serde.serialize_value(value).type
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor.size <= 1024:
+            data[value.name] = ir.serde.serialize_tensor(tensor)
+    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
+        )
+    except onnx.shape_inference.InferenceError as error:
+        raise ValueError(f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}") from None
+    for out in node.outputs:
+        if out.name in inferred:
+            proto = inferred[out.name]
+            out.type = ir.serde.deserialize_type_proto_for_type(proto)
+            shape = ir.serde.deserialize_type_proto_for_shape(proto)
+            if shape is not None and (out.shape is None or not out.shape.is_static()):
+                out.shape = shape
 
 
 def _describe(value: ir.Value | None) -> str:

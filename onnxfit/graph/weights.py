@@ -15,6 +15,9 @@ SETTINGS = {
     ("Clip", 1), ("Clip", 2), ("Dropout", 1), ("Pad", 2), ("Resize", 1), ("Resize", 2), ("Upsample", 1), ("Pow", 1), ("Range", 0), ("Range", 1),
     ("Range", 2), ("OneHot", 2), ("QuantizeLinear", 1), ("DequantizeLinear", 1), ("RoiAlign", 1), ("MaxRoiPool", 1),
 }  # fmt: skip
+LAYERS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "PRelu", "Gather", "LSTM", "GRU", "RNN"} | {
+    f"{kind}Normalization" for kind in ("Batch", "Layer", "Instance", "Group", "SimplifiedLayer")
+}
 STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
 
@@ -26,18 +29,31 @@ def statistics(model: ir.Model) -> set[str]:
 def all_weights(model: ir.Model) -> list[str]:
     """Every float initializer that is a weight, in the model's order.
 
-    Not weights: constants of the graph (scalars of rank 0, settings such as the bounds of Clip, masks with infinities) and the running
-    statistics of BatchNormalization. A constant with an axis, such as a table of positions, cannot be told from a weight: exclude it
-    by `"!name"`.
+    Not weights: constants of the graph and the running statistics of BatchNormalization. Constants are tensors of rank 0, of one element
+    unless they are what a layer multiplies by or adds (`MatMul`, `Gemm`, `Conv`, … and the `Add` after one), settings of an operator
+    (the bounds of Clip), and masks with infinities. A larger constant, such as a table of positions, cannot be told from a weight: exclude
+    it by `"!name"`, or name a weight that is left out.
     """
     found = []
     for name, roles in _roles(model):
         value = model.graph.initializers[name]
-        if _is_float(value) and value.shape is not None and len(value.shape) > 0 and not roles & (SETTINGS | STATISTICS):
-            tensor = value.const_value
-            if tensor is not None and bool(np.isfinite(tensor.numpy()).all()):
-                found.append(name)
+        if not _is_float(value) or not value.shape or roles & (SETTINGS | STATISTICS):
+            continue
+        tensor = value.const_value
+        if tensor is not None and bool(np.isfinite(tensor.numpy()).all()) and (tensor.size != 1 or _of_a_layer(value)):
+            found.append(name)
     return found
+
+
+def _of_a_layer(value: ir.Value) -> bool:
+    """Whether a tensor of one element belongs to a layer; exporters write factors, epsilons and exponents in the same form."""
+    for node, _ in value.uses():
+        if node.op_type in LAYERS:
+            return True
+        others = [v.producer() for v in node.inputs if v is not None and v is not value]
+        if node.op_type == "Add" and any(p is not None and p.op_type in LAYERS for p in others):
+            return True
+    return False
 
 
 def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> list[str]:
