@@ -366,7 +366,7 @@ class StreamSource(Source):
                 number += 1
         finally:
             end = getattr(given, "close", None)
-            if self.re_iterable and callable(end):  # an iterator of the caller's own is theirs to end
+            if callable(end):  # a generator; one of the caller's own comes as an islice, which leaves it open
                 end()
         if not number:
             used = "" if self.re_iterable else " An iterator can be passed over once: is it used up?"

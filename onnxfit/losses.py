@@ -104,12 +104,9 @@ class Loss(ABC):
 
         `sample_weight` has shape `(batch,)`. An input of labels or weights with a size of its own gets the output's for it.
         """
-        if y_pred.shape is not None:
-            wanted = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape)).shape
-            _adopt_sizes(y_true, wanted)
-            _adopt_sizes(y_true, y_pred.shape)
-            if sample_weight is not None:
-                _adopt_sizes(sample_weight, y_pred.shape[:1])
+        _adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
+        if sample_weight is not None and y_pred.shape:
+            _adopt_sizes(sample_weight, y_pred.shape[:1])
         loss = self(op, y_true, y_pred)
         if loss.rank == 0:
             if sample_weight is not None:
@@ -134,6 +131,11 @@ class Loss(ABC):
         total = op.ReduceSum(count if count.shape == loss.shape else op.Expand(count, op.Shape(loss)), keepdims=0)
         # a batch in which nothing counts costs 0, not 0/0
         return op.ReduceSum(weighted, keepdims=0) / op.Max(total, np.finfo(loss.dtype).tiny), total
+
+    def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
+        """What the output's sizes say about those of the labels."""
+        wanted = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape)).shape
+        return y_pred.shape if wanted is None or len(wanted) != y_true.rank else wanted
 
 
 LossLike = Union[str, Loss, type[Loss], LossFunction]
@@ -181,6 +183,9 @@ class FunctionLoss(Loss):
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = _numbers(self, y)
         return labels if _fitted(labels, self.target(y_pred)) is None else super().prepare(labels, y_pred)
+
+    def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
+        return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None  # labels may have a shape of their own
 
 
 # ---------------------------------------------------------------------- regression
@@ -768,7 +773,8 @@ def _fitted(labels: Array, wanted: TensorSpec) -> Array | None:
 def _aligned(loss: Loss, labels: Array, wanted: TensorSpec, y_pred: TensorSpec) -> Array:
     fitted = _fitted(labels, wanted)
     if fitted is None:
-        shape = ", ".join("?" if d is None else str(d) for d in _with_batch(wanted).shape or ())
+        sizes = ["?" if d is None else str(d) for d in _with_batch(wanted).shape or ()]
+        shape = ", ".join(sizes) + "," * (len(sizes) == 1)
         what = "class indices" if wanted.dtype.kind in "iu" else "labels"
         raise DataError(
             f"{_name(loss)} expects {what} of shape ({shape}) for output {y_pred}; got shape {labels.shape}."
@@ -793,7 +799,7 @@ def _check_range(
     least, most = max(low, -limit), min(high, limit)
     # NaN is the least and the greatest of everything, and compares as neither
     if labels.size and not (labels.min() >= least and labels.max() <= most):
-        text = {(0.0, 1.0): f"{what} from 0 to 1", (0.0, math.inf): f"{what} >= 0"}.get((low, high), f"finite {what}")
+        text = {(0.0, 1.0): f"{what} from 0 to 1", (0.0, math.inf): f"finite {what} >= 0"}.get((low, high), f"finite {what}")
         _refuse(loss, labels, ~((labels >= least) & (labels <= most)), text, y_pred)
 
 

@@ -158,7 +158,8 @@ class Trainer:
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
         self._warned = False  # of a loss that is not finite, once in a fit
-        self._resume = Resume()
+        self._position = Resume()  # of the fit under way, for checkpoints
+        self._resume = Resume()  # where a loaded trainer's next fit goes on
         self._calls: CallbackList | None = None  # of the fit under way
         self._callback_states: dict[str, dict[str, Any]] = {}  # loaded, and not yet given to a fit
 
@@ -198,17 +199,19 @@ class Trainer:
             if validation_data is not None:
                 validation = stack.enter_context(self._source(*_triple(validation_data), batch_size, "validation"))
             first = max(initial_epoch, self._resume.epoch)
+            start = Resume(first, self._resume.batch if first == self._resume.epoch else 0)
             if epochs - first > 1 and steps_per_epoch is None:
                 training.require_re_iterable(epochs - first)
-            batches = Epochs(training, steps_per_epoch, self.epoch, self._resume.batch)
+            batches = Epochs(training, steps_per_epoch, self.epoch, start.batch)
             history = History()
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
-            # nothing is refused from here on
-            self.history, self.batch_size, self._calls, self._callback_states = history, training.batch_size, calls, {}
+            before, done = self.history, self.global_batch
+            self.history, self.batch_size, self._calls = history, training.batch_size, calls
             self.stop_training, self.stop_reason, self._warned = False, None, False
             self.last_losses.clear()
+            self._position, self._resume, self._callback_states = start, Resume(), {}
             logs = Logs()
             try:
                 calls.on_train_begin(logs)
@@ -220,14 +223,16 @@ class Trainer:
                             f"val_{name}": value for name, value in self._evaluate(validation, calls, validation_steps).items()
                         }
                     self.epoch += 1
-                    self._resume = Resume(epoch=epoch + 1)
+                    self._position = Resume(epoch=epoch + 1)
                     logs = _logs({**figures, "learning_rate": rate})
                     calls.on_epoch_end(epoch, logs)
                     if self.stop_training:
                         break
-                self._resume = Resume()
+                self._position = Resume()
                 calls.on_train_end(logs)
             except BaseException as error:
+                if self.global_batch == done:  # not even the first step was possible
+                    self.history = before
                 calls.on_exception(error)
                 raise
             finally:
@@ -249,7 +254,7 @@ class Trainer:
             self.global_batch += 1
             self.samples_seen += batch.rows
             self.global_step += not backend.window
-            self._resume.batch = index + 1
+            self._position.batch = index + 1
             self.last_losses.append(loss)
             if end:
                 calls.on_train_batch_end(index, _logs({**tracker.figures(), "batch_loss": loss}))
@@ -422,7 +427,7 @@ class Trainer:
             state=self.get_state(),
             history=self.history.state_dict(),
             train_losses=self.train_losses_,
-            resume=(self._resume.epoch, self._resume.batch),
+            resume=(self._position.epoch, self._position.batch),
             callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states,
         )
         return checkpoint.save(path, contents)
@@ -439,7 +444,7 @@ class Trainer:
         trainer.set_state(contents.state)
         trainer.history.load_state_dict(contents.history)
         trainer.train_losses_ = list(contents.train_losses)
-        trainer._resume = Resume(*contents.resume)
+        trainer._resume, trainer._position = Resume(*contents.resume), Resume(*contents.resume)
         trainer._callback_states = dict(contents.callbacks)
         return trainer
 

@@ -507,6 +507,25 @@ class TestFiles:
         np.testing.assert_equal(loaded.get_state(), whole.get_state())
         assert loaded.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]  # a plain fit afterwards is a whole one
 
+    def test_after_an_interruption_a_plain_fit_is_a_whole_one(self, tmp_path) -> None:
+        x, y = classification(64)
+        batches: list[int] = []
+
+        def interrupt(batch: int, logs: object) -> None:
+            batches.append(batch)
+            if len(batches) == 3:
+                raise KeyboardInterrupt
+
+        trainer = Trainer(mlp(), loss="cross_entropy")
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(x, y, batch_size=16, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)], verbose=0)
+        trainer.save(tmp_path / "c")
+        assert trainer.fit(x, y, batch_size=16, epochs=2, verbose=0).epoch == [0, 1]
+        assert trainer.global_step == 3 + 8
+        loaded = Trainer.load(tmp_path / "c")  # but what was saved goes on where it stopped
+        loaded.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        assert loaded.global_step == 8
+
     def test_ones_own_loss_must_be_given_again(self, tmp_path) -> None:
         def half(op, y_true, y_pred):
             return 0.5 * (y_true - y_pred) ** 2
@@ -644,6 +663,19 @@ class TestRefusals:
             trainer.fit(x, y, verbose=0)
         np.testing.assert_equal(trainer.get_state(), before)
         assert trainer.history is history
+
+    def test_a_step_that_cannot_be_built_changes_nothing(self) -> None:
+        """Only the batch tells the size of N: 3 is not 5."""
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = Add(x, w) }""")
+        trainer = Trainer(model, loss="mse", optimizer="adam")
+        x = np.ones((3, 4), np.float32)
+        history, state = trainer.fit(x, x, verbose=0), trainer.get_state()
+        x = np.ones((5, 4), np.float32)
+        with pytest.raises(ModelError, match=r"does not accept inputs of these shapes|contradict"):
+            trainer.fit(x, x, verbose=0)
+        assert trainer.history is history
+        np.testing.assert_equal(trainer.get_state(), state)
 
     def test_float64_data_is_converted_with_one_warning(self) -> None:
         x, y = classification()

@@ -181,8 +181,6 @@ def reduction(op: Op, site: Site) -> Value | None:
     kind, x, axes, keep = site.node.op_type, needed(op, site), _axes(op, site), attribute(site, "keepdims", 1)
     if axes is None:
         raise Refused("noop_with_empty_axes without axes", "remove the node")
-    if not axes:
-        return op.Identity(x)
     named = known(op, site, 1)
     if kind in ("ReduceSum", "ReduceMean") or (kind in ("ReduceL2", "ReduceLogSumExp") and keep and named is not None and named.size):
         return None
