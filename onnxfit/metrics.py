@@ -49,9 +49,10 @@ class Metric(ABC):
     sample weight (and puts `weighted_` before the name), else weights are passed over; `name` overrides the name under which it is logged.
     `mode` says which way is better, and `scalar` whether the result is a float.
 
-    `y_true` is what the loss was given: of the shape of `y_pred`, or integer classes without the class axis, of which negative ones
-    count nowhere. `y_pred` is the model's output. Both may be overwritten after `update`, so that a metric keeps copies. Without any row the
-    result is NaN.
+    `y_true` is what the loss was given: of the shape of `y_pred`, or integer classes without the class axis. Classes that the outputs do
+    not have count nowhere: a loss refuses all but its `ignore_index`. The class axis is the one that fits the labels; where several do, 1
+    for outputs of rank 4 and more, else the last. `y_pred` is the model's output. Both may be overwritten after `update`, so that a
+    metric keeps copies. Without any row the result is NaN.
     """
 
     mode: ClassVar[str] = "min"
@@ -613,16 +614,21 @@ def _is_binary(y_true: Array, y_pred: Array) -> bool:
     return axis is not None and y_pred.shape[axis] == 1
 
 
+def _class_axes(rank: int) -> list[int]:
+    """Where the classes may be, the likeliest first: axis 1 of images, else the last axis, as for the losses."""
+    return list(range(1, rank)) if rank >= 4 else list(range(rank - 1, 0, -1))
+
+
 def _class_axis(y_true: Array, y_pred: Array) -> int | None:
-    """The axis of the outputs that integer labels lack: 1, as in ONNX's own losses, or a later one if only that fits."""
+    """The axis of the outputs that integer labels lack."""
     shape = y_pred.shape
-    return next((i for i in range(1, len(shape)) if shape[:i] + shape[i + 1 :] == y_true.shape), None)
+    return next((i for i in _class_axes(len(shape)) if shape[:i] + shape[i + 1 :] == y_true.shape), None)
 
 
 def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
-    """The class of every row, and its scores, their class axis last."""
+    """The class of every row, -1 where it counts nowhere, and its scores, their class axis last."""
     if y_true.shape == y_pred.shape and y_pred.ndim > 1:
-        for axis in (1, -1):
+        for axis in _class_axes(y_pred.ndim):
             if np.allclose(y_true.sum(axis=axis), 1, atol=1e-3):
                 return y_true.argmax(axis=axis), np.moveaxis(y_pred, axis, -1)
         raise DataError(
@@ -635,9 +641,7 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
     if axis_or_none is None:
         raise _misfit(metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred)
     scores, classes = np.moveaxis(y_pred, axis_or_none, -1), y_true.astype(np.int64)
-    if classes.size and classes.max() >= scores.shape[-1]:
-        raise DataError(f"{type(metric).__name__} got class {classes.max()}, the outputs have classes 0 to {scores.shape[-1] - 1}.")
-    return classes, scores
+    return np.where(classes < scores.shape[-1], classes, -1), scores
 
 
 def _decisions(metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, int]:

@@ -111,11 +111,12 @@ def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penal
         return {}
     if not isinstance(penalty, Mapping):
         return dict.fromkeys(names, get_penalty(penalty))
-    by_pattern = {p: None if one is None else get_penalty(one) for p, one in _entries(penalty, names)}
+    entries = {key: None if one is None else get_penalty(one) for key, one in _entries(penalty, names)}
+    patterns = [key for key in entries if key not in names]  # a name may have brackets, and is no pattern then
     found: dict[str, Penalty] = {}
     for name in names:
-        pattern = name if name in by_pattern else next((p for p in by_pattern if fnmatchcase(name, p)), None)
-        one = None if pattern is None else by_pattern[pattern]
+        key = name if name in entries else next((p for p in patterns if fnmatchcase(name, p)), None)
+        one = None if key is None else entries[key]
         if one is not None:
             found[name] = one
     return found
@@ -135,6 +136,8 @@ def _entries(penalty: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str
 
 
 def _sum(op: Op, x: Value) -> Value:
+    if x.shape is not None and 0 in x.shape:
+        return op.constant(0, x.dtype)  # onnxruntime cannot compile the gradient of an empty sum
     return op.ReduceSum(x, keepdims=0) if x.rank else x
 
 

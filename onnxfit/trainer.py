@@ -202,6 +202,8 @@ class Trainer:
             start = Resume(first, self._resume.batch if first == self._resume.epoch else 0)
             if epochs - first > 1 and steps_per_epoch is None:
                 training.require_re_iterable(epochs - first)
+            if validation is not None and (passes := sum(map(due, range(first, epochs)))) > 1:
+                validation.require_re_iterable(passes)
             batches = Epochs(training, steps_per_epoch, self.epoch, start.batch)
             history = History()
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []

@@ -329,8 +329,14 @@ def test_accuracy_over_every_axis_that_can_hold_the_classes() -> None:
     assert figure(Accuracy(), np.array([[1], [0]]), np.array([[0.1, 0.9], [0.2, 0.8]])) == 0.5  # labels (n, 1)
 
 
-def test_negative_classes_count_nowhere() -> None:
-    y_true, scores = np.array([0, -100, 1, -1]), np.array([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
+def test_where_several_axes_could_hold_the_classes_it_is_the_losses_axis() -> None:
+    tokens, images = np.array([[0, 1], [1, 1]]), np.array([[[0, 1], [1, 1]]] * 2)
+    assert figure(Accuracy(), tokens, np.eye(2)[tokens]) == 1  # (batch, tokens, classes)
+    assert figure(Accuracy(), images, np.moveaxis(np.eye(2)[images], -1, 1)) == 1  # (batch, classes, height, width)
+
+
+def test_classes_that_the_outputs_lack_count_nowhere() -> None:
+    y_true, scores = np.array([0, -100, 1, 255]), np.array([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
     for metric, expected in ((Accuracy(), 0.5), (TopKAccuracy(1), 0.5), (Recall(average="micro"), 0.5), (AUC(), 1.0)):
         assert figure(metric, y_true, scores) == expected
     assert figure(ConfusionMatrix(), y_true, scores).sum() == 2
@@ -369,11 +375,6 @@ def test_several_labels_at_once_are_not_taken_for_one_class() -> None:
         with pytest.raises(DataError, match=r"add up to 1 over the classes.*BinaryAccuracy.*multi_label=True"):
             metric.update(y_true, y_pred)
     assert figure(BinaryAccuracy(), y_true, y_pred) == 5 / 6
-
-
-def test_classes_beyond_the_outputs_are_refused() -> None:
-    with pytest.raises(DataError, match="Accuracy got class 3, the outputs have classes 0 to 2"):
-        Accuracy().update(np.array([0, 3]), np.zeros((2, 3)))
 
 
 def test_equal_scores_do_not_count_for_every_class() -> None:

@@ -200,6 +200,12 @@ class TestArithmetic:
         trainer.fit(batches, epochs=3, verbose=0)
         assert trainer.global_step == 12
 
+    def test_so_does_one_of_validation(self) -> None:
+        trainer = Trainer(linear(w=1), loss="mse")
+        with pytest.raises(DataError, match=r"validation"):
+            trainer.fit(column(1), column(0), epochs=3, validation_data=(b for b in [(column(1), column(0))]), verbose=0)
+        assert trainer.global_step == 0
+
     def test_predictions_come_in_input_order(self) -> None:
         trainer = Trainer(linear(w=2), loss="mse")
         x = column(*range(9))

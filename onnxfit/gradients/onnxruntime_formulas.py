@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.onnxruntime_coverage import Refused
-from onnxfit.gradients.onnxruntime_forms import attribute, expanded, form, given, known, needed, rank, result, same_shape, size
+from onnxfit.gradients.onnxruntime_forms import attribute, expanded, form, known, needed, rank, result, same_shape, size
 from onnxfit.gradients.paths import Site
 from onnxfit.graph.values import Op, Value
 
@@ -182,13 +182,17 @@ def reduction(op: Op, site: Site) -> Value | None:
     if axes is None:
         raise Refused("noop_with_empty_axes without axes", "remove the node")
     named = known(op, site, 1)
-    if kind in ("ReduceSum", "ReduceMean") or (kind in ("ReduceL2", "ReduceLogSumExp") and keep and named is not None and named.size):
+    if kind in ("ReduceSum", "ReduceMean") or (
+        kind in ("ReduceL2", "ReduceLogSumExp") and keep and named is not None and named.size
+    ):
         return None
 
     def reduce(op_type: str, value: Value) -> Value:
+        if not axes:  # of a scalar
+            return abs(value) if op_type == "ReduceL2" else value
         call: Callable[..., Value] = getattr(op, op_type)
         y = call(value, axes, keepdims=1)
-        return y if keep else op.Squeeze(y, axes)  # the rules of some are wrong without the axes
+        return y if keep else op.Squeeze(y, axes)  # the builder's rule for ReduceL2 is wrong where nothing is left
 
     if kind == "ReduceSumSquare":
         return reduce("ReduceSum", x * x)

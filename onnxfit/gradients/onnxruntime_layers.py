@@ -175,7 +175,7 @@ def negative_log_likelihood(op: Op, site: Site) -> Value:
 
 
 def _negative_log_likelihood(op: Op, site: Site, log_probability: Value) -> Value:
-    """-w[t] log p[t] where t is not `ignore_index`; the mean divides by the sum of those w."""
+    """-w[t] log p[t] where t is not `ignore_index`; the mean divides by the sum of those w, and is 0 where there are none."""
     target, weight = needed(op, site, 1), given(op, site, 2)
     ignored, reduction = attribute(site, "ignore_index"), text(site, "reduction", "mean")
     one = op.constant(1, log_probability.dtype)
