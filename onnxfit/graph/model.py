@@ -116,7 +116,8 @@ def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Mod
         if value.name in shapes:
             _set_shape(value, shapes[value.name])
     for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")  # a name may stand for a size that is known now; the rank and the numbers stay
     special = infer_shapes(ir.from_proto(proto))
     if shapes:
         try:
