@@ -18,7 +18,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import GradientError, InstallationError
 from onnxfit.gradients import onnxruntime_formulas, onnxruntime_layers, onnxruntime_moves, onnxruntime_recurrent, refuse  # noqa: F401  # they register their forms
-from onnxfit.gradients.onnxruntime_coverage import STATIC, Refused, check
+from onnxfit.gradients.onnxruntime_coverage import STATIC, TYPED, Refused, check
 from onnxfit.gradients.onnxruntime_forms import FORMS
 from onnxfit.gradients.onnxruntime_part import Part
 from onnxfit.gradients.paths import Site, reachable, sites
@@ -121,7 +121,8 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
             check(site)
         except Refused as refused:
             block(site.node, refused)
-    return work, path, list(found.values())
+    causes = [b for b in found.values() if b.cure != TYPED]  # behind an unknown operator, no type is known
+    return work, path, causes or list(found.values())
 
 
 def _check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
@@ -150,6 +151,9 @@ def _into_form(op: Op, site: Site) -> bool:
     node = site.node
     if node.op_type not in FORMS or node.domain not in ("", "ai.onnx"):
         return False
+    untyped = next((v.name for v in node.inputs if v is not None and v.dtype is None), None)
+    if untyped is not None:
+        raise Refused(f"the element type of {untyped!r} is unknown", TYPED)
     with op.replacing(node) as replace:
         made = FORMS[node.op_type](op, site)
         if made is None:

@@ -15,6 +15,7 @@ from onnxfit.gradients.paths import Site
 
 REPLACE = "freeze the weights before it, or replace the operator"
 STATIC = "static shapes: fix the sizes of the model's inputs"
+TYPED = "a model whose types can be inferred"
 IN_SINGLE = "onnxruntime computes its gradient in float32 only"
 
 
@@ -37,7 +38,7 @@ def check(site: Site) -> None:
         raise Refused(f"no gradient{REASONS.get(key, '')}")
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and (value.type is None or value.dtype is None):
-            raise Refused(f"the element type of {value.name!r} is unknown", "a model whose types can be inferred")
+            raise Refused(f"the element type of {value.name!r} is unknown", TYPED)
     flowing = [*(node.inputs[i] for i in site.inputs), *(node.outputs[i] for i in site.outputs)]
     for value in flowing:
         _shape(value)

@@ -1,0 +1,87 @@
+"""Data: arrays, loaders and iterables become batches that fit the model's inputs, or one clear error says why they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnxfit.data.batch import Batch, Source, Target
+from onnxfit.data.feed import Feed
+from onnxfit.data.loader import DataLoader
+from onnxfit.data.memory import ArraySource, validation_split
+from onnxfit.data.order import check_fixed, checked_batch_size, permutation
+from onnxfit.data.prefetch import Prefetch, PrefetchedSource
+from onnxfit.data.stream import stream_source
+from onnxfit.data.structure import holds_arrays
+from onnxfit.data.weights import checked_class_weight
+from onnxfit.errors import SettingError
+from onnxfit.graph.spec import TensorSpec
+
+__all__ = [
+    "Batch",
+    "DataLoader",
+    "Prefetch",
+    "PrefetchedSource",
+    "Source",
+    "Target",
+    "permutation",
+    "source",
+    "validation_split",
+]
+
+
+def source(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    inputs: Sequence[TensorSpec],
+    targets: Mapping[str, Target],
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    drop_last: bool = False,
+    class_weight: Mapping[int, float] | None = None,
+    what: str = "training",
+) -> Source:
+    """The batches of whatever a user calls data.
+
+    - arrays, dicts and lists of arrays, pandas, `DataLoader`: cast and checked here, once;
+    - HF datasets, objects with `__len__` and `__getitem__` of batches, iterables of batches, functions that return an iterator: each
+      batch is cast and checked when it comes.
+
+    `shuffle` is for the rows of arrays, and for the order of batches that can be had by number (as in Keras); iterables have their own.
+    `targets` maps output -> Target, in the model's order. `what` is "training", "evaluation" or "prediction", which needs no labels.
+
+    DataError: the data does not fit `inputs` or `targets`. SettingError: settings that exclude each other.
+    """
+    if isinstance(x, DataLoader):
+        _refuse_beside_batches(x, y, sample_weight)
+        made = source(
+            x.X,
+            x.y,
+            x.sample_weight,
+            inputs=inputs,
+            targets=targets,
+            batch_size=x.batch_size,
+            shuffle=x.shuffle and what == "training",
+            seed=seed if x.seed is None else x.seed,
+            drop_last=x.drop_last,
+            class_weight=class_weight,
+            what=what,
+        )
+        return PrefetchedSource(made, x.prefetch) if x.prefetch else made
+    feed = Feed(tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what)
+    batch_size = checked_batch_size(batch_size)
+    if holds_arrays(x):
+        prepared = feed.prepare(x, y, sample_weight)
+        check_fixed(feed.fixed, prepared.rows, batch_size, drop_last, what)
+        return ArraySource(prepared, batch_size, shuffle, seed, drop_last, what)
+    _refuse_beside_batches(x, y, sample_weight)
+    return stream_source(x, feed, batch_size, shuffle, seed)
+
+
+def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise SettingError(f"{type(data).__name__} gives batches, which bring their own labels and weights: leave out {name}.")
