@@ -184,6 +184,11 @@ class CosineSimilarity(MeanMetric):
         return np.asarray((true * pred).sum(axis=-1) / np.where(norms == 0, 1.0, norms))
 
 
+def mode_by_name(name: str) -> str:
+    """Whether less ("min") or more ("max") of a figure is better, as far as its name tells."""
+    return "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")) else "min"
+
+
 @dataclass
 class FunctionMetric(MeanMetric):
     """The mean of a function's values: one per row, or one per batch, which counts as often as the batch has rows."""
@@ -191,8 +196,7 @@ class FunctionMetric(MeanMetric):
     function: Callable[[Array, Array], Any]
 
     def __post_init__(self) -> None:
-        if any(word in self._own_name() for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")):
-            self.mode = "max"  # type: ignore[misc]  # all that can be known of a function is its name
+        self.mode = mode_by_name(self._own_name())  # type: ignore[misc]  # all that can be known of a function is its name
         super().__post_init__()
 
     def _own_name(self) -> str:

@@ -32,6 +32,7 @@ from onnxfit.graph.model import ModelSource, initializer_arrays, read_model, spe
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.weights import select_weights
 from onnxfit.loop import Epochs, Resume, require_data, validation_due
+from onnxfit.metrics import mode_by_name
 from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
@@ -415,9 +416,7 @@ class Trainer:
         for metric in self._output_metrics:
             if metric.name == name:
                 return metric.mode
-        return (
-            "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "cosine_similarity")) else "min"
-        )
+        return mode_by_name(name)
 
     # ------------------------------------------------------------------ files
 

@@ -481,7 +481,9 @@ def test_a_weighted_row_counts_as_a_row():
     results = {r: value(MeanSquaredError(reduction=r), y, p, s) for r in ("mean", "weighted_mean", "sum")}
     assert results == {"mean": 6.25, "weighted_mean": 12.5, "sum": 25}
     assert value(MeanSquaredError(), y, p) == 7.5
-    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 0.3, 0.3], np.float32)) == pytest.approx(2.125)
+    y = np.array([[0], [0], [1], [1]], np.float32)
+    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 0.3, 0.3], np.float32)) == pytest.approx(1.225)
+    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 1, 1], np.float32)) == pytest.approx(3.5)
 
 
 def test_a_score_as_in_onnxcustom():
