@@ -186,7 +186,9 @@ class CosineSimilarity(MeanMetric):
 
 def mode_by_name(name: str) -> str:
     """Whether less ("min") or more ("max") of a figure is better, as far as its name tells."""
-    return "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")) else "min"
+    return (
+        "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")) else "min"
+    )
 
 
 @dataclass

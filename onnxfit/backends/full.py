@@ -42,6 +42,7 @@ class FullBackend:
     """Compiled graphs for the batches met so far, and the state they share."""
 
     name = "full"
+
     def __init__(
         self, recipe: Recipe, arrays: Mapping[str, Array], *, device: Device, threads: int | None, accumulate: int
     ) -> None:

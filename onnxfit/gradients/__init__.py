@@ -34,7 +34,9 @@ class GradientSource:
 def gradient_source(gradient: str) -> GradientSource:
     """The source that `Trainer(gradient=)` names; "auto" takes the best there is."""
     if gradient == "onnx":
-        raise SettingError("gradient='onnx', our own table of rules, is not part of this version: use gradient='auto' or 'onnxruntime'.")
+        raise SettingError(
+            "gradient='onnx', our own table of rules, is not part of this version: use gradient='auto' or 'onnxruntime'."
+        )
     if gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     from onnxfit.gradients import onnxruntime  # lazily: an inference build of onnxruntime has no gradients to offer
@@ -46,4 +48,6 @@ def gradient_source(gradient: str) -> GradientSource:
 def refuse(found: Sequence[Blocker]) -> None:
     """GradientError that lists all blockers, if there are any."""
     if found:
-        raise GradientError("\n  ".join(["These nodes between the weights and the loss cannot be differentiated:", *map(str, found)]))
+        raise GradientError(
+            "\n  ".join(["These nodes between the weights and the loss cannot be differentiated:", *map(str, found)])
+        )
