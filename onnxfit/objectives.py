@@ -16,7 +16,7 @@ from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
-Metrics = Union[MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]]]
+Metrics = Union[MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]], None]
 
 
 @dataclass(frozen=True)

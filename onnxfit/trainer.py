@@ -175,7 +175,7 @@ class Trainer:
         validation_data: Any = None,
         validation_split: float = 0.0,
         validation_freq: int | Sequence[int] = 1,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] | None = (),
         class_weight: Mapping[int, float] | None = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
@@ -207,6 +207,7 @@ class Trainer:
                 validation.require_re_iterable(passes)
             batches = Epochs(training, steps_per_epoch, self.epoch, start.batch)
             history = History()
+            callbacks = list(callbacks or ())
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
@@ -285,20 +286,20 @@ class Trainer:
         return results
 
     def evaluate(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, callbacks: Sequence[Callback] = ()
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, exact whatever the batch size: floats, and an array for a confusion matrix."""
         with self._source(x, y, sample_weight, batch_size, "evaluation") as data, self._listening(callbacks) as calls:
             return dict(self._evaluate(data, calls))
 
-    def predict(self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] = ()) -> Any:
+    def predict(self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()) -> Any:
         """The model's outputs for every row, in input order: an array, or a dict output name -> array where there are several.
 
         The trained model is compiled for it, so that it predicts as the exported file does; `predict_on_batch` spares that.
         """
         return self._predict(x, batch_size, callbacks, self._backend.deployed)
 
-    def _predict(self, x: Any, batch_size: int | None, callbacks: Sequence[Callback], run: Callable[[Batch], Runner]) -> Any:
+    def _predict(self, x: Any, batch_size: int | None, callbacks: Sequence[Callback] | None, run: Callable[[Batch], Runner]) -> Any:
         parts: dict[str, list[Array]] = {}
         with self._source(x, None, None, batch_size, "prediction") as data, self._listening(callbacks) as calls:
             calls.on_predict_begin(Logs())
@@ -513,9 +514,9 @@ class Trainer:
         )
 
     @contextmanager
-    def _listening(self, callbacks: Sequence[Callback]) -> Iterator[CallbackList]:
+    def _listening(self, callbacks: Sequence[Callback] | None) -> Iterator[CallbackList]:
         """Callbacks of an evaluation or prediction, closed at its end."""
-        outer, self._calls = self._calls, CallbackList(self, callbacks)  # a callback of a fit may evaluate
+        outer, self._calls = self._calls, CallbackList(self, callbacks or ())  # a callback of a fit may evaluate
         calls = self._calls
         try:
             yield calls

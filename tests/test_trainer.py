@@ -231,6 +231,11 @@ class TestArithmetic:
         )
         assert [epoch for kind, epoch, logs in recorder.events if kind == "epoch" and "val_loss" in logs] == epochs
 
+    def test_none_stands_for_nothing(self) -> None:
+        trainer = Trainer(linear(), loss="mse", metrics=None)
+        trainer.fit(column(1), column(0), callbacks=None, verbose=0)
+        assert list(trainer.evaluate(column(1), column(0), callbacks=None)) == ["loss"]
+
     def test_initial_epoch(self) -> None:
         trainer = Trainer(linear(), loss="mse")
         assert trainer.fit(column(1), column(0), epochs=5, initial_epoch=3, verbose=0).epoch == [3, 4]
@@ -589,6 +594,16 @@ class TestFiles:
         graph = onnx.load(tmp_path / "p_train_s.onnx").graph
         assert {"x", "y_true/y", "fc0.weight", "train/learning_rate"} <= {i.name for i in graph.input}
         assert {"train/loss", "fc0.weight/next"} <= {o.name for o in graph.output}
+
+    def test_a_graph_that_needs_sizes_is_written_once_they_are_known(self) -> None:
+        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 1, 8, 8] x) => (float[N, 16] y)
+            <float[1, 1, 3, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}>
+            { c = Conv<pads = [1, 1, 1, 1]>(x, w) p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c) y = Flatten(p) }""")
+        trainer = Trainer(model, loss="mse")
+        with pytest.raises(GradientError, match=r"(?s)AveragePool.*Once a batch was trained, there is one for its sizes"):
+            trainer.save_onnx_graph(bytes)
+        trainer.train_on_batch(np.ones((4, 1, 8, 8), np.float32), np.ones((4, 16), np.float32))
+        assert set(trainer.save_onnx_graph(bytes)) == {"model", "trained", "train", "evaluate", "predict"}
 
     def test_summary_tells_what_is_trained(self) -> None:
         text = Trainer(mlp(), "fc1*", loss="cross_entropy", penalty={"fc1.weight": 0.1}).summary()

@@ -123,10 +123,12 @@ class FullBackend:
         """The graph of a step for a batch of any size, or, where its gradient needs known sizes, for the last batch that was run."""
         try:
             return self.graph(kind, batch)
-        except GradientError:
+        except GradientError as error:
             compiled = self._fixed.get(kind)
             if not compiled:
-                raise
+                raise GradientError(
+                    f"{error}\nThere is no {kind} graph for any size of batch. Once a batch was trained, there is one for its sizes."
+                ) from None
             return next(reversed(compiled.values())).model
 
     @property
