@@ -63,12 +63,7 @@ def save(path: str | os.PathLike[str], contents: Contents) -> Path:
             for name, data in parts.items():
                 archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
 
-    try:
-        return write_atomically(path, write)
-    except OSError as error:
-        raise CheckpointError(
-            f"The checkpoint {os.fspath(path)!r} cannot be written: {error.strerror or error}. Training is unharmed."
-        ) from error
+    return write_atomically(path, write)
 
 
 def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
@@ -76,6 +71,11 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     name = os.fspath(path)
     try:
         with zipfile.ZipFile(name) as archive:
+            for entry in (INFO, MODEL, STATE):
+                if archive.getinfo(entry).compress_type != zipfile.ZIP_STORED or archive.getinfo(entry).flag_bits & 1:
+                    raise CheckpointError(
+                        f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or encrypted."
+                    )
             info = json.loads(archive.read(INFO))
             if not isinstance(info, dict) or not isinstance(info.get("format"), int):
                 raise CheckpointError(f"{name!r} is not an onnxfit checkpoint.")
@@ -95,6 +95,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
         OSError,
         UnicodeDecodeError,
         json.JSONDecodeError,
+        RecursionError,
     ) as error:
         raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
     except (ModelError, safetensors.SafetensorError) as error:
@@ -113,8 +114,8 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
             resume=(info["resume"][0], info["resume"][1]),
             callbacks=_with_arrays(info["callbacks"], arrays),
         )
-    except (KeyError, TypeError, IndexError) as error:
-        raise CheckpointError(f"{name!r} is damaged: its {INFO} lacks {error}.") from None
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
 
 
 def _encode_setting(value: Any) -> Any:
@@ -131,26 +132,27 @@ def _encode_setting(value: Any) -> Any:
         try:
             config = to_config(value)
             json.dumps(config)
-            return config
+            return {"onnxfit:class": config}
         except TypeError:
             pass  # a setting of it is a function
-    return {"custom": getattr(value, "__name__", type(value).__name__)}
+    return {"onnxfit:custom": getattr(value, "__name__", type(value).__name__)}
 
 
 def _decode_setting(setting: str, value: Any, path: str) -> Any:
     if isinstance(value, list):
         return [_decode_setting(setting, v, path) for v in value]
     if isinstance(value, dict):
-        if set(value) == {"custom"}:
+        if set(value) == {"onnxfit:custom"}:
             raise CheckpointError(
-                f"{path!r} was trained with your own {setting} {value['custom']!r}, and a checkpoint holds no code: "
+                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a checkpoint holds no code: "
                 f"Trainer.load(path, {setting}=...)."
             )
-        try:
-            made = from_config(value, *REGISTRIES)
-        except (SettingError, TypeError) as error:
-            raise CheckpointError(f"{path!r} asks for a {setting} that this onnxfit does not know: {error}") from None
-        return made if made is not value else {k: _decode_setting(setting, v, path) for k, v in value.items()}
+        if set(value) == {"onnxfit:class"}:
+            try:
+                return from_config(value["onnxfit:class"], *REGISTRIES)
+            except (SettingError, TypeError) as error:
+                raise CheckpointError(f"{path!r} asks for a {setting} that this onnxfit does not know: {error}") from None
+        return {k: _decode_setting(setting, v, path) for k, v in value.items()}
     return value
 
 
@@ -159,7 +161,7 @@ def _without_arrays(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, np.ndarray):
         key = str(len(arrays))
         arrays[key] = np.ascontiguousarray(value).reshape(value.shape)
-        return {"array": key}
+        return {"onnxfit:array": key}
     if isinstance(value, Mapping):
         return {str(k): _without_arrays(v, arrays) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -169,5 +171,9 @@ def _without_arrays(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, dict):
-        return arrays[value["array"]] if set(value) == {"array"} else {k: _with_arrays(v, arrays) for k, v in value.items()}
+        return (
+            arrays[value["onnxfit:array"]]
+            if set(value) == {"onnxfit:array"}
+            else {k: _with_arrays(v, arrays) for k, v in value.items()}
+        )
     return [_with_arrays(v, arrays) for v in value] if isinstance(value, list) else value

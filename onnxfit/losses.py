@@ -6,6 +6,7 @@ moderate size ($10^4$ and far beyond), at kinks and at the ends of ranges; where
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -161,6 +162,15 @@ def get_loss(spec: LossLike) -> Loss:
     if isinstance(spec, type) and issubclass(spec, Loss):
         return spec()
     if callable(spec) and not isinstance(spec, type):
+        try:
+            inspect.signature(spec).bind(None, None, None)
+        except TypeError:
+            raise SettingError(
+                f"A loss of your own is called with (op, y_true, y_pred), which {spec!r} does not take: op builds the graph, as in "
+                "lambda op, y_true, y_pred: op.Abs(y_true - y_pred)."
+            ) from None
+        except ValueError:  # a callable without a signature
+            pass
         return FunctionLoss(spec)
     raise SettingError(f"A loss is a name, a Loss or a function (op, y_true, y_pred) -> Value, got {spec!r}.")
 

@@ -81,6 +81,10 @@ def get_objectives(
                 f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which loss, loss={{{next(iter(outputs))!r}: ...}}."
             )
         loss = dict.fromkeys(outputs, loss)
+    if loss_weights is not None and not isinstance(loss_weights, Mapping):
+        raise SettingError(f"loss_weights is a dict output name -> number, got {loss_weights!r}.")
+    if len(loss) > 1 and "val" in loss:
+        raise SettingError("An output called 'val' cannot have a loss beside others: 'val_loss' is the validation loss.")
     weights = dict(loss_weights or {})
     for name in (*loss, *weights):
         if name not in outputs:
@@ -88,8 +92,13 @@ def get_objectives(
     return {name: Objective(get_loss(loss[name]), float(weights.get(name, 1.0))) for name in outputs if name in loss}
 
 
-def get_output_metrics(metrics: Metrics, outputs: list[str]) -> list[OutputMetric]:
-    """Every metric bound to its output; with several outputs its name begins with the output's."""
+def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) -> list[OutputMetric]:
+    """Every metric bound to its output; with several outputs its name begins with the output's.
+
+    A metric given by name takes outputs as logits where their loss does.
+    """
+    outputs = list(objectives)
+    from_logits = {output: getattr(objective.loss, "from_logits", False) for output, objective in objectives.items()}
     if isinstance(metrics, Mapping):
         for name in metrics:
             if name not in outputs:
@@ -103,9 +112,20 @@ def get_output_metrics(metrics: Metrics, outputs: list[str]) -> list[OutputMetri
     for output, entries in chosen.items():
         for entry in entries:
             metric = get_metric(entry)
+            if isinstance(entry, str) and from_logits.get(output) and hasattr(metric, "from_logits"):
+                metric = replace(metric, from_logits=True)  # type: ignore[call-arg]  # the loss says what the output is
             bound.append(OutputMetric(metric.name if len(outputs) == 1 else f"{output}_{metric.name}", output, metric))
+    reserved = (
+        {"loss", "batch_loss", "learning_rate", *(f"{output}_loss" for output in outputs)}
+        if len(outputs) > 1
+        else {"loss", "batch_loss", "learning_rate"}
+    )
     taken = [m.name for m in bound]
     for name in taken:
+        if name in reserved or name.startswith("val_"):
+            raise SettingError(
+                f"A metric cannot be called {name!r}, the name of another figure: give it another one, such as Accuracy(name='...')."
+            )
         if taken.count(name) > 1:
             raise SettingError(f"Two metrics are called {name!r}: give one another name, such as Accuracy(name='...').")
     return bound

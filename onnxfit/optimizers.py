@@ -567,7 +567,8 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     if isinstance(spec, Optimizer):
         return spec
     if isinstance(spec, str):
-        return lookup("optimizer", spec, registry(__name__, Optimizer))  # type: ignore[type-abstract]
+        known = registry(__name__, Optimizer)  # type: ignore[type-abstract]
+        return lookup("optimizer", spec if spec in known else spec.lower(), known)
     given: Any = spec
     if isinstance(given, (int, float, np.number)) and not isinstance(given, bool):
         return SGD(float(given))

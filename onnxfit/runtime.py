@@ -36,11 +36,16 @@ class Device:
         if match is None:
             raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.")
         device = Device(match[1], int(match[2] or 0))
-        if device.provider not in onnxruntime.get_available_providers():
+        offered = onnxruntime.get_available_providers()
+        try:
+            if device.provider not in offered:
+                raise RuntimeError(f"this installation offers {', '.join(offered)}")
+            C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, device.handle)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
             raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which this installation does not offer "
-                f"(it has {', '.join(onnxruntime.get_available_providers())})."
-            )
+                f"device={name!r} needs onnxruntime's {device.provider}, which is not to be had here: {reason}."
+            ) from None
         return device
 
     @property
@@ -88,6 +93,7 @@ def _view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if size == 0:
         return np.zeros(shape, dtype)
     memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
+    memory.owner = value  # type: ignore[attr-defined]  # a view that outlives the buffer keeps the memory
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
@@ -185,14 +191,16 @@ class Runner:
     `feeds` holds the numpy view of every input that is not state: write them, then `run`. `report` is then read from `scalars`.
     """
 
-    def __init__(self, model: onnx.ModelProto, state: State, device: Device, threads: int | None, what: str) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, state: State, device: Device, threads: int | None, what: str, *, writes: bool = False
+    ) -> None:
         self.model = model
         self._what = what
         self._state = state
         self._session = compile_model(model, device, threads, what)._sess
         self._device = device
         self._reads = [v.name for v in model.graph.input if v.name in state]
-        self._writes = {v.name: base for v in model.graph.output if (base := _state_of(v.name)) in state}
+        self._writes = {v.name: base for v in model.graph.output if writes and (base := _state_of(v.name)) in state}
         self._groups = sorted({state.group(n) for n in (*self._reads, *self._writes.values())})
         self._written = sorted({state.group(n) for n in self._writes.values()})
         self._feeds: dict[str, Buffer] = {}
@@ -211,7 +219,7 @@ class Runner:
                 continue
             if _static_shape(value) == () and value.name.startswith("train/"):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
-            else:
+            elif value.name not in self.predictions:  # a model may list an output twice
                 self.predictions.append(value.name)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
-from onnxfit.errors import ModelError, SettingError
+from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients import GradientSource
 from onnxfit.gradients.onnxruntime import Blocker
 from onnxfit.graph import names
@@ -95,7 +95,8 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         w = spec_of(recipe.model.graph.initializers[weight])
         assert w.shape is not None
         op.input(weight, w.dtype, w.shape)
-        window = window or op.input(names.WINDOW, np.float32, ())
+        if window is None:
+            window = op.input(names.WINDOW, np.float32, ())
         gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(window, w.dtype)
     _update(op, recipe, gradients)
     return _finish(op)
@@ -223,7 +224,7 @@ def _loss(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, P
         try:
             with op.scope(f"loss/{output}"):
                 value, count = objective.loss.reduce(op, y_true, y_pred, sample_weight)
-        except ModelError:
+        except OnnxfitError:
             raise
         except ValueError as error:
             raise SettingError(

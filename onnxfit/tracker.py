@@ -80,7 +80,7 @@ class Tracker:
 
     @property
     def loss(self) -> float:
-        return self._loss.value + sum(self._weights[output] * mean.value for output, mean in self._parts.items())
+        return self._loss.value + sum(self._weights[output] * mean.value for output, mean in self._parts.items() if mean.weight)
 
     def figures(self) -> Figures:
         """Name -> mean so far; metrics as functions, since some are dear and few are read in every batch."""

@@ -24,12 +24,13 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, Source, source
 from onnxfit.data import validation_split as split_rows
-from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.files import write_atomically
 from onnxfit.gradients import gradient_source, reachable, refuse
 from onnxfit.graph import names
 from onnxfit.graph.model import ModelSource, initializer_arrays, read_model, spec_of, with_initializers, working_form
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import select_weights
 from onnxfit.loop import Epochs, Resume, require_data, validation_due
 from onnxfit.metrics import mode_by_name
@@ -100,8 +101,10 @@ class Trainer:
             raise UnknownNameError("backend", backend, BACKENDS)
         if batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm is 'train' or 'frozen', got {batch_norm!r}.")
-        if accumulate < 1:
-            raise SettingError(f"accumulate is a number of batches from 1 on, got {accumulate}.")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise SettingError(f"accumulate is a whole number of batches from 1 on, got {accumulate!r}.")
+        if not isinstance(seed, int):
+            raise SettingError(f"seed is a whole number, got {seed!r}.")
         for setting, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if value is not None and not value > 0:
                 raise SettingError(f"{setting} is a positive number or None, got {value}.")
@@ -114,7 +117,7 @@ class Trainer:
         self._inputs = [spec_of(v) for v in work.graph.inputs]
         self.objectives = get_objectives(loss, loss_weights, outputs)
         self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}
-        self._output_metrics = get_output_metrics(metrics, list(self.objectives))
+        self._output_metrics = get_output_metrics(metrics, self.objectives)
         chosen = select_weights(work, weights)
         led = {name for output in self.objectives or [names.LOSS] for name in reachable(work, output, chosen)}
         trained = [name for name in chosen if name in led]
@@ -140,6 +143,7 @@ class Trainer:
             clip_value=clip_value,
         )
         arrays |= initializer_arrays(self.model, recipe.statistics)
+        _refuse_names(recipe)
         evaluate_graph(recipe, self._expected_batch())  # a loss that cannot meet its output is refused here
         refuse([b for b in blockers(recipe, self._expected_batch()) if not b.needs_sizes])  # the sizes come with the first batch
         self.settings: dict[str, Any] = {
@@ -158,6 +162,8 @@ class Trainer:
         self.stop_training = False
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
+        self._fitting = False
+        self._interrupted: dict[str, dict[str, Any]] = {}  # the callbacks' states of a fit that was, for a checkpoint after it
         self._warned = False  # of a loss that is not finite, once in a fit
         self._position = Resume()  # of the fit under way, for checkpoints
         self._resume = Resume()  # where a loaded trainer's next fit goes on
@@ -189,6 +195,12 @@ class Trainer:
         DataLoader, a function that returns an iterator). What can be wrong with the data is found before the first step: a DataError
         then leaves weights, optimizer and history as they were.
         """
+        if self._fitting:
+            raise SettingError(
+                "fit is running already: a callback may evaluate and predict, and another thread needs another Trainer."
+            )
+        if validation_steps is not None and validation_steps < 1:
+            raise SettingError(f"validation_steps is at least 1, got {validation_steps}.")
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Give validation_data or validation_split, not both.")
@@ -207,7 +219,7 @@ class Trainer:
                 validation.require_re_iterable(passes)
             batches = Epochs(training, steps_per_epoch, self.epoch, start.batch)
             history = History()
-            callbacks = list(callbacks or ())
+            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
@@ -216,6 +228,9 @@ class Trainer:
             self.stop_training, self.stop_reason, self._warned = False, None, False
             self.last_losses.clear()
             self._position, self._resume, self._callback_states = start, Resume(), {}
+            self._fitting, self._interrupted = True, {}
+            if not start.batch:
+                self._backend.window = 0  # gradients that an interrupted fit left behind
             logs = Logs()
             try:
                 calls.on_train_begin(logs)
@@ -238,9 +253,10 @@ class Trainer:
                 if self.global_batch == done:  # not even the first step was possible
                     self.history = before
                 calls.on_exception(error)
+                self._interrupted = calls.state_dict()
                 raise
             finally:
-                self._calls = None
+                self._calls, self._fitting = None, False
                 calls.on_close()
         return history
 
@@ -254,10 +270,7 @@ class Trainer:
             if begin:
                 calls.on_train_batch_begin(index, Logs())
             rate = self.learning_rate
-            loss = tracker.update(backend.train(batch, rate, self.global_step, self.seed), batch)
-            self.global_batch += 1
-            self.samples_seen += batch.rows
-            self.global_step += not backend.window
+            loss = self._step(batch, rate)
             self._position.batch = index + 1
             self.last_losses.append(loss)
             if end:
@@ -269,6 +282,19 @@ class Trainer:
         self.global_step += backend.flush(rate, self.global_step)  # a short window at the end of the epoch
         self.train_losses_.append(tracker.loss)
         return tracker.results(), rate
+
+    def _step(self, batch: Batch, rate: float) -> float:
+        """One batch; a metric that cannot take its labels or outputs leaves everything as it was."""
+        runner = self._backend.train(batch, rate, self.global_step, self.seed)
+        try:
+            loss = self._tracker.update(runner, batch)
+        except Exception:
+            self._backend.revert()
+            raise
+        self.global_batch += 1
+        self.samples_seen += batch.rows
+        self.global_step += not self._backend.window
+        return loss
 
     def _evaluate(self, data: Source, calls: CallbackList, steps: int | None = None) -> Figures:
         """Loss and metrics over a data set, with the weights as they are."""
@@ -321,10 +347,7 @@ class Trainer:
         with self._source(x, y, sample_weight, None, "training") as data:
             for batch in data.batches(0):
                 self._tracker.reset()
-                self._tracker.update(self._backend.train(batch, self.learning_rate, self.global_step, self.seed), batch)
-                self.global_batch += 1
-                self.samples_seen += batch.rows
-                self.global_step += not self._backend.window
+                self._step(batch, self.learning_rate)
         return dict(self._tracker.results())
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
@@ -392,7 +415,12 @@ class Trainer:
 
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go back to what `get_state` gave. DataError or SettingError before anything changes where it is another trainer's."""
-        counters = state["counters"]
+        mine, counters = self.get_state(), state["counters"]
+        for part, entries in mine.items():
+            if set(state[part]) != set(entries):
+                raise SettingError(
+                    f"The state is another trainer's: its {part} are {sorted(state[part])}, this one's {sorted(entries)}."
+                )
         if (counters["learning_rate"] is None) != (self._learning_rate is None):
             raise SettingError("The state's learning rate follows a schedule and this trainer's does not, or the other way round.")
         self._backend.state.set({**state["weights"], **state["slots"]})
@@ -430,7 +458,7 @@ class Trainer:
             history=self.history.state_dict(),
             train_losses=self.train_losses_,
             resume=(self._position.epoch, self._position.batch),
-            callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states,
+            callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states or self._interrupted,
         )
         return checkpoint.save(path, contents)
 
@@ -442,12 +470,18 @@ class Trainer:
         given again, since a checkpoint holds no code. CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
         """
         contents = checkpoint.load(path, settings)
-        trainer = cls(contents.model, **contents.settings)
-        trainer.set_state(contents.state)
-        trainer.history.load_state_dict(contents.history)
-        trainer.train_losses_ = list(contents.train_losses)
-        trainer._resume, trainer._position = Resume(*contents.resume), Resume(*contents.resume)
-        trainer._callback_states = dict(contents.callbacks)
+        try:
+            trainer = cls(contents.model, **contents.settings)
+            trainer.set_state(contents.state)
+            trainer.history.load_state_dict(contents.history)
+            trainer.train_losses_ = [float(loss) for loss in contents.train_losses]
+            trainer._resume, trainer._position = Resume(*map(int, contents.resume)), Resume(*map(int, contents.resume))
+            # of a fit that came to its end nothing is left to go on with
+            trainer._callback_states = dict(contents.callbacks) if trainer._resume != Resume() else {}
+        except OnnxfitError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}") from error
         return trainer
 
     def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
@@ -463,6 +497,7 @@ class Trainer:
                 )
             arrays |= {name: self._backend.state.get(names.slot(name, "ema")) for name in self._backend.recipe.weights}
         model = with_initializers(self.model, arrays)
+        to_inference_form(model)
         if path is not None:
             write_atomically(path, lambda file: file.write(model.SerializeToString()))
         return model
@@ -548,9 +583,21 @@ _ALL = 2**62  # a batch size that no data set reaches
 _COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
 
 
+def _refuse_names(recipe: Recipe) -> None:
+    """ModelError for tensors of the model that have the name of something a step adds."""
+    graph = recipe.model.graph
+    own = {names.following(n) for n in recipe.state} | {names.gradient_sum(n) for n in recipe.weights}
+    for weight, slots in recipe.slots.items():
+        own |= {form(names.slot(weight, slot)) for slot in slots for form in (str, names.following)}
+    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
+    taken = sorted({v.name for v in values if v.name and (names.reserved(v.name) or v.name in own)})
+    if taken:
+        raise ModelError(f"The model has tensors called {', '.join(taken)}, names that a training step needs itself: rename them.")
+
+
 def _triple(data: Any) -> tuple[Any, Any, Any]:
-    """validation_data as x, y, sample_weight: a tuple of arrays, or a loader."""
-    if isinstance(data, tuple):
+    """validation_data as x, y, sample_weight: a tuple (or list) of arrays, or a loader."""
+    if isinstance(data, tuple) or (isinstance(data, list) and len(data) in (2, 3) and all(isinstance(d, np.ndarray) for d in data)):
         if len(data) not in (2, 3):
             raise SettingError(f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items.")
         return data[0], data[1], data[2] if len(data) == 3 else None

@@ -176,7 +176,8 @@ class FullBackend:
         return next((spec_of(v) for v in self.recipe.model.graph.inputs if v.name == name), None)
 
     def _compile(self, kind: str, specs: Mapping[str, TensorSpec]) -> Runner:
-        return Runner(self.graph(kind, specs), self.state, self._device, self._threads, kind)
+        writes = kind in ("train", "accumulate", "update")
+        return Runner(self.graph(kind, specs), self.state, self._device, self._threads, kind, writes=writes)
 
 
 def _specs(batch: Batch) -> dict[str, TensorSpec]:

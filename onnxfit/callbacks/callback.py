@@ -17,6 +17,7 @@ The loop, with every hook:
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -313,6 +314,9 @@ def _check(callbacks: list[Any], backend: str) -> None:
         name = type(callback).__name__
         if callback.phase not in PHASES:
             raise SettingError(f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}.")
+        for hook in {name for name in dir(callback) if name.startswith("on_")} - set(HOOKS):
+            near = difflib.get_close_matches(hook, HOOKS, 1, 0)[0]
+            warnings.warn(f"{name}.{hook} is no hook and is never called; did you mean {near}?", UserWarning, stacklevel=4)
         if callback.state_key in keys:
             raise SettingError(
                 f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint could not tell them apart: "

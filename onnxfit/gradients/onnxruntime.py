@@ -134,7 +134,8 @@ def _check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
     shape, dtype = outputs[loss].shape, outputs[loss].dtype
     if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise GradientError(
-            f"A loss is a scalar in float32 or float64; {loss!r} is {dtype}{'[?]' if shape is None else list(shape)}."
+            f"A loss is a scalar in float32 or float64; {loss!r} is {dtype}{'[?]' if shape is None else list(shape)}. "
+            "A model in half precision must be converted to float32 before it is trained."
         )
     missing = [w for w in weights if w not in inputs]
     if missing:

@@ -54,10 +54,12 @@ def _run(op: Op, site: Site, x: Value, d: int, backwards: bool) -> tuple[Value, 
 
     if backwards:
         x = taken(op, x, np.arange(size(x, 0))[::-1], 0)
-    bias = own(3) or op.constant(np.zeros((1, 2 * GATES[kind] * hidden)), x.dtype)
+    bias = own(3)
+    if bias is None:
+        bias = op.constant(np.zeros((1, 2 * GATES[kind] * hidden)), x.dtype)
     batch = op.Slice(op.Shape(x), [1], [2])
     zero = op.ConstantOfShape(op.Concat([1], batch, [hidden], axis=0), value=ir.tensor(np.zeros(1, x.dtype)))
-    states = [own(5) or zero] + ([own(6) or zero] if kind == "LSTM" else [])
+    states = [zero if given is None else given for given in ([own(5), own(6)] if kind == "LSTM" else [own(5)])]
     extra: dict[str, Any] = {"linear_before_reset": attribute(site, "linear_before_reset", 0)} if kind == "GRU" else {}
     outputs = op.many(
         5 if kind == "LSTM" else 3,

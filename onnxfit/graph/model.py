@@ -61,7 +61,44 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
         raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs.")
+    if model.graph.sparse_initializer:
+        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
+        raise ModelError(f"{what} has sparse initializers ({names}), which cannot be trained: make them dense.")
+    _untie_batch_norms(model)
     return model
+
+
+def _untie_batch_norms(model: onnx.ModelProto) -> None:
+    """Give every BatchNormalization parameters of its own, in place.
+
+    An exporter writes equal tensors once: the scale 1 and the running variance 1 of a fresh network, or the norms of two layers, become
+    one initializer behind Identity nodes. Training would then take one for the other.
+    """
+    graph = model.graph
+    initializers = {t.name: t for t in graph.initializer}
+    copies = {n.output[0]: n for n in graph.node if n.op_type == "Identity" and n.input[0] in initializers}
+    norms = [n for n in graph.node if n.op_type == "BatchNormalization" and n.domain == ""]
+    for node in norms:
+        for name in node.input[1:5]:
+            if name in copies:
+                graph.initializer.append(initializers[copies[name].input[0]])
+                graph.initializer[-1].name = name
+                initializers[name] = graph.initializer[-1]
+                graph.node.remove(copies.pop(name))
+    roles: dict[str, set[int]] = {}
+    for node in norms:
+        for i in range(1, 5):
+            roles.setdefault(node.input[i], set()).add(i)
+    for node in norms:
+        for i in (3, 4):
+            name = node.input[i]
+            if name in initializers and roles[name] - {i}:
+                own = f"{name}/{'mean' if i == 3 else 'variance'}"
+                if own not in initializers:
+                    graph.initializer.append(initializers[name])
+                    graph.initializer[-1].name = own
+                    initializers[own] = graph.initializer[-1]
+                node.input[i] = own
 
 
 def working_form(model: onnx.ModelProto) -> ir.Model:
@@ -115,7 +152,11 @@ def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Mod
     for value in proto.graph.input:
         if value.name in shapes:
             _set_shape(value, shapes[value.name])
+    inputs = {value.name: value for value in proto.graph.input}
     for value in proto.graph.output:
+        if value.name in inputs:
+            value.type.CopyFrom(inputs[value.name].type)
+            continue
         for dim in value.type.tensor_type.shape.dim:
             dim.ClearField("dim_param")  # a name may stand for a size that is known now; the rank and the numbers stay
     special = infer_shapes(ir.from_proto(proto))

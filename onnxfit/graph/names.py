@@ -37,6 +37,11 @@ def gradient_sum(weight: str) -> str:
     return f"{weight}/gradient_sum"
 
 
+def reserved(name: str) -> bool:
+    """Whether a step gives this name to something of its own."""
+    return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
+
+
 def following(state: str) -> str:
     """The value a state has after the step."""
     return f"{state}/next"

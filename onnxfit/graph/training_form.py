@@ -6,8 +6,10 @@ so a step never contains them: each becomes the arithmetic it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
@@ -20,14 +22,16 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
 
     With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and bias are both frozen or
     `batch_norm="frozen"`: then it uses its running statistics, like a layer that is not trained in Keras. Dropout draws its mask from
-    (seed, step, position of the node).
+    (seed, step, number of the Dropout).
     """
     next_statistics: dict[str, Value] = {}
-    for position, node in enumerate(list(op.graph)):
+    stream = 0
+    for node in list(op.graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
+            _refuse_other_outputs(node)
             with op.replacing(node) as replace:
                 if _by_batch(node, weights, batch_norm):
-                    y, mean, variance = _batch_norm(op, node)
+                    y, mean, variance = _batch_norm(op, node, next_statistics)
                     for value, new in zip(node.inputs[3:5], (mean, variance)):
                         assert value is not None
                         next_statistics[value.name or ""] = new
@@ -35,8 +39,10 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
                     y = _frozen_batch_norm(op, node)
                 replace(y)
         elif node.op_type == "Dropout" and node.domain == "":
+            _refuse_other_outputs(node)
             with op.replacing(node) as replace:
-                replace(_dropout(op, node, seed, step, position))
+                replace(_dropout(op, node, seed, step, stream))
+            stream += 1  # of Dropouts, not of nodes: folding leaves more or fewer of these
     return next_statistics
 
 
@@ -53,12 +59,25 @@ def to_evaluation_form(op: Op) -> None:
     """Rewrite the graph of `op` in place: Dropout passes, BatchNormalization uses its running statistics, whatever the file says."""
     for node in list(op.graph):
         if node.op_type == "Dropout" and node.domain == "":
+            _refuse_other_outputs(node)
             with op.replacing(node) as replace:
                 replace(_input(op, node, 0))
         elif node.op_type == "BatchNormalization" and node.domain == "" and _attribute(node, "training_mode", 0):
+            _refuse_other_outputs(node)
             with op.replacing(node) as replace:
                 inputs = [_input(op, node, i) for i in range(5)]
                 replace(op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5))))
+
+
+def to_inference_form(model: onnx.ModelProto) -> None:
+    """Let the nodes of a model in place behave as in inference, where the file says otherwise; names and structure stay."""
+    for node in model.graph.node:
+        if node.domain == "" and node.op_type == "Dropout":
+            del node.input[2:]  # training_mode
+        elif node.domain == "" and node.op_type == "BatchNormalization":
+            for attribute in [a for a in node.attribute if a.name == "training_mode" and a.i]:
+                node.attribute.remove(attribute)
+                del node.output[1:]
 
 
 def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
@@ -66,8 +85,11 @@ def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
     return batch_norm == "train" and any(v is not None and v.name in weights for v in node.inputs[1:3])
 
 
-def _batch_norm(op: Op, node: ir.Node) -> tuple[Value, Value, Value]:
-    """Normalised by the batch's own mean and (population) variance; running <- momentum running + (1 - momentum) batch."""
+def _batch_norm(op: Op, node: ir.Node, so_far: Mapping[str, Value]) -> tuple[Value, Value, Value]:
+    """Normalised by the batch's own mean and (population) variance; running <- momentum running + (1 - momentum) batch.
+
+    Statistics that two nodes share go on from the first node's update (`so_far`).
+    """
     x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
     axes = [a for a in range(_rank(x, node)) if a != 1]
     epsilon, momentum = float(_attribute(node, "epsilon", 1e-5)), float(_attribute(node, "momentum", 0.9))
@@ -77,6 +99,7 @@ def _batch_norm(op: Op, node: ir.Node) -> tuple[Value, Value, Value]:
     y = centred / op.Sqrt(variance + epsilon) * _per_channel(op, scale, x) + _per_channel(op, bias, x)
 
     def follow(running: Value, batch: Value) -> Value:
+        running = so_far.get(running.name, running)
         return momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
 
     return y, follow(running_mean, mean), follow(running_variance, variance)
@@ -95,7 +118,15 @@ def _dropout(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Va
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
     mask = op.cast(uniform(op, x, seed, step, stream), x.dtype) < keep
-    return x * (op.cast(mask, x.dtype) / keep)
+    return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))  # ratio 1 drops everything, and divides by 0
+
+
+def _refuse_other_outputs(node: ir.Node) -> None:
+    used = [v.name for v in node.outputs[1:] if v.uses() or v.is_graph_output()]
+    if used:
+        raise ModelError(
+            f"{node.op_type} {node.name!r} cannot be trained: its output {used[0]!r} (mask or statistics) is used by the model."
+        )
 
 
 def _per_channel(op: Op, v: Value, x: Value) -> Value:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
+from onnxfit.errors import UnknownNameError
+
 Number = Union[bool, int, float, np.generic]
 Operand = Union["Value", Number, npt.NDArray[Any], Sequence[int], Sequence[float], None]
 
@@ -167,6 +169,8 @@ class Op:
         version = self.graph.opset_imports.get(domain)
         if version is None:
             version = self.graph.opset_imports[domain] = 1
+        if domain == "" and not onnx.defs.has(op_type, version, ""):
+            raise UnknownNameError("operator of ONNX", op_type, {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
         schema = onnx.defs.get_schema(op_type, version, domain) if onnx.defs.has(op_type, version, domain) else None
         values = self._operands(schema, inputs)
         count = max(outputs, schema.min_output if schema else 1)
@@ -220,9 +224,11 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     version = graph.opset_imports.get(node.domain, 0)
     if not onnx.defs.has(node.op_type, version, node.domain):
         return
+    if any(v is not None and v.type is None for v in node.inputs):
+        return  # made by an operator that ONNX does not know
     types, data = {}, {}
     for value in node.inputs:
-        if value is None or value.name is None or value.type is None:
+        if value is None or value.name is None:
             continue
         types[value.name] = ir.serde.serialize_value(value).type
         tensor = ir.convenience.get_const_tensor(value)
@@ -254,7 +260,7 @@ class Value:
 
     __slots__ = ("ir", "op")
     __array_ufunc__ = None  # numpy scalars and arrays on the left hand leave the operation to this class
-    __hash__ = object.__hash__  # == is identity: use op.Equal
+    __hash__ = object.__hash__
 
     def __init__(self, op: Op, value: ir.Value) -> None:
         self.op = op
@@ -338,6 +344,18 @@ class Value:
 
     def __le__(self, other: Operand) -> Value:
         return self.op.LessOrEqual(self, other)
+
+    def __eq__(self, other: Operand) -> Value:  # type: ignore[override]  # a formula's ==, not a question about two objects
+        return self.op.Equal(self, other)
+
+    def __ne__(self, other: Operand) -> Value:  # type: ignore[override]
+        return self.op.Not(self.op.Equal(self, other))
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} has no truth value: it is part of a graph, and its numbers come later. Instead of `if`, `and`, `or`, `max` and `min` "
+            "write op.Where(condition, a, b), `&`, `|`, op.Max and op.Min."
+        )
 
     def __and__(self, other: Operand) -> Value:
         return self.op.And(self, other)

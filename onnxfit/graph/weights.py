@@ -89,9 +89,10 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
             )
         return found
 
-    included = [matching(p) for p in patterns if not p.startswith("!")]
-    excluded = [matching(p[1:]) for p in patterns if p.startswith("!")]
-    chosen = set().union(*included) if included else set(default)
+    exclusions = [p for p in patterns if p.startswith("!") and p not in floats]
+    included = [matching(p) for p in patterns if p not in exclusions]
+    excluded = [matching(p[1:]) for p in exclusions]
+    chosen = set().union(*included) if included or not excluded else set(default)
     chosen -= set().union(*excluded)
     if not chosen:
         raise SettingError(f"weights={patterns!r} leaves nothing to train; the model's weights are {', '.join(default)}.")
