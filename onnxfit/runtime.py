@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,7 @@ class State:
         self._groups = {group: list(arrays) for group, arrays in groups.items() if arrays}
         self._group_of = {name: group for group, members in self._groups.items() for name in members}
         self._current = dict.fromkeys(self._groups, 0)
+        self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
         self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
         for arrays in groups.values():
             for name, array in arrays.items():
@@ -135,8 +136,15 @@ class State:
 
     def swap(self, groups: Sequence[str]) -> None:
         self.version += 1
+        self._undoable.update(groups)
         for group in groups:
             self._current[group] = 1 - self._current[group]
+
+    def revert(self, groups: Iterable[str]) -> None:
+        """Take groups back to before the last swap; nothing happens to one that was not swapped since it was set or reverted."""
+        undone = self._undoable.intersection(groups)
+        self.swap(sorted(undone))
+        self._undoable -= undone
 
     def get(self, name: str) -> Array:
         return self.buffer(name).read()
@@ -152,6 +160,7 @@ class State:
                 raise DataError(f"{name} is {have.dtype}{list(have.shape)}, got {given.dtype}{list(given.shape)}.")
             checked[name] = given
         self.version += 1
+        self._undoable.clear()
         for name, given in checked.items():
             self.buffer(name).write(given)
 

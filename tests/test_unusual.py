@@ -235,6 +235,23 @@ class TestCalls:
                 trainer.set_state({**Trainer(linear(2, w=3), loss="mse", optimizer="adam").get_state(), part: {}})
         np.testing.assert_equal(trainer.get_state(), before)
 
+    def test_only_the_last_step_is_undone_and_only_once(self) -> None:
+        trainer = Trainer(linear(2), loss="mse", optimizer="adam")
+        start = trainer.get_state()
+        trainer.revert_step()  # there was none
+        np.testing.assert_equal(trainer.get_state()["slots"], start["slots"])
+        states = []
+        for _ in range(2):
+            trainer.train_on_batch(X, Y)
+            states.append(trainer.get_state())
+        for _ in range(2):
+            trainer.revert_step()
+            np.testing.assert_equal(trainer.get_state()["weights"], states[0]["weights"])
+            np.testing.assert_equal(trainer.get_state()["slots"], states[0]["slots"])
+        trainer.set_weights(start["weights"])
+        trainer.revert_step()
+        np.testing.assert_equal(trainer.get_weights(), start["weights"])
+
     def test_names_of_optimizers_in_any_case(self) -> None:
         assert (
             Trainer(linear(2), loss="mse", optimizer="AdamW").optimizer

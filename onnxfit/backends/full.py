@@ -109,11 +109,11 @@ class FullBackend:
 
     def revert(self) -> None:
         """Take weights, slots and statistics back to before the last step; with a window under way, forget its gradients instead."""
-        groups = {self.state.group(name) for name in self.state} - {"sums"}
         if self.window:
             self.window = 0
-            groups -= {"weights"}
-        self.state.swap(sorted(groups))
+            self.state.revert(["statistics"])
+        else:
+            self.state.revert(["weights", "statistics"])
 
     def graph(self, kind: str, batch: Mapping[str, TensorSpec]) -> onnx.ModelProto:
         """The graph of a step for a batch of these shapes, not compiled."""

@@ -65,7 +65,7 @@ class TensorBoard(Callback):
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
-        self._graph_is_written = False
+        self._graph_is_written = self._hparams_are_written = False
 
     @property
     def state_key(self) -> str:
