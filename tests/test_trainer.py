@@ -56,7 +56,7 @@ class Recorder(Callback):
 
 
 class TestArithmetic:
-    """BEHAVIOUR's table of the loop's arithmetic."""
+    """The numbers of the loop, each from a calculation by hand or from Keras."""
 
     def test_running_loss_is_the_mean_over_rows(self) -> None:
         recorder = Recorder()
