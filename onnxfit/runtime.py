@@ -226,7 +226,7 @@ class Runner:
         for value in model.graph.output:
             if value.name in self._writes:
                 continue
-            if _static_shape(value) == () and value.name.startswith("train/"):
+            if _static_shape(value) == () and names.reserved(value.name):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
             elif value.name not in self.predictions:  # a model may list an output twice
                 self.predictions.append(value.name)

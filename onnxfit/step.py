@@ -79,7 +79,8 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     op, gradients = _gradient(recipe, batch)
     first = op.input(names.FIRST, np.bool_, ())
     for weight, g in gradients.items():
-        so_far = op.input(names.gradient_sum(weight), g.dtype, _numbers(op, weight))
+        assert g.shape is not None  # it has its weight's
+        so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
         # Where, not a product: a NaN of the last window must not outlive it
         op.output(names.following(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
     return _finish(op)
@@ -160,14 +161,7 @@ def _gradient(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
     model, found = recipe.gradient.add_gradients(_with_loss(recipe, batch), names.TOTAL, recipe.weights)
     op = Op(model.graph)
     values = {v.name: v for node in model.graph for v in node.outputs}
-    return op, {weight: op.wrap(_typed_like(values[name], op, weight)) for weight, name in found.items()}
-
-
-def _typed_like(gradient: ir.Value, op: Op, weight: str) -> ir.Value:
-    """A gradient has its weight's type and shape, whether or not the source of gradients wrote them down."""
-    like = _graph_input(op, weight)
-    gradient.type, gradient.shape = like.type, like.shape
-    return gradient
+    return op, {weight: op.wrap(values[name]) for weight, name in found.items()}
 
 
 def add_loss(
@@ -268,19 +262,7 @@ def _update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
 
 def _keep_outputs(op: Op, kept: Sequence[str]) -> None:
     """Drop the model's outputs that nobody asked for; those that a step reports stay."""
-    ours = {names.TOTAL}
-    wanted = [v for v in op.graph.outputs if v.name in kept or v.name in ours or (v.name or "").startswith("train/")]
-    op.graph.outputs[:] = wanted
-
-
-def _graph_input(op: Op, name: str) -> ir.Value:
-    return next(v for v in op.graph.inputs if v.name == name)
-
-
-def _numbers(op: Op, weight: str) -> tuple[int | str | None, ...]:
-    shape = spec_of(_graph_input(op, weight)).shape
-    assert shape is not None
-    return shape
+    op.graph.outputs[:] = [v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")]
 
 
 def _pruned(op: Op) -> ir.Model:

@@ -38,7 +38,7 @@ from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_object
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime import Device, Runner
-from onnxfit.step import Recipe, blockers, evaluate_graph
+from onnxfit.step import Recipe, blockers
 from onnxfit.tracker import Figures, Tracker
 
 Array = npt.NDArray[Any]
@@ -144,8 +144,8 @@ class Trainer:
         )
         arrays |= initializer_arrays(self.model, recipe.statistics)
         _refuse_names(recipe)
-        evaluate_graph(recipe, self._expected_batch())  # a loss that cannot meet its output is refused here
-        refuse([b for b in blockers(recipe, self._expected_batch()) if not b.needs_sizes])  # the sizes come with the first batch
+        # a loss that cannot meet its output is refused here too; sizes come with the first batch
+        refuse([b for b in blockers(recipe, self._expected_batch()) if not b.needs_sizes])
         self.settings: dict[str, Any] = {
             "weights": trained, "loss": loss, "penalty": penalty, "optimizer": optimizer, "metrics": metrics, "loss_weights": loss_weights,
             "backend": backend, "gradient": gradient, "device": device, "seed": seed, "batch_norm": batch_norm, "clip_norm": clip_norm,

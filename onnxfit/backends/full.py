@@ -51,11 +51,11 @@ class FullBackend:
         self._accumulate = accumulate
         self._device = device
         self._threads = threads
-        self.slots = {names.slot(w, slot): array for w, slots in recipe.slots.items() for slot, array in slots.items()}
+        slots = {names.slot(w, slot): array for w, slots in recipe.slots.items() for slot, array in slots.items()}
         sums = {names.gradient_sum(w): np.zeros_like(arrays[w]) for w in recipe.weights} if accumulate > 1 else {}
         self.state = State(
             {
-                "weights": {**{w: arrays[w] for w in recipe.weights}, **self.slots},
+                "weights": {**{w: arrays[w] for w in recipe.weights}, **slots},
                 "statistics": {s: arrays[s] for s in recipe.statistics},
                 "sums": sums,
             },
@@ -100,12 +100,7 @@ class FullBackend:
         if self._deployed is None or self._deployed[0] != self.state.version:
             model = deployed_graph(self.recipe, {name: self.state.get(name) for name in self.recipe.state})
             self._deployed = self.state.version, Runner(model, self.state, self._device, self._threads, "prediction")
-        runner = self._deployed[1]
-        arrays = batch.arrays()
-        for name in arrays.keys() & runner.feeds.keys():
-            runner.feeds[name][...] = arrays[name]
-        runner.run(arrays)
-        return runner
+        return _run_on(self._deployed[1], batch)
 
     def revert(self) -> None:
         """Take weights, slots and statistics back to before the last step; with a window under way, forget its gradients instead."""
@@ -142,32 +137,24 @@ class FullBackend:
         _write_scalars(runner, learning_rate, step, seed)
         if kind == "accumulate":
             runner.feeds[names.FIRST][()] = self.window == 0
-        if runner.open_inputs:
-            arrays = batch.arrays()
-            for name in arrays.keys() & runner.feeds.keys():
-                runner.feeds[name][...] = arrays[name]
-            runner.run(arrays)
-        else:
-            batch.write(runner.feeds)
-            runner.run()
-        return runner
+        return _run_on(runner, batch)
 
     def _runner(self, kind: str, batch: Batch) -> Runner:
         """The graph for exactly this batch's shapes, or for any once there are many."""
-        fixed = self._fixed[kind]
+        fixed, specs = self._fixed[kind], _specs(batch)
         if len(fixed) < STATIC_SIGNATURES and kind != "predict":
-            runner = fixed[batch.signature] = self._compile(kind, _specs(batch))
+            runner = fixed[batch.signature] = self._compile(kind, specs)
             return runner
-        ranks = tuple((name, spec.dtype.str, spec.rank) for name, spec in _specs(batch).items())
+        ranks = tuple((name, spec.dtype.str, spec.rank) for name, spec in specs.items())
         key = f"{kind}{ranks}"
         if key not in self._open:
             try:
-                self._open[key] = self._compile(kind, {n: _any_size(s, self._declared(n)) for n, s in _specs(batch).items()})
+                self._open[key] = self._compile(kind, {n: _any_size(s, self._declared(n)) for n, s in specs.items()})
             except GradientError:
                 self._open[key] = None  # some operators can only be differentiated with known sizes
         runner_or_none = self._open[key]
         if runner_or_none is None:
-            runner_or_none = fixed[batch.signature] = self._compile(kind, _specs(batch))
+            runner_or_none = fixed[batch.signature] = self._compile(kind, specs)
             if len(fixed) > 4 * STATIC_SIGNATURES:
                 fixed.popitem(last=False)
         return runner_or_none
@@ -182,6 +169,19 @@ class FullBackend:
 
 def _specs(batch: Batch) -> dict[str, TensorSpec]:
     return {name: TensorSpec(name, array.dtype, array.shape) for name, array in batch.arrays().items()}
+
+
+def _run_on(runner: Runner, batch: Batch) -> Runner:
+    """Run on a batch: gathered into the bound buffers, or handed over where only the batch tells the sizes."""
+    if not runner.open_inputs:
+        batch.write(runner.feeds)
+        runner.run()
+        return runner
+    arrays = batch.arrays()
+    for name in arrays.keys() & runner.feeds.keys():
+        runner.feeds[name][...] = arrays[name]
+    runner.run(arrays)
+    return runner
 
 
 def _write_scalars(runner: Runner, learning_rate: float, step: int, seed: int) -> None:

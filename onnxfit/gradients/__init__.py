@@ -23,8 +23,8 @@ SOURCES = ("auto", "onnxruntime")
 class GradientSource:
     """Where gradients come from. Both functions take a model, the name of its scalar loss, and the names of its weights, which are inputs.
 
-    `add_gradients` gives a new model with one more value per weight, and weight -> name of that value; GradientError lists what blocks it.
-    `blockers` lists that without running anything.
+    `add_gradients` gives a new model with one more value per weight, of its type and shape, and weight -> name of that value; GradientError
+    lists what blocks it. `blockers` lists that without running anything.
     """
 
     add_gradients: Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str, str]]]
