@@ -16,9 +16,17 @@ TORCH ?= torch==2.13.0
 pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 demo := .venv/bin/python
 dev := .venv-dev/bin/python
+plain := .venv-plain/bin/python
+
+# For the other onnxruntime, the plain one without gradients: the newest Python that it has wheels for, where there is one.
+newest := import sys, ensurepip; sys.exit(not (3, 13) <= sys.version_info[:2] <= (3, 14))
+ifndef PLAIN_PYTHON
+PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[34]*/bin/python3) $(PYTHON); do \
+	if $$python -c '$(newest)' >/dev/null 2>&1; then echo $$python; exit; fi; done; echo $(PYTHON))
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format dist bench screenshots clean python
+.PHONY: help demo test test-plain lint format dist bench docs screenshots clean python
 
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -28,7 +36,10 @@ demo: .venv/installed  ## train a small convolutional network on digits from a .
 	$(demo) examples/digits.py
 
 test: .venv-dev/installed  ## run every test, doctest, example and README snippet
-	$(dev) -m pytest $(ARGS)
+	ONNXFIT_TEST_BUILD=training $(dev) -m pytest $(ARGS)
+
+test-plain: .venv-plain/installed  ## the same without PyTorch and with a plain onnxruntime, on the newest Python (PLAIN_PYTHON=)
+	ONNXFIT_TEST_BUILD=plain $(plain) -m pytest $(ARGS)
 
 lint: .venv-dev/installed  ## ruff check, ruff format --check, mypy --strict
 	$(dev) -m ruff check .
@@ -52,8 +63,11 @@ screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard f
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
 
+docs: .venv-dev/installed  ## write docs/operators.md anew
+	$(dev) -m onnxfit ops --markdown > docs/operators.md
+
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -73,4 +87,13 @@ python:
 	$(PYTHON) -m venv .venv-dev
 	$(if $(TORCH),$(dev) $(pip_install) $(TORCH))
 	$(dev) $(pip_install) -e '.[dev]'
+	@touch $@
+
+# Whatever onnxruntime the dependencies choose for this Python, the plain one takes its place: two of them overwrite each other.
+.venv-plain/installed: pyproject.toml | python
+	@echo "Installing onnxfit, its tests and the plain onnxruntime into .venv-plain ($(PLAIN_PYTHON)) ..."
+	$(PLAIN_PYTHON) -m venv .venv-plain
+	$(plain) $(pip_install) -e '.[test,demo]'
+	$(plain) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
+	$(plain) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
 	@touch $@

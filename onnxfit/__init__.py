@@ -14,6 +14,7 @@ from onnxfit.errors import (
     StepError,
     UnknownNameError,
 )
+from onnxfit.gradient_model import gradient_model
 from onnxfit.report import versions
 from onnxfit.step import add_loss
 from onnxfit.trainer import Trainer
@@ -35,6 +36,7 @@ __all__ = [
     "UnknownNameError",
     "add_loss",
     "callbacks",
+    "gradient_model",
     "losses",
     "metrics",
     "optimizers",

@@ -19,6 +19,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST = 100  # names that an error lists in full
+
 
 class OnnxfitError(Exception):
     """The base of every exception below."""
@@ -47,8 +49,10 @@ class UnknownNameError(SettingError, KeyError):
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(given), known, n=5, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
+        if len(known) > MOST:
+            known = [*(near or known[:5]), f"… ({len(known)} in all)"]
         self.message = f"No {kind} is called {given!r}.{hint} Known: {', '.join(known) or 'none'}."
         super().__init__(self.message)
 

@@ -15,6 +15,7 @@ from onnxfit.step import Recipe
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "numpy", "safetensors", "tensorboardX", "tqdm",
+    "click",
 )  # fmt: skip
 
 

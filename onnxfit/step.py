@@ -16,8 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.gradients import GradientSource
-from onnxfit.gradients.onnxruntime import Blocker
+from onnxfit.gradients import Blocker, GradientSource
 from onnxfit.graph import names
 from onnxfit.graph.model import OPSET, ModelSource, infer_shapes, read_model, spec_of, specialise, with_initializers, working_form
 from onnxfit.graph.spec import TensorSpec

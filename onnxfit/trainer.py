@@ -32,6 +32,7 @@ from onnxfit.graph.model import ModelSource, initializer_arrays, read_model, spe
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import select_weights
+from onnxfit.inspection import Inspection, inspect_working
 from onnxfit.loop import Epochs, Resume, require_data, validation_due
 from onnxfit.metrics import mode_by_name
 from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
@@ -56,7 +57,8 @@ class Trainer:
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
     - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several outputs a dict output name -> metrics.
-    - `gradient`: where gradients come from, "auto" or "onnxruntime".
+    - `gradient`: where gradients come from: "onnx", a table of rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the builder
+      of its training build; "auto", the table, and the builder for what the table does not know.
     - `device`: "cpu", "cuda", "cuda:1", whatever the installed onnxruntime offers.
     - `seed`: of the order of rows and of dropout; the same seed gives the same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalises by the batch and follows the running statistics; "frozen" uses them as they are.
@@ -522,6 +524,12 @@ class Trainer:
     def summary(self) -> str:
         """A table of the model's tensors: which are trained, by how many numbers, under which penalty."""
         return report.summary(self._backend.recipe, self._inputs)
+
+    def inspect(self) -> Inspection:
+        """Every operator of the model: whether the gradient passes it on the way from loss to weights, and how. Prints as a table."""
+        recipe = self._backend.recipe
+        gradient = str(self.settings["gradient"])
+        return inspect_working(recipe.model, recipe.weights, list(self.objectives) or [names.LOSS], gradient)
 
     # ------------------------------------------------------------------ inside
 

@@ -20,6 +20,9 @@ from onnxfit.errors import GradientError, InstallationError
 from onnxfit.gradients import onnxruntime as source
 from onnxfit.gradients import reachable
 from onnxfit.graph.model import infer_shapes
+from tests.builds import needs_builder
+
+pytestmark = needs_builder
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -12,7 +14,7 @@ import pytest
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.model import IR_VERSION, OPSET, read_model, specialise, with_initializers, working_form
-from onnxfit.graph.random import uniform
+from onnxfit.graph.random import normal, uniform
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
 from onnxfit.graph.values import Op
 from onnxfit.graph.weights import all_weights, select_weights
@@ -156,6 +158,31 @@ class TestReadingModels:
             <domain: "mine", opset_import: ["": 21]> Scale (a, b) => (c) { c = Mul(a, b) }""")
         assert [n.op_type for n in working_form(read_model(model)).graph] == ["Mul"]
 
+    @pytest.mark.parametrize(
+        ("body", "count"),
+        [
+            ("s = SplitToSequence<axis = 1>(x, sizes)  a = SequenceAt(s, one)  b = SequenceAt(s, last)  z = Sub(b, a)", 0),
+            ("s = SplitToSequence<axis = 1>(x, two)  a = SequenceAt(s, one)  z = Neg(a)", 0),
+            ("s = SplitToSequence<axis = 1, keepdims = 0>(x)  a = SequenceAt(s, one)  z = Neg(a)", 0),
+            ("s = SplitToSequence<axis = 1>(x)  a = SequenceAt(s, one)  n = SequenceLength(s)  m = CastLike(n, a)  z = Mul(a, m)", 0),
+            ("e = SequenceEmpty()  s = SequenceInsert(e, x)  n = Neg(x)  t = SequenceInsert(s, n)  u = SequenceInsert(t, x, last)"
+             "  v = SequenceErase(u, one)  w = Identity(v)  z = ConcatFromSequence<axis = 1>(w)", 0),
+            ("n = Neg(x)  s = SequenceConstruct(x, n)  z = ConcatFromSequence<axis = 0, new_axis = 1>(s)", 0),
+            ("n = Neg(x)  s = SequenceConstruct(x, n)  i = ArgMax<keepdims = 0>(k)  z = SequenceAt(s, i)", 2),  # not known which
+        ],
+    )  # fmt: skip
+    def test_sequences_of_known_length_are_their_tensors(self, body, count) -> None:
+        model = parse(f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 5] x, float[3] k) => (float[M, K] y)
+            <int64[3] sizes = {{1, 2, 2}}, int64 one = {{1}}, int64 last = {{-1}}, int64 two = {{2}}> {{ {body} y = Flatten(z) }}""")
+        work = ir.to_proto(working_form(read_model(model)))
+        assert sum("Sequence" in n.op_type for n in work.graph.node) == count
+        feeds = {"x": np.arange(10, dtype=np.float32).reshape(2, 5), "k": np.array([1, 2, 3], np.float32)}
+        feeds = {v.name: feeds[v.name] for v in work.graph.input}
+        if "i = " in body:
+            feeds["k"] = np.array([2, 3, 1], np.float32)
+        expected = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
+        np.testing.assert_array_equal(onnx.reference.ReferenceEvaluator(work).run(None, feeds)[0], expected[0])
+
     def test_static_shapes_reach_every_value(self) -> None:
         model = parse(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y) <float[1] w = {2}> { s = Mul(x, w) y = Flatten(s) }'
@@ -181,6 +208,33 @@ MIXED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 4, 4] x) => (
 class TestChoosingWeights:
     def test_constants_settings_statistics_and_masks_are_no_weights(self) -> None:
         assert all_weights(working_form(parse(MIXED))) == ["scale", "bias", "gain"]
+
+    @pytest.mark.parametrize(
+        ("note", "chosen"),
+        [
+            (None, ["table"]),
+            (("kind", "PARAMETER"), ["table", "temperature"]),
+            (("kind", "BUFFER"), []),
+            (("kind", "CONSTANT_TENSOR"), []),
+            (("folded", "['layer.weight', 'val_3']"), ["table", "temperature"]),
+            (("folded", "['model.embed_tokens.embed_scale']"), []),
+            (("folded", "['class_token', 'val_3']"), ["table"]),
+            (("folded", "['zeros', 'val_3', 'slice_12', 'value_0_2', 'clone']"), []),
+            (("folded", "['attn.lifted_tensor_7', 'fill', '_to_copy_1', 'scalar_tensor_default']"), []),
+            (("folded", "['model.rotary_emb.inv_freq', 'cos_1', 'cat']"), []),
+            (("folded", "garbage("), ["table"]),
+        ],
+    )
+    @pytest.mark.parametrize("opset", [20, OPSET])
+    def test_what_torchs_exporter_notes_is_believed(self, note, chosen, opset) -> None:
+        model = parse(f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[N, 2] x) => (float[N, 2] y)
+            <float[2, 2] table = {{0, 1, 2, 3}}, float temperature = {{2}}, float[2] other = {{1, 2}}>
+            {{ a = MatMul(x, table)  b = Mul(a, temperature)  y = Add(b, other) }}""")
+        keys = {"kind": "pkg.torch.export.graph_signature.InputSpec.kind", "folded": "pkg.onnxscript.optimizer.folded_from"}
+        for name, shape in (("table", [2, 2]), ("temperature", [])) if note else ():
+            model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+            model.graph.value_info[-1].metadata_props.add(key=keys[note[0]], value=note[1])
+        assert all_weights(working_form(read_model(model))) == [*chosen, "other"]
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),
@@ -221,11 +275,26 @@ class TestChoosingWeights:
             select_weights(working_form(model), None)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("op_type", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_old_resizing_is_converted_as_it_was(op_type: str, opset: int, mode: str) -> None:
+    model = parse(
+        f"""<ir_version: 5, opset_import: ["": {opset}]> g (float[1,1,3,4] x) => (float[1,1,6,10] y) <float[4] scales = {{1, 1, 2, 2.5}}>
+            {{ y = {op_type}<mode = "{mode}">(x, scales) }}"""
+    )
+    x = np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32)
+    before, after = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (model, ir.to_proto(working_form(model)))
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
 class TestRandom:
     @staticmethod
     def draw(seed: int, step: int, stream: int = 0, shape: tuple[int, ...] = (64, 1000)) -> np.ndarray:
         op, (x, s, t) = empty(("x", np.float32, ("N", "M")), ("seed", np.int64, ()), ("step", np.int64, ()))
-        op.output("u", uniform(op, x, s, t, stream))
+        op.output("u", uniform(op, op.shape(x), s, t, stream))
         return run(op, x=np.zeros(shape, np.float32), seed=np.array(seed), step=np.array(step))["u"]
 
     def test_uniform_on_the_unit_interval(self) -> None:
@@ -311,6 +380,38 @@ class TestTrainingForm:
         y = run(op, x=np.ones((400, 3, 5), np.float32), seed=np.array(0), step=np.array(0))["y"]
         assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
         assert abs((y == 0).mean() - 0.25) < 0.02
+
+    @pytest.mark.parametrize(
+        ("node", "mean", "deviation"),
+        [
+            ("RandomNormalLike<mean = 2.0, scale = 3.0>(x)", 2.0, 3.0),
+            ("RandomNormal<shape = [4, 5000]>()", 0.0, 1.0),
+            ("RandomUniformLike<low = -1.0, high = 5.0>(x)", 2.0, 6 / np.sqrt(12)),
+            ("RandomUniform<shape = [4, 5000]>()", 0.5, 1 / np.sqrt(12)),
+            ("Bernoulli(x)", 0.3, np.sqrt(0.21)),
+        ],
+    )
+    def test_what_is_random_has_its_distribution_and_repeats_by_seed_and_step(
+        self, node: str, mean: float, deviation: float
+    ) -> None:
+        text = f'<ir_version: 10, opset_import: ["": 21]> g (float[N, 5000] x) => (float[N, M] y) {{ r = {node} y = Identity(r) }}'
+        op = self.op(text)
+        seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+        to_training_form(op, [], "train", seed, step)
+        x = np.full((4, 5000), 0.3, np.float32)
+        draws = [run(op, x=x, seed=np.array(a), step=np.array(b))["y"] for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))]
+        assert abs(draws[0].mean() - mean) < 5 * deviation / np.sqrt(20000)
+        assert abs(draws[0].std() - deviation) < 0.03 * deviation
+        np.testing.assert_array_equal(draws[0], draws[1])
+        for other in draws[2:]:
+            assert abs(np.corrcoef(draws[0].ravel(), other.ravel())[0, 1]) < 0.04
+
+    def test_normal_numbers_are_normal(self) -> None:
+        op, (x, s, t) = empty(("x", np.float32, ("N",)), ("seed", np.int64, ()), ("step", np.int64, ()))
+        op.output("z", normal(op, op.shape(x), s, t, 0))
+        z = np.sort(run(op, x=np.zeros(20000, np.float32), seed=np.array(0), step=np.array(0))["z"])
+        expected = np.array([statistics.NormalDist().cdf(v) for v in z])
+        assert np.abs(expected - np.arange(20000) / 20000).max() < 1.95 / np.sqrt(20000)  # Kolmogorov and Smirnov, 0.1 %
 
     @pytest.mark.parametrize("mode", ["", ", mode"])
     def test_evaluation_never_drops(self, mode: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from scipy import special
 
 from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.gradients.onnxruntime import add_gradients
+from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import Op

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.gradients.onnxruntime import add_gradients
+from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.values import Op
 from onnxfit.penalties import L1, L2, ElasticNet, Penalty, get_penalty, penalties_for

@@ -15,6 +15,7 @@ def blocks() -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
 
 
+@pytest.mark.usefixtures("table_of_rules_restored")
 def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}

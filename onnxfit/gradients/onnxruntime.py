@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -17,31 +16,15 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import GradientError, InstallationError
-from onnxfit.gradients import onnxruntime_formulas, onnxruntime_layers, onnxruntime_moves, onnxruntime_recurrent, refuse  # noqa: F401  # they register their forms
-from onnxfit.gradients.onnxruntime_coverage import STATIC, TYPED, Refused, check
+from onnxfit.gradients import onnxruntime_formulas, onnxruntime_layers, onnxruntime_moves, onnxruntime_recurrent  # noqa: F401  # they register their forms
+from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse
+from onnxfit.gradients.onnxruntime_coverage import check
 from onnxfit.gradients.onnxruntime_forms import FORMS
 from onnxfit.gradients.onnxruntime_part import Part
-from onnxfit.gradients.paths import Site, reachable, sites
+from onnxfit.gradients.paths import Site, leaves_of, outputs_of, sites
+from onnxfit.gradients.table import Refused
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.values import Op
-
-
-@dataclass(frozen=True)
-class Blocker:
-    """A node between the weights and the loss that the builder cannot differentiate correctly."""
-
-    node: str
-    op_type: str
-    reason: str
-    cure: str
-
-    @property
-    def needs_sizes(self) -> bool:
-        """Whether it would do with every size known."""
-        return self.cure == STATIC
-
-    def __str__(self) -> str:
-        return f"{self.op_type} {self.node!r}: {self.reason}. Cure: {self.cure}."
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
@@ -93,7 +76,7 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
     """A copy in the builder's forms, its nodes between weights and loss, and those of them that cannot be differentiated."""
     work = ir.from_proto(ir.to_proto(model))
     NameFixPass()(work)
-    _check_ends(work, loss, weights)
+    check_ends(work, loss, weights)
     op_types = {node.name or "": node.op_type for node in work.graph}
     found: dict[str, Blocker] = {}
 
@@ -107,7 +90,7 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
     while changed:
         changed, op = False, Op(work.graph)
         found.clear()
-        for site in sites(work.graph, loss, weights):
+        for site in _path(work.graph, loss, weights):
             try:
                 changed |= _into_form(op, site)
             except Refused as refused:
@@ -115,7 +98,7 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
         _one_use_each(op, set(weights))
         work = infer_shapes(work)
         changed &= bool(found)  # a form may tell a shape that another one needs
-    path = sites(work.graph, loss, weights)
+    path = _path(work.graph, loss, weights)
     for site in path:
         try:
             check(site)
@@ -125,26 +108,8 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
     return work, path, causes or list(found.values())
 
 
-def _check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
-    outputs, inputs = {v.name: v for v in model.graph.outputs}, {v.name: v for v in model.graph.inputs}
-    if loss not in outputs or loss in inputs:
-        raise GradientError(
-            f"The graph computes no output {loss!r} to differentiate; its outputs are {', '.join(map(str, outputs))}."
-        )
-    shape, dtype = outputs[loss].shape, outputs[loss].dtype
-    if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-        raise GradientError(
-            f"A loss is a scalar in float32 or float64; {loss!r} is {dtype}{'[?]' if shape is None else list(shape)}. "
-            "A model in half precision must be converted to float32 before it is trained."
-        )
-    missing = [w for w in weights if w not in inputs]
-    if missing:
-        raise GradientError(f"Gradients are taken of graph inputs; {', '.join(missing)} is none.")
-    lost = set(weights) - set(reachable(model, loss, weights))
-    if lost:
-        raise GradientError(
-            f"The loss {loss!r} does not depend on {', '.join(w for w in weights if w in lost)} in a differentiable way."
-        )
+def _path(graph: ir.Graph, loss: str, weights: Sequence[str]) -> list[Site]:
+    return sites(graph, outputs_of(graph, loss), leaves_of(graph, weights))
 
 
 def _into_form(op: Op, site: Site) -> bool:

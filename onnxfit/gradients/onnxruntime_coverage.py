@@ -11,20 +11,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxfit.gradients.blocker import STATIC, TYPED
 from onnxfit.gradients.paths import Site
+from onnxfit.gradients.table import Refused
 
 REPLACE = "freeze the weights before it, or replace the operator"
-STATIC = "static shapes: fix the sizes of the model's inputs"
-TYPED = "a model whose types can be inferred"
 IN_SINGLE = "onnxruntime computes its gradient in float32 only"
-
-
-class Refused(Exception):
-    """Why a node cannot be differentiated, and what would help."""
-
-    def __init__(self, reason: str, cure: str = REPLACE) -> None:
-        super().__init__(reason)
-        self.reason, self.cure = reason, cure
 
 
 Check = Callable[[Site], None]

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_coverage import STATIC, Refused
+from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.paths import Site
+from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value
 
 Form = Callable[[Op, Site], "Value | tuple[Value | None, ...] | None"]

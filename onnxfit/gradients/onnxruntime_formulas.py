@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_coverage import Refused
 from onnxfit.gradients.onnxruntime_forms import attribute, expanded, form, known, needed, rank, result, same_shape, size
 from onnxfit.gradients.paths import Site
+from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value
 
 # Functions of each element -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_coverage import Refused
 from onnxfit.gradients.onnxruntime_forms import attribute, form, given, needed, rank, size, text
 from onnxfit.gradients.paths import Site
+from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value
 
 

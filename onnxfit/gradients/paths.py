@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxfit.gradients.table import FLAT, key_of
+
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 INTEGERS = {
     ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8, ir.DataType.UINT16,
     ir.DataType.UINT32, ir.DataType.UINT64, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.BOOL, ir.DataType.STRING,
 }  # fmt: skip
 
-# Float results that do not change with the input, or whose derivative is zero wherever it exists: what comes out counts as a constant.
-# (Comparisons, ArgMax, Shape, casts to integers … need no entry: nothing flows through integers.)
-FLAT = {"Bernoulli", "Ceil", "EyeLike", "Floor", "Hardmax", "RandomNormalLike", "RandomUniformLike", "Round", "Sign"}
 # (operator, input) of float inputs of which only the type, or the value rounded to an integer, is looked at.
 FLAT_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
 # Quantising is flat too, but whoever trains through it expects something else: never a silent zero, so it stays on the path.
@@ -31,14 +30,17 @@ class Site:
     outputs: frozenset[int]
 
 
-def sites(graph: ir.Graph, loss: str, leaves: Iterable[str]) -> list[Site]:
-    """Every node on a differentiable path from the leaves (inputs or initializers) to the loss, in the graph's order."""
-    values = _between(graph, loss, leaves)
+def sites(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]) -> list[Site]:
+    """Every node of the graph on a differentiable path from the leaves to the targets, in the graph's order.
+
+    Leaves are inputs or initializers of the graph; of a subgraph, also values that it captures from outside.
+    """
+    values = _between(graph, targets, leaves)
     found = []
     for node in graph:
         outputs = frozenset(i for i, v in enumerate(node.outputs) if v in values)
         if outputs:
-            found.append(Site(node, frozenset(i for i, v in _flowing(node) if v in values), outputs))
+            found.append(Site(node, frozenset(i for i, v in flowing(node) if v in values), outputs))
     return found
 
 
@@ -49,52 +51,74 @@ def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str
     >>> reachable(ir.from_onnx_text(text), "y", ["a", "b"])
     ['a']
     """
+    return reachable_values(model, [loss], candidates)
+
+
+def reachable_values(model: ir.Model, outputs: Iterable[str], candidates: Iterable[str]) -> list[str]:
+    """The candidates from which a differentiable path leads to one of the outputs."""
     candidates = list(candidates)
-    found = {value.name for value in _between(model.graph, loss, candidates)}
+    found = {v.name for v in _between(model.graph, outputs_of(model.graph, *outputs), leaves_of(model.graph, candidates))}
     return [name for name in candidates if name in found]
 
 
-def _between(graph: ir.Graph, loss: str, leaves: Iterable[str]) -> set[ir.Value]:
-    """The values that change smoothly with the leaves, and the loss with them."""
-    wanted = set(leaves)
-    varying = {v for v in (*graph.inputs, *graph.initializers.values()) if v.name in wanted}
+def leaves_of(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """The inputs and initializers with these names."""
+    wanted = set(names)
+    return [v for v in (*graph.inputs, *graph.initializers.values()) if v.name in wanted]
+
+
+def outputs_of(graph: ir.Graph, *names: str) -> list[ir.Value]:
+    """The outputs with these names."""
+    return [v for v in graph.outputs if v.name in names]
+
+
+def captured(graph: ir.Graph) -> list[ir.Value]:
+    """The values of outer graphs that a subgraph uses, each once, in the order of use."""
+    inner = {
+        graph,
+        *(g for node in ir.traversal.RecursiveGraphIterator(graph) for a in node.attributes.values() for g in _graphs(a)),
+    }
+    used = [v for node in ir.traversal.RecursiveGraphIterator(graph) for v in node.inputs if v is not None]
+    for one in inner:
+        used.extend(one.outputs)  # a branch may hand on a captured value as it is
+    return list(dict.fromkeys(v for v in used if v.graph is not None and v.graph not in inner))
+
+
+def _between(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]) -> set[ir.Value]:
+    """The values that change smoothly with the leaves, and the targets with them."""
+    varying = set(leaves)
     for node in graph:
-        flowing = [v for _, v in _flowing(node) if v in varying]
-        if flowing:
+        moving = [v for _, v in flowing(node) if v in varying]
+        if moving:
             # downstream of a quantizer the integers stand for floats
-            integers = node.op_type in QUANTIZERS or any(not _smooth(v) for v in flowing)
-            varying.update(v for v in node.outputs if integers or _smooth(v))
-    waiting = [v for v in varying if v.name == loss]
+            integers = node.op_type in QUANTIZERS or any(not smooth(v) for v in moving)
+            varying.update(v for v in node.outputs if integers or smooth(v))
+    waiting = [v for v in targets if v in varying]
     between: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()
         if value in varying and value not in between:
             between.add(value)
             producer = value.producer()
-            waiting += [v for _, v in _flowing(producer)] if producer is not None else []
+            if producer is not None and producer.graph is graph:
+                waiting += [v for _, v in flowing(producer)]
     return between
 
 
-def _smooth(value: ir.Value) -> bool:
+def smooth(value: ir.Value) -> bool:
     """Whether a value can carry a derivative; one of unknown type may."""
     return value.dtype is None or value.dtype not in INTEGERS
 
 
-def _flowing(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
+def flowing(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The inputs that derivatives flow through, by position, and what subgraphs capture, numbered on from there."""
-    if node.domain == "" and node.op_type in FLAT:
+    if key_of(node) in FLAT:
         return
     for i, value in enumerate(node.inputs):
         if value is not None and (node.op_type, i) not in FLAT_INPUTS:
             yield i, value
-    count = len(node.inputs)
-    for attribute in node.attributes.values():
-        for graph in _graphs(attribute):
-            inside = [v for inner in ir.traversal.RecursiveGraphIterator(graph) for v in inner.inputs if v is not None]
-            for value in (*inside, *graph.outputs):  # a branch may hand on a captured value as it is
-                if value.graph is node.graph:
-                    yield count, value
-                    count += 1
+    inside = dict.fromkeys(v for a in node.attributes.values() for graph in _graphs(a) for v in captured(graph))
+    yield from enumerate(inside, start=len(node.inputs))
 
 
 def _graphs(attribute: ir.Attr) -> list[ir.Graph]:

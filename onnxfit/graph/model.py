@@ -19,7 +19,9 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.fold import fold_shapes
+from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.values import infer_outputs
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
@@ -115,7 +117,13 @@ def working_form(model: onnx.ModelProto) -> ir.Model:
     graph_model = ir.from_proto(work)
     RemoveInitializersFromInputsPass()(graph_model)
     NameFixPass()(graph_model)
-    return infer_shapes(graph_model)
+    graph_model = infer_shapes(graph_model)
+    if unroll_sequences(graph_model):
+        graph_model = infer_shapes(graph_model)
+    for info in model.graph.value_info:  # the converter drops what an exporter noted of its initializers
+        if info.metadata_props and info.name in graph_model.graph.initializers:
+            graph_model.graph.initializers[info.name].metadata_props.update({p.key: p.value for p in info.metadata_props})
+    return graph_model
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -126,13 +134,27 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
         model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
         return model
     try:
-        return onnx.version_converter.convert_version(model, OPSET)
+        converted = onnx.version_converter.convert_version(model, OPSET)
+        if version < 11:
+            _resize_as_before(model, converted)
+        return converted
     except Exception as error:  # the converter raises RuntimeError, ConvertError and plain C++ assertions alike
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"The model's opset is {version}; training builds on opset {OPSET}, and onnx {onnx.__version__} cannot convert it: {reason}. "
             f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
         ) from None
+
+
+def _resize_as_before(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
+    """Until opset 10 places were counted from the corner, which is no longer the default, and which the converter forgets to say."""
+    old = {name for node in model.graph.node if node.op_type in ("Upsample", "Resize") for name in node.output}
+    for node in converted.graph.node:
+        if node.op_type == "Resize" and old.intersection(node.output):
+            settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            for attribute in [a for a in node.attribute if a.name in settings]:
+                node.attribute.remove(attribute)
+            node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in settings.items())
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
@@ -142,7 +164,14 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"The model's shapes contradict each other: {str(error).strip()}") from None
-    return ir.from_proto(proto)
+    inferred = ir.from_proto(proto)
+    for node in inferred.graph:  # ranks that ONNX does not tell, and what follows from them
+        if any(v.shape is None and v.name for v in node.outputs):
+            try:
+                infer_outputs(inferred.graph, node)
+            except ValueError:
+                continue  # where sizes contradict each other, running it says so
+    return inferred
 
 
 def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:

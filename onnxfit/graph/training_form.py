@@ -1,19 +1,21 @@
-"""BatchNormalization and Dropout as they behave in training and in evaluation, in plain operators.
+"""BatchNormalization, Dropout and random numbers as they behave in training and in evaluation, in plain operators.
 
-An exported model holds them in inference form, and onnxruntime's gradient builder switches that form silently to batch statistics;
-so a step never contains them: each becomes the arithmetic it stands for.
+An exported model holds the first two in inference form, and onnxruntime's gradient builder switches that form silently to batch statistics;
+so a training step never contains them: each becomes the arithmetic it stands for. What is random draws from (seed, step, number of the
+node), so that a step can be repeated bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.random import uniform
+from onnxfit.graph.random import normal, uniform
 from onnxfit.graph.values import Op, Value
 
 
@@ -21,8 +23,8 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
     """Rewrite the graph of `op` in place; returns the next value of every running statistic that the step updates.
 
     With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and bias are both frozen or
-    `batch_norm="frozen"`: then it uses its running statistics, like a layer that is not trained in Keras. Dropout draws its mask from
-    (seed, step, number of the Dropout).
+    `batch_norm="frozen"`: then it uses its running statistics, like a layer that is not trained in Keras. Dropout and the operators of
+    random numbers draw from (seed, step, number of the node); their own attribute `seed` is not looked at.
     """
     next_statistics: dict[str, Value] = {}
     stream = 0
@@ -42,7 +44,11 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
             _refuse_other_outputs(node)
             with op.replacing(node) as replace:
                 replace(_dropout(op, node, seed, step, stream))
-            stream += 1  # of Dropouts, not of nodes: folding leaves more or fewer of these
+            stream += 1  # of what draws, not of nodes: folding leaves more or fewer of these
+        elif node.op_type in RANDOM and node.domain == "":
+            with op.replacing(node) as replace:
+                replace(RANDOM[node.op_type](op, node, seed, step, stream))
+            stream += 1
     return next_statistics
 
 
@@ -117,8 +123,44 @@ def _dropout(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Va
     x = _input(op, node, 0)
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
-    mask = op.cast(uniform(op, x, seed, step, stream), x.dtype) < keep
+    mask = op.cast(uniform(op, op.shape(x), seed, step, stream), x.dtype) < keep
     return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))  # ratio 1 drops everything, and divides by 0
+
+
+def _random_uniform(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+    low, high = float(_attribute(node, "low", 0.0)), float(_attribute(node, "high", 1.0))
+    drawn = op.cast(uniform(op, _drawn_shape(op, node), seed, step, stream), _drawn_type(op, node))
+    return low + (high - low) * drawn
+
+
+def _random_normal(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+    mean, scale = float(_attribute(node, "mean", 0.0)), float(_attribute(node, "scale", 1.0))
+    return mean + scale * op.cast(normal(op, _drawn_shape(op, node), seed, step, stream), _drawn_type(op, node))
+
+
+def _bernoulli(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+    """1 with the probability that the input gives."""
+    chance = _input(op, node, 0)
+    return op.cast(op.cast(uniform(op, op.shape(chance), seed, step, stream), chance.dtype) < chance, _drawn_type(op, node))
+
+
+RANDOM = {
+    "RandomUniform": _random_uniform, "RandomUniformLike": _random_uniform, "RandomNormal": _random_normal,
+    "RandomNormalLike": _random_normal, "Bernoulli": _bernoulli,
+}  # fmt: skip
+
+
+def _drawn_shape(op: Op, node: ir.Node) -> Value:
+    if node.inputs:
+        return op.shape(_input(op, node, 0))
+    return op.constant(np.array(node.attributes["shape"].as_ints(), np.int64))
+
+
+def _drawn_type(op: Op, node: ir.Node) -> np.dtype[Any]:
+    """What the attribute says; else the input's type, or float32."""
+    if "dtype" in node.attributes:
+        return ir.DataType(node.attributes["dtype"].as_int()).numpy()
+    return _input(op, node, 0).dtype if node.inputs else np.dtype(np.float32)
 
 
 def _refuse_other_outputs(node: ir.Node) -> None:

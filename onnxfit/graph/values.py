@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Union
 
 import numpy as np
@@ -37,16 +38,19 @@ class Op:
     (('batch',), dtype('float32'), ['Mul', 'ReduceSum', 'Mul', 'Sub'])
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, around: Op | None = None) -> None:
+        """`around` builds the graph that a subgraph belongs to: no name is used in both, and scopes go on."""
         self.graph = graph
-        self._scope = ""
+        self._scope: str = "" if around is None else around._scope
         self._anchor: ir.Node | None = None
-        self._taken = set(graph.initializers) | {v.name for v in graph.inputs if v.name}
-        for node in graph:
+        self._taken: set[str] = set() if around is None else around._taken
+        self._taken.update(graph.initializers)
+        self._taken.update(v.name for v in graph.inputs if v.name)
+        for node in ir.traversal.RecursiveGraphIterator(graph):
             self._taken.update(v.name for v in node.outputs if v.name)
             self._taken.add(node.name or "")
         self._generated: set[str] = set()  # names of values that nobody outside has seen
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] = {} if around is None else around._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
     def __getattr__(self, op_type: str) -> Callable[..., Value]:
@@ -93,7 +97,7 @@ class Op:
             name, was_output = old.name, old.is_graph_output()
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             if was_output:
-                old.name = self._fresh("replaced")
+                old.name = self.fresh("replaced")
                 new.name = name
             self._anchor = None
             self.graph.remove(node, safe=True)
@@ -120,6 +124,10 @@ class Op:
         self.graph.outputs.append(value.ir)
         return value
 
+    def subgraph(self, name: str) -> Op:
+        """A builder for the body of an operator that has one: its inputs are made by `input`, its outputs by `output`."""
+        return Op(ir.Graph([], [], nodes=[], opset_imports=self.graph.opset_imports, name=self.fresh(name)), around=self)
+
     def wrap(self, value: ir.Value) -> Value:
         """A value the graph already has, with arithmetic."""
         return Value(self, value)
@@ -132,7 +140,7 @@ class Op:
         array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            tensor = ir.Tensor(array, name=self._fresh("constant"))
+            tensor = ir.Tensor(array, name=self.fresh("constant"))
             initializer = ir.Value(
                 name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
@@ -149,13 +157,31 @@ class Op:
             return value
         return self.Cast(value, to=int(ir.DataType.from_numpy(wanted)))
 
+    def shape(self, value: Value, start: int = 0, end: int | None = None) -> Value:
+        """The sizes of a value (from axis `start` to before `end`) as an int64 vector: a constant where they are known, else computed.
+
+        >>> op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> x = op.input("x", np.float32, ("batch", 3))
+        >>> op.shape(x, 1).ir.const_value.numpy(), op.shape(x).ir.producer().op_type
+        (array([3]), 'Shape')
+        """
+        sizes = None if value.shape is None else value.shape[start:end]
+        if sizes is not None and all(isinstance(d, int) for d in sizes):
+            return self.constant(np.array(sizes, np.int64))
+        return self.Shape(value, start=start or None, end=end)
+
     def _take(self, name: str) -> str:
         if name in self._taken:
             raise ValueError(f"The graph already has a value or node called {name!r}.")
         self._taken.add(name)
         return name
 
-    def _fresh(self, stem: str) -> str:
+    def knows(self, name: str) -> bool:
+        """Whether the graph has a value or node of this name."""
+        return name in self._taken
+
+    def fresh(self, stem: str) -> str:
+        """A name that nothing in the graph has."""
         stem = self._scope + stem
         while True:
             count = self._counts[stem] = self._counts.get(stem, -1) + 1
@@ -169,12 +195,12 @@ class Op:
         version = self.graph.opset_imports.get(domain)
         if version is None:
             version = self.graph.opset_imports[domain] = 1
-        if domain == "" and not onnx.defs.has(op_type, version, ""):
+        schema = _schema(domain, op_type, version)
+        if domain == "" and schema is None:
             raise UnknownNameError("operator of ONNX", op_type, {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
-        schema = onnx.defs.get_schema(op_type, version, domain) if onnx.defs.has(op_type, version, domain) else None
         values = self._operands(schema, inputs)
         count = max(outputs, schema.min_output if schema else 1)
-        name = self._fresh(op_type)
+        name = self.fresh(op_type)
         node = ir.Node(
             domain,
             op_type,
@@ -184,7 +210,7 @@ class Op:
             name=name,
         )
         for i, out in enumerate(node.outputs):
-            out.name = self._take(f"{name}:{i}") if i or count > 1 else self._fresh(f"{op_type}.out")
+            out.name = self._take(f"{name}:{i}") if i or count > 1 else self.fresh(f"{op_type}.out")
             self._generated.add(out.name)
         if self._anchor is None:
             self.graph.append(node)
@@ -221,38 +247,166 @@ class Op:
 
 def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
-    version = graph.opset_imports.get(node.domain, 0)
-    if not onnx.defs.has(node.op_type, version, node.domain):
+    schema = _schema(node.domain, node.op_type, graph.opset_imports.get(node.domain, 0))
+    if schema is None:
+        return
+    if node.domain == "" and node.op_type in _BODIES:
+        _take_over(node)
         return
     if any(v is not None and v.type is None for v in node.inputs):
         return  # made by an operator that ONNX does not know
+    key = _inference_key(graph, node)
+    inferred = _INFERRED.get(key) if key is not None else None
+    if inferred is None:
+        inferred = _inferred(graph, node, schema)
+        if key is not None:
+            _INFERRED[key] = inferred
+            if len(_INFERRED) > MOST_INFERRED:
+                del _INFERRED[next(iter(_INFERRED))]
+    for out, found in zip(node.outputs, inferred):
+        if found is not None:
+            type_, dims = found
+            out.type = ir.TensorType(type_.dtype) if isinstance(type_, ir.TensorType) else type_
+            if dims is not None and (out.shape is None or not out.shape.is_static()):
+                out.shape = ir.Shape(dims)
+    if node.op_type in _BY_LENGTH and node.domain == "" and node.outputs[0].shape is None:
+        _rank_by_length(node)
+
+
+_BY_LENGTH = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
+
+
+def _rank_by_length(node: ir.Node) -> None:
+    """What is brought into a computed shape has as many axes as the shape has entries, which ONNX's inference overlooks."""
+    target = node.inputs[_BY_LENGTH[node.op_type]]
+    length = target.shape[0] if target is not None and target.shape is not None and len(target.shape) == 1 else None
+    if not isinstance(length, int):
+        return
+    if node.op_type == "Expand":
+        given = node.inputs[0].shape if node.inputs[0] is not None else None
+        if given is None:
+            return
+        length = max(length, len(given))
+    node.outputs[0].shape = ir.Shape([None] * length)
+
+
+Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]  # type and sizes of each output, None where unknown
+# A graph of training repeats itself (an optimizer's nodes for every weight), and asking ONNX costs more than all else in building it.
+_INFERRED: dict[Any, Inferred] = {}
+MOST_INFERRED = 20_000
+
+
+@cache
+def _schema(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    return onnx.defs.get_schema(op_type, version, domain) if onnx.defs.has(op_type, version, domain) else None
+
+
+def _inference_key(graph: ir.Graph, node: ir.Node) -> Any:
+    """All that the types and sizes of a node's outputs depend on; None where that is not hashable."""
+    attributes = []
+    for name, attribute in node.attributes.items():
+        if attribute.type not in _SIMPLE:
+            return None
+        attributes.append((name, tuple(attribute.value) if isinstance(attribute.value, (list, tuple)) else attribute.value))
+    inputs: list[Any] = []
+    for value in node.inputs:
+        if value is None:
+            inputs.append(None)
+            continue
+        if not isinstance(value.type, ir.TensorType):
+            return None
+        dims = None if value.shape is None else tuple([d if isinstance(d, int) else d.value for d in value.shape])
+        tensor = _small_constant(value)
+        inputs.append((value.type.dtype, dims, None if tensor is None else tensor.tobytes()))
+    version = graph.opset_imports.get(node.domain, 0)
+    return node.domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
+
+
+_SIMPLE = {
+    ir.AttributeType.FLOAT, ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.FLOATS, ir.AttributeType.INTS, ir.AttributeType.STRINGS,
+}  # fmt: skip
+
+
+def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
+    """The numbers of a value that is a constant and may be a shape, axes or a scalar."""
+    tensor = value.const_value if value.producer() is None else ir.convenience.get_const_tensor(value)
+    return tensor if tensor is not None and tensor.size <= 1024 else None
+
+
+def _inferred(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:
     types, data = {}, {}
     for value in node.inputs:
         if value is None or value.name is None:
             continue
         types[value.name] = ir.serde.serialize_value(value).type
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and tensor.size <= 1024:
+        tensor = _small_constant(value)
+        if tensor is not None:
             data[value.name] = ir.serde.serialize_tensor(tensor)
-    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
     imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
     try:
-        inferred = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
-        )
+        found = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data, opset_imports=imports)
     except onnx.shape_inference.InferenceError as error:
         raise ValueError(f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}") from None
+    results: list[Any] = []
     for out in node.outputs:
-        if out.name in inferred:
-            proto = inferred[out.name]
-            out.type = ir.serde.deserialize_type_proto_for_type(proto)
-            shape = ir.serde.deserialize_type_proto_for_shape(proto)
-            if shape is not None and (out.shape is None or not out.shape.is_static()):
-                out.shape = shape
+        if out.name not in found:
+            results.append(None)
+            continue
+        shape = ir.serde.deserialize_type_proto_for_shape(found[out.name])
+        dims = None if shape is None else tuple([d if isinstance(d, int) else d.value for d in shape])
+        results.append((ir.serde.deserialize_type_proto_for_type(found[out.name]), dims))
+    return tuple(results)
+
+
+_BODIES = {"If": "then_branch", "Loop": "body", "Scan": "body"}
+
+
+def _take_over(node: ir.Node) -> None:
+    """The outputs of If, Loop and Scan have the types of their body's; ONNX's inference for one operator does not see what a body captures."""
+    body = node.attributes[_BODIES[node.op_type]].as_graph()
+    inner = list(body.outputs)
+    if node.op_type == "If":
+        states = len(inner)
+        others = [v.shape for v in node.attributes["else_branch"].as_graph().outputs]
+    elif node.op_type == "Loop":
+        inner = inner[1:]  # the condition
+        states, others = len(node.inputs) - 2, []
+    else:
+        states, others = len(node.inputs) - node.attributes["num_scan_inputs"].as_int(), []
+    for i, (out, value) in enumerate(zip(node.outputs, inner)):
+        out.type = value.type
+        if value.shape is None or (i < len(others) and (others[i] is None or len(others[i]) != len(value.shape))):  # type: ignore[arg-type]
+            out.shape = None
+        elif others:
+            out.shape = ir.Shape([a if a == b else None for a, b in zip(value.shape, others[i])])  # type: ignore[arg-type]
+        elif i < states:
+            out.shape = value.shape
+        else:
+            axis = _scan_axis(node, "scan_output_axes", i - states)
+            dims = list(value.shape)
+            dims.insert(axis if axis >= 0 else axis + len(dims) + 1, _scan_length(node, states))
+            out.shape = ir.Shape(dims)
+
+
+def _scan_axis(node: ir.Node, attribute: str, index: int) -> int:
+    axes = node.attributes.get(attribute)
+    return axes.as_ints()[index] if axes is not None else 0
+
+
+def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
+    """How many steps a Scan makes, which its inputs tell; a Loop's are not known."""
+    scanned = node.inputs[states] if node.op_type == "Scan" else None
+    if scanned is None or scanned.shape is None:
+        return ir.SymbolicDim(None)
+    return scanned.shape[_scan_axis(node, "scan_input_axes", 0)]
 
 
 def _describe(value: ir.Value | None) -> str:
     return "nothing" if value is None else f"{value.dtype}{value.shape if value.shape is not None else ''}"
+
+
+class UnknownRankError(ValueError):
+    """A formula needs the number of dimensions of a value, and the graph does not tell it."""
 
 
 class Value:
@@ -286,9 +440,9 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """The number of dimensions; ValueError where the graph does not tell."""
+        """The number of dimensions; UnknownRankError where the graph does not tell."""
         if self.ir.shape is None:
-            raise ValueError(f"The rank of {self.name!r} is unknown.")
+            raise UnknownRankError(f"The rank of {self.name!r} is unknown.")
         return len(self.ir.shape)
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
@@ -20,6 +21,19 @@ LAYERS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "PRelu", "Gather", "LSTM", 
 }
 STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
+# torch's exporter notes what a tensor was to the network, and its optimiser the names of what it computed a tensor from
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+# Among those names, what is surely no parameter: constants (`lifted_tensor_0`), well-known buffers (the frequencies of rotary positions), and
+# intermediate results, which are called after the operator that made them.
+NO_PARAMETER = re.compile(
+    r"(.*\.)?(lifted_tensor_\d+|\w*inv_freq|embed_scale)|(val|value|shape|zeros|ones|full|empty|eye|arange|linspace|scalar_tensor|clone|_?to_copy|to|alias|fill|"
+    r"slice|select|index|view|reshape|flatten|expand|repeat|permute|transpose|t|unsqueeze|squeeze|cat|stack|gather|where|masked_fill|tril|triu|"
+    r"add|sub|rsub|mul|div|neg|abs|pow|exp|log|sqrt|rsqrt|reciprocal|sin|cos|outer|matmul|mm|bmm|sum|mean|cumsum|minimum|maximum|clamp|floor|"
+    r"floor_divide|remainder|eq|ne|lt|le|gt|ge|logical_\w+|bitwise_\w+|isnan|isinf|new_\w+|\w+_like|embedding|min_val|max_val)"
+    r"(_default)?(_\d+)*"
+)
+
 
 def statistics(model: ir.Model) -> set[str]:
     """The running means and variances of every BatchNormalization."""
@@ -29,20 +43,38 @@ def statistics(model: ir.Model) -> set[str]:
 def all_weights(model: ir.Model) -> list[str]:
     """Every float initializer that is a weight, in the model's order.
 
-    Not weights: constants of the graph and the running statistics of BatchNormalization. Constants are tensors of rank 0, of one element
-    unless they are what a layer multiplies by or adds (`MatMul`, `Gemm`, `Conv`, … and the `Add` after one), settings of an operator
-    (the bounds of Clip), and masks with infinities. A larger constant, such as a table of positions, cannot be told from a weight: exclude
-    it by `"!name"`, or name a weight that is left out.
+    Not weights: constants of the graph and the running statistics of BatchNormalization. Where torch's exporter notes what was a parameter
+    and what a buffer, that decides. Else constants are tensors of rank 0, of one element unless they are what a layer multiplies by or adds
+    (`MatMul`, `Gemm`, `Conv`, … and the `Add` after one), settings of an operator (the bounds of Clip), and masks with infinities. A larger
+    constant, such as a table of positions, cannot be told from a weight: exclude it by `"!name"`, or name a weight that is left out.
     """
     found = []
     for name, roles in _roles(model):
         value = model.graph.initializers[name]
-        if not _is_float(value) or not value.shape or roles & (SETTINGS | STATISTICS):
+        noted = _noted(value)
+        if not _is_float(value) or roles & STATISTICS or noted is False:
+            continue
+        if noted:
+            found.append(name)
+            continue
+        if not value.shape or roles & SETTINGS:
             continue
         tensor = value.const_value
         if tensor is not None and bool(np.isfinite(tensor.numpy()).all()) and (tensor.size != 1 or _of_a_layer(value)):
             found.append(name)
     return found
+
+
+def _noted(value: ir.Value) -> bool | None:
+    """Whether the exporter says that a tensor is a weight; None where it says nothing."""
+    kind = value.metadata_props.get(KIND)
+    if kind is not None:
+        return kind == "PARAMETER"
+    sources = re.findall(r"'([^']*)'", value.metadata_props.get(FOLDED_FROM, ""))
+    parameters = [s for s in sources if not NO_PARAMETER.fullmatch(s)]
+    if sources and not parameters:
+        return False
+    return True if any("." in s for s in parameters) else None  # intermediate results belong to no module
 
 
 def _of_a_layer(value: ir.Value) -> bool:

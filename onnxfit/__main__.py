@@ -1,0 +1,5 @@
+"""`python -m onnxfit`."""
+
+from onnxfit.cli import main
+
+main()

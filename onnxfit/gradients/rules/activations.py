@@ -1,0 +1,117 @@
+"""Activation functions and softmax. Mish and HardSwish have no rule: their definitions in ONNX share with the forward what a rule would
+compute anew.
+
+At its kink a function has the slope of its left side, as in PyTorch: Relu'(0) = 0, Elu'(0) = alpha.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.table import Gradients, gradient
+from onnxfit.graph.values import Op, Value
+
+
+@gradient("Relu")
+def relu(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    if dy.dtype == np.float32:  # one operator to compare and cast, up to twice as fast; it has no double kernel
+        return dy * op.HardSigmoid(y, alpha=1e38, beta=0.0)
+    return dy * op.cast(y > 0, dy.dtype)
+
+
+@gradient("LeakyRelu")
+def leaky_relu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+    return dy * op.Where(x > 0, 1, op.constant(alpha, x.dtype))
+
+
+@gradient("PRelu", broadcasts=True)
+def p_relu(op: Op, x: Value, slope: Value, y: Value, dy: Value) -> Gradients:
+    return lambda: dy * op.Where(x > 0, 1, slope), lambda: dy * op.Min(x, 0)
+
+
+@gradient("Elu")
+def elu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+    return dy * op.Where(x > 0, 1, y + alpha)
+
+
+@gradient("Celu")
+def celu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+    return dy * op.Where(x > 0, 1, y / alpha + 1)
+
+
+@gradient("Selu")
+def selu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float) -> Gradients:
+    return dy * op.Where(x > 0, gamma, y + alpha * gamma)
+
+
+@gradient("HardSigmoid")
+def hard_sigmoid(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+    return dy * (alpha * op.cast((y > 0) & (y < 1), dy.dtype))  # alpha may be huge: see Relu
+
+
+@gradient("Softplus")
+def softplus(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Sigmoid(x)
+
+
+@gradient("Softsign")
+def softsign(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    below = 1 + abs(x)
+    return dy / (below * below)
+
+
+@gradient("ThresholdedRelu")
+def thresholded_relu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+    return dy * op.cast(x > alpha, dy.dtype)
+
+
+@gradient("Shrink")
+def shrink(op: Op, x: Value, y: Value, dy: Value, *, lambd: float) -> Gradients:
+    return dy * op.cast(abs(x) > lambd, dy.dtype)
+
+
+@gradient("Gelu")
+def gelu(op: Op, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradients:
+    """y = x P(x) has the slope P + x P': P is the normal distribution, and in "tanh" the logistic one, of a cubic in x."""
+    if approximate == "tanh":
+        k = 2 * math.sqrt(2 / math.pi)
+        square = x * x
+        p = op.Sigmoid(x * (k + k * 0.044715 * square))
+        return dy * (p + y * (1 - p) * (k + 3 * k * 0.044715 * square))
+    z = x * math.sqrt(0.5)
+    slope = z * op.Exp(math.log(2 / math.sqrt(math.pi)) - z * z)
+    return dy * (0.5 * (op.Erf(z) + slope + 1))
+
+
+@gradient("Softmax")
+def softmax(op: Op, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+    return y * (dy - op.ReduceSum(dy * y, [axis]))
+
+
+@gradient("LogSoftmax")
+def log_softmax(op: Op, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+    return dy - op.Exp(y) * op.ReduceSum(dy, [axis])
+
+
+@gradient("LpNormalization")
+def lp_normalization(op: Op, x: Value, y: Value, dy: Value, *, axis: int, p: int) -> Gradients:
+    """(dy - N' sum(dy y)) / N with the norm N, whose slope N' is sign(x) or y; 0 where all of x is, as y is there."""
+    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, [axis])
+    slope = op.Sign(x) if p == 1 else y
+    return (dy - slope * op.ReduceSum(dy * y, [axis])) / op.Where(norm == 0, math.inf, norm)
+
+
+@gradient("Dropout", complete=True)
+def dropout(
+    op: Op, x: Value, ratio: Value | None, training: Value | None, y: Value, mask: Value, dy: Value, dmask: None
+) -> Gradients:
+    """The identity, or mask / (1 - ratio) in training mode."""
+    known = False if training is None else ir.convenience.get_const_tensor(training.ir)
+    if known is not None and not (known if isinstance(known, bool) else known.numpy()):
+        return dy, None, None
+    assert training is not None
+    kept = 1 - (op.constant(0.5, dy.dtype) if ratio is None else op.cast(ratio, dy.dtype))
+    return dy * (op.cast(mask, dy.dtype) / op.Where(training, kept, 1)), None, None

@@ -1,0 +1,301 @@
+"""Convolutions: one form in three tensors, so that each gradient is the form solved for another one of them.
+
+A window of weights slides over the large tensor; at every stop it meets one element of the small one:
+
+    sum over image n, filter m, channel c, stop o, tap k of   large[n, c, stride o + dilation k - pad] w[m, c, k] small[n, m, o]
+
+Conv computes small from (large, w), ConvTranspose large from (small, w). With this, the gradients are (Dumoulin and Visin 2016, "A guide to
+convolution arithmetic for deep learning", chapter 4)
+
+    Conv:           dx = large of (dy, w)       dw = weights of (x, dy)      db = sum of dy
+    ConvTranspose:  dx = small of (dy, w)       dw = weights of (dy, x)      db = sum of dy
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.table import Gradients, Refused, gradient, rewrite
+from onnxfit.graph.values import Op, Value
+
+Ints = Sequence[int]
+
+# Up to so many taps, the weights' gradient copies the images once per tap, for a MatMul; beyond, the copies cost more than they bring.
+COPIED_TAPS = 27
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """How the window moves: per spatial axis, and the padding before every axis, then after every axis."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    group: int = 1
+
+    @classmethod
+    def of(cls, axes: int, strides: Ints | None, dilations: Ints | None, group: int = 1) -> Sliding:
+        """By an operator's attributes, without its padding."""
+        return cls(tuple(strides or [1] * axes), tuple(dilations or [1] * axes), (0,) * (2 * axes), group)
+
+    @property
+    def axes(self) -> list[int]:
+        return list(range(2, 2 + len(self.strides)))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        return self.pads[: len(self.strides)]
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self.pads[len(self.strides) :]
+
+    def reach(self, taps: Ints) -> list[int]:
+        """From the first to the last element of a window, both counted."""
+        return [(k - 1) * d + 1 for k, d in zip(taps, self.dilations)]
+
+
+@gradient("Conv")
+def conv(
+    op: Op, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
+    auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
+) -> Gradients:  # fmt: skip
+    way = Sliding.of(w.rank - 2, strides, dilations, group)
+    found = padding(op, way, auto_pad, pads, x, y, spatial(w) or op.shape(w, 2))
+    if isinstance(found, Value):
+        return (
+            lambda: large_of(op, dy, w, way, x, op.Slice(found, [0], [len(way.axes)])),
+            lambda: weights_of(op, op.Pad(x, found, None, way.axes), dy, way, w),
+            lambda: sum_of(op, dy, way),
+        )
+    way = replace(way, pads=found)
+    return lambda: large_of(op, dy, w, way, x), lambda: weights_of(op, x, dy, way, w), lambda: sum_of(op, dy, way)
+
+
+@gradient("ConvTranspose")
+def conv_transpose(
+    op: Op, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
+    auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None, output_shape: Ints | None,
+    pads: Ints | None, strides: Ints | None,
+) -> Gradients:  # fmt: skip
+    way = Sliding.of(w.rank - 2, strides, dilations, group)
+    if output_shape and auto_pad != "SAME_UPPER":
+        auto_pad = "SAME_LOWER"  # the sizes alone say how much is cut off, and the larger half before
+    found = padding(op, way, auto_pad, pads, y, x, spatial(w) or op.shape(w, 2), output_padding)
+    if isinstance(found, Value):
+        dy = op.Pad(dy, found, None, way.axes)
+    else:
+        way = replace(way, pads=found)
+    return lambda: small_of(op, dy, w, way), lambda: weights_of(op, dy, x, way, w), lambda: sum_of(op, dy, way)
+
+
+@rewrite("FusedConv", "com.microsoft")
+def fused_conv(
+    op: Op, x: Value, w: Value, b: Value | None, z: Value | None, *,
+    activation: str | None, activation_params: Sequence[float] | None, auto_pad: str | None, dilations: Ints | None,
+    group: int | None, kernel_shape: Ints | None, pads: Ints | None, strides: Ints | None,
+) -> Value:  # fmt: skip
+    """activation(Conv(x, w, b) + z)"""
+    way: dict[str, Any] = {"dilations": dilations, "group": group, "pads": pads, "strides": strides}
+    y = _ranked(op.Conv(x, w, b, auto_pad=auto_pad, kernel_shape=kernel_shape, **way), w.rank - 2)
+    if z is not None:
+        y = y + z
+    given = list(activation_params or ())
+    if activation in ("Relu", "Tanh", "Sigmoid"):
+        activated: Value = getattr(op, activation)(y)
+        return activated
+    if activation == "LeakyRelu":
+        return op.LeakyRelu(y, **dict(zip(["alpha"], given)))
+    if activation == "HardSigmoid":
+        return op.HardSigmoid(y, **dict(zip(["alpha", "beta"], given)))
+    if activation == "Clip":
+        return op.Clip(y, *given)
+    if activation:
+        raise Refused(f"its activation is {activation!r}", "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid")
+    return y
+
+
+# The three forms -------------------------------------------------------------------------------------------------------------
+
+
+def small_of(op: Op, large: Value, w: Value, way: Sliding) -> Value:
+    """Every window, weighted and summed."""
+    return _slid(op.Conv, large, w, way)
+
+
+def large_of(op: Op, small: Value, w: Value, way: Sliding, like: Value, start: Value | None = None) -> Value:
+    """Every element of `small` added, by the weights, to the window it came from; in the spatial shape of `like`, from `start` on."""
+    if start is not None:
+        room = [stride - 1 for stride in way.strides]
+        whole = _slid(op.ConvTranspose, small, w, way, output_padding=room)
+        return op.Slice(whole, start, start + op.shape(like, 2), way.axes)
+    turned = _as_conv(op, small, w, way)
+    if turned is not None:
+        return turned
+    size, stops, taps = spatial(like), spatial(small), spatial(w)
+    unseen = [stride - 1 for stride in way.strides]  # elements behind the last window: less than a stride
+    if size and stops and taps:
+        unseen = [
+            n - ((o - 1) * s + r - b - a)
+            for n, o, s, r, b, a in zip(size, stops, way.strides, way.reach(taps), way.before, way.after)
+        ]
+    return _cut(op, _slid(op.ConvTranspose, small, w, way, output_padding=unseen), like, way)
+
+
+def weights_of(op: Op, large: Value, small: Value, way: Sliding, like: Value) -> Value:
+    """For every tap, what it saw times what it met; in the shape of `like`."""
+    stops, sizes = spatial(small), static(like)
+    if stops and sizes and spatial(large) and math.prod(sizes[2:]) <= COPIED_TAPS:
+        return _by_taps(op, large, small, way, stops, sizes)
+    return _by_conv(op, large, small, way, like)
+
+
+def sum_of(op: Op, dy: Value, way: Sliding) -> Value:
+    return op.ReduceSum(dy, [0, *way.axes], keepdims=0)
+
+
+def _as_conv(op: Op, small: Value, w: Value, way: Sliding) -> Value | None:
+    """`large_of` as a convolution of the stops with the weights turned round: with a stride of 1, and where that is faster."""
+    sizes = static(w)
+    if sizes is None or set(way.strides) != {1}:
+        return None
+    m, c, *taps = sizes
+    pads = [r - 1 - pad for r, pad in zip(way.reach(taps) * 2, way.pads)]
+    if min(pads) < 0 or m > 2 * c * way.group:  # this costs by the m channels of `small`, ConvTranspose by those it makes
+        return None
+    if way.group == 1:
+        w = _swapped(op, w, way)
+    elif c > 1 or m > way.group:
+        w = op.Transpose(op.Reshape(w, [way.group, m // way.group, c, -1]), perm=[0, 2, 1, 3])
+        w = op.Reshape(w, [way.group * c, m // way.group, *taps])
+    if math.prod(taps) > 1:
+        back = [-1] * len(taps)
+        w = op.Slice(w, back, [np.iinfo(np.int64).min] * len(taps), way.axes, back)
+    return _slid(op.Conv, small, w, replace(way, pads=tuple(pads)))
+
+
+def _by_taps(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+    """What every tap saw as columns of a matrix ("im2col", Chellapilla, Puri and Simard 2006), times what it met."""
+    filters, channels, *taps = sizes
+    group, axes = way.group, list(range(-len(taps), 0))
+    depthwise = channels == 1 and filters == group
+    # A matrix for each image if that makes the sums no larger than what is summed, else one of all images, which has to be sorted by channel.
+    images = [0] if depthwise or filters // group <= math.prod(stops) else []
+    groups = [group] if group > 1 and not depthwise else []
+    if any(way.pads):
+        large = op.Pad(large, [0, 0, *way.before, 0, 0, *way.after])
+    if not images:
+        large, small = _swapped(op, large, way), _swapped(op, small, way)
+    if groups:
+        large = op.Reshape(large, [*images, group, channels, *([] if images else [-1]), *(spatial(large) or ())])
+
+    def seen(tap: Ints) -> Value:
+        start = [t * d for t, d in zip(tap, way.dilations)]
+        end = [first + (n - 1) * s + 1 for first, n, s in zip(start, stops, way.strides)]
+        if not any(start) and large.shape is not None and end == [*large.shape[-len(end) :]]:
+            return large
+        return op.Slice(large, start, end, axes, way.strides)
+
+    views = [seen(tap) for tap in itertools.product(*map(range, taps))]
+    if depthwise:  # a channel meets one filter only: nothing to multiply as matrices
+        sums = [op.ReduceSum(view * small, [0, *way.axes], keepdims=1) for view in views]
+        return op.Reshape(op.Concat(*sums, axis=2), [group, 1, *taps])
+    before = [*images, *groups]
+    columns = op.Reshape(op.Concat(*views, axis=len(before)), [*before, len(views) * channels, -1])
+    w = op.Reshape(small, [*before, filters // group, -1]) @ op.Transpose(
+        columns, perm=[*range(len(before)), len(before) + 1, len(before)]
+    )
+    if images:
+        w = op.ReduceSum(w, [0], keepdims=0)
+    w = op.Reshape(w, [filters, *taps, channels])
+    return op.Transpose(w, perm=[0, w.rank - 1, *range(1, w.rank - 1)])
+
+
+def _by_conv(op: Op, large: Value, small: Value, way: Sliding, like: Value) -> Value:
+    """A convolution again, in which images are channels and stops are taps."""
+    if way.group > 1:
+        sizes = op.shape(large, 2)
+        large = op.Reshape(large, op.Concat([0, way.group, -1], sizes, axis=0))
+        large = op.Transpose(large, perm=[2, 1, 0, *(axis + 1 for axis in way.axes)])
+        large = op.Reshape(large, op.Concat([0, -1], sizes, axis=0))
+    else:
+        large = _swapped(op, large, way)
+    across = replace(way, strides=way.dilations, dilations=way.strides)
+    return _cut(op, _swapped(op, _slid(op.Conv, large, _swapped(op, small, way), across), way), like, way)
+
+
+def _slid(operator: Callable[..., Value], x: Value, w: Value, way: Sliding, **others: Any) -> Value:
+    """Conv or ConvTranspose."""
+    return _ranked(
+        operator(x, w, strides=way.strides, dilations=way.dilations, pads=way.pads, group=way.group, **others), len(way.strides)
+    )
+
+
+def _ranked(y: Value, axes: int) -> Value:
+    """A convolution's output with its rank, for which inference wants the size of the kernel."""
+    if y.ir.shape is None:
+        y.ir.shape = ir.Shape([None] * (2 + axes))
+    return y
+
+
+# Sizes -----------------------------------------------------------------------------------------------------------------------
+
+
+def padding(
+    op: Op, way: Sliding, auto_pad: str, pads: Ints | None, large: Value, small: Value, taps: Ints | Value, more: Ints | None = None
+) -> tuple[int, ...] | Value:
+    """How far the window reaches out before every axis, then after every axis; a value where that depends on sizes yet unknown.
+
+    `more` is the output_padding of ConvTranspose.
+    """
+    nothing = (0,) * len(way.strides)
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        return tuple(pads or nothing * 2) if auto_pad == "NOTSET" else nothing * 2
+    size, stops = spatial(large), spatial(small)
+    if not isinstance(taps, Value):
+        total = None
+        if size and stops:
+            sizes = zip(size, stops, way.strides, way.reach(taps), more or nothing)
+            total = [max((o - 1) * s + r + m - n, 0) for n, o, s, r, m in sizes]
+        elif set(way.strides) == {1} and not more:
+            total = [r - 1 for r in way.reach(taps)]
+        if total is not None:
+            less = [t // 2 for t in total]
+            rest = [t - half for t, half in zip(total, less)]
+            return tuple(less + rest if auto_pad == "SAME_UPPER" else rest + less)
+    reach = (op.constant(np.array(taps, np.int64)) if not isinstance(taps, Value) else taps) * way.dilations - way.dilations
+    far = op.Max((op.shape(small, 2) - 1) * way.strides + reach + (np.array(more or nothing) + 1) - op.shape(large, 2), 0)
+    half = far / 2
+    return op.Concat(*((half, far - half) if auto_pad == "SAME_UPPER" else (far - half, half)), axis=0)
+
+
+def static(value: Value) -> list[int] | None:
+    """The sizes of a value, None unless all are known."""
+    sizes = [n for n in value.shape or () if isinstance(n, int)]
+    return sizes if value.shape is not None and len(sizes) == value.rank else None
+
+
+def spatial(value: Value) -> list[int] | None:
+    """The sizes behind batch and channels, None unless all are known."""
+    sizes = [n for n in (value.shape or ())[2:] if isinstance(n, int)]
+    return sizes if value.shape is not None and len(sizes) == value.rank - 2 else None
+
+
+def _swapped(op: Op, value: Value, way: Sliding) -> Value:
+    """The first two axes swapped."""
+    return op.Transpose(value, perm=[1, 0, *way.axes])
+
+
+def _cut(op: Op, value: Value, like: Value, way: Sliding) -> Value:
+    """Without the elements that `like` does not have, at the end of every spatial axis."""
+    size = spatial(like)
+    if size and size == spatial(value):
+        return value
+    return op.Slice(value, [0] * len(way.axes), op.shape(like, 2), way.axes)

@@ -1,0 +1,253 @@
+"""Arithmetic and the elementary functions, element by element, with the derivatives of any calculus book.
+
+At a kink, and where a formula would make NaN out of a number that is fine, the choice is PyTorch's: |x|' = 0 at 0, Max and Min share a tie
+evenly, Clip lets pass at its edges, and x^e has the slope 0 at x = 0 = e.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfit.gradients.table import Gradients, Values, gradient
+from onnxfit.graph.values import Op, Value
+
+
+@gradient("Add", broadcasts=True)
+def add(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    return dy, dy
+
+
+@gradient("Sub", broadcasts=True)
+def sub(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    return dy, lambda: -dy
+
+
+@gradient("Mul", broadcasts=True)
+def mul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    return lambda: dy * b, lambda: dy * a
+
+
+@gradient("Div", broadcasts=True)
+def div(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    da = dy / b
+    return da, lambda: -(da * y)
+
+
+@gradient("Mod", broadcasts=True)
+def mod(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    """y = a - n b with a whole n."""
+    return dy, lambda: -(dy * op.Round((a - y) / b))
+
+
+@gradient("Sum", broadcasts=True)
+def sum_(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+    return (dy,) * len(xs)
+
+
+@gradient("Mean", broadcasts=True)
+def mean(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+    return (dy * (1 / len(xs)),) * len(xs)
+
+
+@gradient("Max", broadcasts=True)
+@gradient("Min", broadcasts=True)
+def extreme(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+    """Those that reach the extreme share dy."""
+    if len(xs) == 1:
+        return dy
+    reaches = [op.cast(x == y, dy.dtype) for x in xs]
+    share = dy / (reaches[0] + reaches[1] if len(xs) == 2 else op.Sum(*reaches))
+    return tuple(share * r for r in reaches)
+
+
+@gradient("Where", broadcasts=True)
+def where(op: Op, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    return (
+        None,
+        lambda: op.Where(condition, dy, op.constant(0, dy.dtype)),
+        lambda: op.Where(condition, op.constant(0, dy.dtype), dy),
+    )
+
+
+@gradient("Clip", broadcasts=True)
+def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value) -> Gradients:
+    """What is not moved lets pass; what is moved passes on to the bound that moved it. Of crossed bounds, `high` holds everywhere."""
+
+    def of_low() -> Value:
+        assert low is not None
+        raised = y > x
+        return op.Where(raised if high is None else raised & (low <= high), dy, 0)
+
+    def of_high() -> Value:
+        assert high is not None
+        lowered = y < x
+        return op.Where(lowered if low is None else lowered | (low > high), dy, 0)
+
+    if low is None and high is None:
+        return dy
+    return lambda: dy * op.cast(x == y, dy.dtype), of_low, of_high
+
+
+@gradient("Identity")
+@gradient("Cast")
+def identity(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    """The driver gives every gradient its input's type."""
+    return dy
+
+
+@gradient("CastLike")
+def cast_like(op: Op, x: Value, like: Value, y: Value, dy: Value) -> Gradients:
+    return dy, None
+
+
+@gradient("Neg")
+def neg(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return -dy
+
+
+@gradient("Abs")
+def abs_(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Sign(x)
+
+
+@gradient("Reciprocal")
+def reciprocal(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return -(dy * y * y)
+
+
+@gradient("Sqrt")
+def sqrt(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / (2 * y)
+
+
+@gradient("Exp")
+def exp(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * y
+
+
+@gradient("Log")
+def log(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / x
+
+
+@gradient("Pow", broadcasts=True)
+def pow_(op: Op, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
+    """e x^(e-1) and y log x, both 0 where x = 0 makes a factor infinite and the other is 0."""
+    exponent = op.cast(e, x.dtype)
+
+    def of_base() -> Value:
+        known = ir.convenience.get_const_tensor(e.ir)
+        if known is not None:
+            return dy * _power_slope(op, x, known.numpy().astype(x.dtype), y)
+        less = op.Where((x == 0) & (exponent == 0), 0, exponent - 1)
+        return dy * exponent * x**less
+
+    def of_exponent() -> Value:
+        return dy * y * op.Log(op.Where((x == 0) & (exponent >= 0), 1, x))
+
+    return of_base, of_exponent
+
+
+def _power_slope(op: Op, x: Value, e: npt.NDArray[np.floating], y: Value) -> Value:
+    """The derivative of y = x^e for a known e; a general Pow costs as much as twenty products."""
+    number = float(e.flat[0]) if e.size == 1 else math.nan
+    if number == 0:
+        return op.constant(0, x.dtype)
+    if number == 1:
+        return op.constant(1, x.dtype)
+    if number == 2:
+        return 2 * x
+    if number == 3:
+        return 3 * (x * x)
+    if number == 0.5:
+        return 0.5 / y
+    if number == -0.5:
+        return -0.5 * (y / x)
+    if number == -1:
+        return -(y * y)
+    return op.constant(e) * x ** op.constant(np.where(e == 0, 0, e - 1).astype(e.dtype))
+
+
+@gradient("Sin")
+def sin(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Cos(x)
+
+
+@gradient("Cos")
+def cos(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return -(dy * op.Sin(x))
+
+
+@gradient("Tan")
+def tan(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * (1 + y * y)
+
+
+@gradient("Asin")
+def asin(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / op.Sqrt((1 - x) * (1 + x))
+
+
+@gradient("Acos")
+def acos(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return -(dy / op.Sqrt((1 - x) * (1 + x)))
+
+
+@gradient("Atan")
+def atan(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / (1 + x * x)
+
+
+@gradient("Sinh")
+def sinh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Cosh(x)
+
+
+@gradient("Cosh")
+def cosh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Sinh(x)
+
+
+@gradient("Tanh")
+def tanh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * (1 - y * y)
+
+
+@gradient("Asinh")
+def asinh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / op.Sqrt(x * x + 1)
+
+
+@gradient("Acosh")
+def acosh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / op.Sqrt((x - 1) * (x + 1))
+
+
+@gradient("Atanh")
+def atanh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy / ((1 - x) * (1 + x))
+
+
+@gradient("Erf")
+def erf(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
+
+
+@gradient("Sigmoid")
+def sigmoid(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    return dy * y * (1 - y)
+
+
+@gradient("Range")
+def range_(op: Op, start: Value, limit: Value, step: Value, y: Value, dy: Value) -> Gradients:
+    """y_i = start + i step; the limit decides only how many there are."""
+
+    def of_step() -> Value:
+        steps = op.cast(op.Range(0, op.Size(y), op.constant(1, np.int64)), dy.dtype)
+        return op.ReduceSum(dy * steps, keepdims=0)
+
+    return lambda: op.ReduceSum(dy, keepdims=0), None, of_step

@@ -1,0 +1,154 @@
+"""Reductions and running sums: what arrives goes back to every element, by its part in the result.
+
+`axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), known or computed. A tie in Max and Min is shared evenly, and a
+norm of zeros has the slope 0, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.table import Gradients, Refused, gradient
+from onnxfit.graph.values import Op, Value
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a node reduces and how; called with a result of its reduction, it gives that the rank of the input again."""
+
+    op: Op
+    x: Value
+    axes: Value | None
+    keepdims: int
+    noop_with_empty_axes: int
+
+    def __call__(self, result: Value) -> Value:
+        if self.keepdims or self._count == 0:
+            return self._ranked(result)
+        if self._count is not None:
+            return self.op.Unsqueeze(result, self.axes)
+        return self._ranked(
+            self.op.Reshape(result, self.op.Shape(self.again("ReduceSum", self.x)))
+        )  # computed axes may be none or all
+
+    def again(self, op_type: str, value: Value) -> Value:
+        """A reduction of something else over the same axes, which stay with size 1."""
+        call = getattr(self.op, op_type)
+        return self._ranked(call(value, self.axes, keepdims=1, noop_with_empty_axes=self.noop_with_empty_axes))
+
+    @property
+    def reduces_nothing(self) -> bool:
+        return bool(self.noop_with_empty_axes) and self._count == 0
+
+    @property
+    def _count(self) -> int | None:
+        """How many axes are named, None where they are computed."""
+        known = None if self.axes is None else ir.convenience.get_const_tensor(self.axes.ir)
+        return 0 if self.axes is None else None if known is None else known.size
+
+    def _ranked(self, value: Value) -> Value:
+        if value.shape is None and self.x.shape is not None:  # ONNX's inference gives up where axes are computed
+            value.ir.shape = ir.Shape([None] * self.x.rank)
+        return value
+
+
+Formula = Callable[[Op, Value, Value, Value, Reduced], Value]
+
+
+def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formula]:
+    """Enter a rule for a reduction; `of_one` says that an element reduced by itself stays what it is."""
+
+    def enter(formula: Formula) -> Formula:
+        @gradient(op_type)
+        def rule(
+            op: Op, x: Value, axes: Value | None, y: Value, dy: Value, *, keepdims: int, noop_with_empty_axes: int
+        ) -> Gradients:
+            over = Reduced(op, x, axes, keepdims, noop_with_empty_axes)
+            if not over.reduces_nothing:
+                return formula(op, x, y, dy, over), None
+            if of_one:
+                return dy, None
+            # ONNX means x^2, |x| or log x; onnxruntime 1.19 computes x
+            raise Refused("it reduces no axis, which versions of onnxruntime compute differently", "use the element-wise operator")
+
+        return formula
+
+    return enter
+
+
+@reduction("ReduceSum")
+def reduce_sum(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    return op.Expand(over(dy), op.shape(x))
+
+
+@reduction("ReduceMean")
+def reduce_mean(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    many, few = _elements(x), _elements(y)
+    if many is None or not few:
+        return op.Expand(over(dy) / op.cast(op.Size(x) / op.Size(y), x.dtype), op.shape(x))
+    return op.Expand(over(dy) * (few / many), op.shape(x))
+
+
+@reduction("ReduceMax")
+@reduction("ReduceMin")
+def reduce_extreme(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    """Those that reach the extreme share dy."""
+    reach = op.cast(x == over(y), dy.dtype)
+    return reach * (over(dy) / over.again("ReduceSum", reach))
+
+
+@reduction("ReduceProd")
+def reduce_prod(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    """The product of the others: y / x_i; where x_i is the only 0, the product of all but it.
+
+    Where one of two zeros is, that product is 0, but as a factor it has the other zero, so that the second derivative is right as well.
+    """
+    zero = x == 0
+    as_number, other = op.cast(zero, x.dtype), op.Where(zero, 1, x)
+    zeros, sum_of_zeros = over.again("ReduceSum", as_number), over.again("ReduceSum", x * as_number)
+    one, two = op.cast(zeros == 1, x.dtype), op.cast(zeros == 2, x.dtype)
+    without = over.again("ReduceProd", other) * (one + two * (sum_of_zeros - x))
+    return over(dy) * op.Where(zero, without, over(y) / other)
+
+
+@reduction("ReduceL1", of_one=False)
+def reduce_l1(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    return over(dy) * op.Sign(x)
+
+
+@reduction("ReduceL2", of_one=False)
+def reduce_l2(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    y = over(y)
+    return over(dy) / op.Where(y == 0, 1, y) * x
+
+
+@reduction("ReduceSumSquare", of_one=False)
+def reduce_sum_square(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    return 2 * over(dy) * x
+
+
+@reduction("ReduceLogSum", of_one=False)
+def reduce_log_sum(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    return op.Expand(over(dy) / op.Exp(over(y)), op.shape(x))
+
+
+@reduction("ReduceLogSumExp")
+def reduce_log_sum_exp(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+    """The softmax of x; 0 where all of x is -inf, as a mask makes it."""
+    return over(dy) * op.Exp(x - op.Max(over(y), np.finfo(y.dtype).min))
+
+
+@gradient("CumSum")
+def cum_sum(op: Op, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int) -> Gradients:
+    return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
+
+
+def _elements(x: Value) -> int | None:
+    """How many elements a value has, None where that is not known."""
+    sizes = [d for d in x.shape or (None,) if isinstance(d, int)]
+    return math.prod(sizes) if x.shape is not None and len(sizes) == x.rank else None
