@@ -26,7 +26,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain lint format dist bench docs screenshots clean python
+.PHONY: help demo test test-plain lint format dist bench mutate docs screenshots clean python
 
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -56,12 +56,17 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel into a fr
 	$(dev) -m build --outdir dist .
 	$(dev) scripts/try_wheel.py dist/*.whl
 
-bench: .venv-dev/installed  ## time one training step and one batch of fit
+bench: .venv-dev/installed  ## time one training step and one batch of fit; the gradient rules against onnxruntime's own gradients
 	$(dev) benchmarks/step.py
+	$(dev) benchmarks/gradients.py
+	$(dev) benchmarks/gradients.py --build
 
 screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard for the README (needs chromium)
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
+
+mutate: .venv-dev/installed  ## plant a 1 % error into every gradient rule in turn: the tests must notice (a quarter of an hour)
+	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
 
 docs: .venv-dev/installed  ## write docs/operators.md anew
 	$(dev) -m onnxfit ops --markdown > docs/operators.md

@@ -413,6 +413,12 @@ class TestTrainingForm:
         expected = np.array([statistics.NormalDist().cdf(v) for v in z])
         assert np.abs(expected - np.arange(20000) / 20000).max() < 1.95 / np.sqrt(20000)  # Kolmogorov and Smirnov, 0.1 %
 
+    def test_a_dropout_of_nothing_draws_nothing(self) -> None:
+        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0}> { y = Dropout(x, ratio) }'
+        op = self.op(text)
+        to_training_form(op, [], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ()))
+        assert [node.op_type for node in op.graph] == ["Identity"]
+
     @pytest.mark.parametrize("mode", ["", ", mode"])
     def test_evaluation_never_drops(self, mode: str) -> None:
         text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y)

@@ -122,6 +122,9 @@ def _dropout(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Va
     """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of ONNX)."""
     x = _input(op, node, 0)
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    known = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
+    if known is not None and not known.numpy().any():
+        return x  # exporters write a Dropout of nothing, too
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
     mask = op.cast(uniform(op, op.shape(x), seed, step, stream), x.dtype) < keep
     return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))  # ratio 1 drops everything, and divides by 0
