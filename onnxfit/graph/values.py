@@ -249,6 +249,7 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
     schema = _schema(node.domain, node.op_type, graph.opset_imports.get(node.domain, 0))
     if schema is None:
+        _like_its_input(node)
         return
     if node.domain == "" and node.op_type in _BODIES:
         _take_over(node)
@@ -271,6 +272,34 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
                 out.shape = ir.Shape(dims)
     if node.op_type in _BY_LENGTH and node.domain == "" and node.outputs[0].shape is None:
         _rank_by_length(node)
+
+
+# Operators that only onnxruntime knows: those whose outputs have the type and shape of the first input, and the type alone.
+_SAME_SHAPE = {
+    "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", "BiasSoftmax", "Trilu", "Inverse", "RotaryEmbedding", "SimplifiedLayerNormalization",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+}  # fmt: skip
+_SAME_TYPE = {
+    "FusedMatMul",
+    "TransposeMatMul",
+    "FusedGemm",
+    "FusedConv",
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "BiasSplitGelu",
+}
+
+
+def _like_its_input(node: ir.Node) -> None:
+    first = node.inputs[0] if node.inputs else None
+    if first is None or node.op_type not in _SAME_SHAPE | _SAME_TYPE or node.domain not in ("", "com.microsoft"):
+        return
+    for out in node.outputs:
+        out.type = out.type or first.type
+    if node.op_type in _SAME_SHAPE:
+        for out in (node.outputs[0], *node.outputs[3:]):  # between them are statistics
+            out.shape = first.shape if out.shape is None else out.shape
 
 
 _BY_LENGTH = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}

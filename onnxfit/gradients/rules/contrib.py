@@ -1,0 +1,82 @@
+"""Operators of com.microsoft that exporters and onnxruntime's optimizer emit, written out.
+
+Their definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare each with onnxruntime's own kernel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfit.gradients.table import Gradients, gradient, rewrite
+from onnxfit.graph.values import Op, Value
+
+MS = "com.microsoft"
+
+
+@rewrite("Gelu", MS)
+def gelu(op: Op, x: Value) -> Value:
+    return op.Gelu(x)
+
+
+@rewrite("FastGelu", MS)
+def fast_gelu(op: Op, x: Value, bias: Value | None) -> Value:
+    return op.Gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@rewrite("QuickGelu", MS)
+def quick_gelu(op: Op, x: Value, *, alpha: float = 1.702) -> Value:
+    return x * op.Sigmoid(alpha * x)
+
+
+@rewrite("BiasGelu", MS)
+def bias_gelu(op: Op, x: Value, bias: Value) -> Value:
+    return op.Gelu(x + bias)
+
+
+@rewrite("BiasSplitGelu", MS)
+def bias_split_gelu(op: Op, x: Value, bias: Value) -> Value:
+    left, right = op.many(2, "Split", x + bias, axis=-1, num_outputs=2)
+    return left * op.Gelu(right)
+
+
+@rewrite("BiasAdd", MS)
+def bias_add(op: Op, x: Value, bias: Value, skip: Value) -> Value:
+    return x + bias + skip
+
+
+@rewrite("BiasSoftmax", MS)
+def bias_softmax(op: Op, x: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int = 0) -> Value:
+    """Softmax over the axes from `axis` on, of x plus a bias that lacks either x's outer or its inner batch axes."""
+    if not is_inner_broadcast and bias.rank < x.rank:
+        bias = op.Unsqueeze(
+            bias, list(range(bias.rank - (x.rank - axis % x.rank), bias.rank - (x.rank - axis % x.rank) + x.rank - bias.rank))
+        )
+    total = x + bias
+    flat = op.Reshape(total, op.Concat(op.shape(total, 0, axis % x.rank), [-1], axis=0))
+    return op.Reshape(op.Softmax(flat), op.shape(total))
+
+
+@rewrite("Trilu", MS)
+def trilu(op: Op, x: Value, k: Value | None, *, upper: int = 1) -> Value:
+    return op.Trilu(x, k, upper=upper)
+
+
+@gradient("Inverse", MS)
+def inverse(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+    """-y^T dy y^T"""
+    turned = op.Transpose(y, perm=[*range(y.rank - 2), y.rank - 1, y.rank - 2])
+    return -(turned @ dy @ turned)
+
+
+@rewrite("EmbedLayerNormalization", MS)
+def embed_layer_normalization(
+    op: Op, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
+    mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12, mask_index_type: int = 0,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    if position_ids is None:
+        length = op.shape(ids, 1, 2)
+        position_ids = op.Range(op.constant(np.int64(0)), op.Squeeze(length), op.constant(np.int64(1)))
+    total = op.Gather(words, ids) + op.Gather(positions, position_ids)
+    if segments is not None and segment_table is not None:
+        total = total + op.Gather(segment_table, segments)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon), None, total
