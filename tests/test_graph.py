@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxfit import Trainer
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.model import IR_VERSION, OPSET, read_model, specialise, with_initializers, working_form
 from onnxfit.graph.random import normal, uniform
@@ -288,6 +289,21 @@ def test_old_resizing_is_converted_as_it_was(op_type: str, opset: int, mode: str
         for m in (model, ir.to_proto(working_form(model)))
     )
     np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_a_group_normalization_that_scales_groups_is_converted_as_it_was(opset: int) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[N,4,3] x) => (float[N,4,3] y) <float[2] s = {{1, 2}}, float[2] b = {{0, 1}}>
+        {{ y = GroupNormalization<num_groups = 2>(x, s, b) }}"""
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    groups = x.reshape(2, 2, 6)
+    n = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
+    expected = (n * np.array([[1], [2]]) + np.array([[0], [1]])).reshape(2, 4, 3)
+    work = working_form(parse(text))
+    assert all_weights(work) == ["s", "b"]
+    session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
+    assert Trainer(parse(text), loss="mse", gradient="onnx").train_on_batch(x, x)["loss"] > 0
 
 
 class TestRandom:

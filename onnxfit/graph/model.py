@@ -60,7 +60,8 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
+        if "GroupNormalization is deprecated" not in str(error):  # opsets 18 to 20 had one that ONNX withdrew and runtimes still run
+            raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs.")
     if model.graph.sparse_initializer:
@@ -137,6 +138,8 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
         converted = onnx.version_converter.convert_version(model, OPSET)
         if version < 11:
             _resize_as_before(model, converted)
+        if 18 <= version < 21:
+            _scale_groups_as_before(converted)
         return converted
     except Exception as error:  # the converter raises RuntimeError, ConvertError and plain C++ assertions alike
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
@@ -155,6 +158,31 @@ def _resize_as_before(model: onnx.ModelProto, converted: onnx.ModelProto) -> Non
             for attribute in [a for a in node.attribute if a.name in settings]:
                 node.attribute.remove(attribute)
             node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in settings.items())
+
+
+def _scale_groups_as_before(converted: onnx.ModelProto) -> None:
+    """Until opset 20 GroupNormalization had a scale and a bias for each group; now it has them for each channel, and the converter forgets it."""
+    nodes = list(converted.graph.node)
+    del converted.graph.node[:]
+    make = onnx.helper.make_node
+    for node in nodes:
+        if node.op_type == "GroupNormalization" and node.domain == "":
+            groups = next(a.i for a in node.attribute if a.name == "num_groups")
+            name = f"{node.output[0]}/per_group"
+            constants = {"groups": [groups], "last": [-1], "axis": [1]}
+            for key, value in constants.items():
+                tensor = onnx.numpy_helper.from_array(np.array(value, np.int64), f"{name}/{key}")
+                converted.graph.node.append(make("Constant", [], [tensor.name], value=tensor))
+            converted.graph.node.append(make("Shape", [node.input[0]], [f"{name}/channels"], start=1, end=2))
+            converted.graph.node.append(make("Div", [f"{name}/channels", f"{name}/groups"], [f"{name}/times"]))
+            converted.graph.node.append(make("Concat", [f"{name}/groups", f"{name}/times"], [f"{name}/sizes"], axis=0))
+            for i in (1, 2):
+                given, wide, flat = node.input[i], f"{name}/wide_{i}", f"{name}/channels_{i}"
+                converted.graph.node.append(make("Unsqueeze", [given, f"{name}/axis"], [f"{wide}/column"]))
+                converted.graph.node.append(make("Expand", [f"{wide}/column", f"{name}/sizes"], [wide]))
+                converted.graph.node.append(make("Reshape", [wide, f"{name}/last"], [flat]))
+                node.input[i] = flat
+        converted.graph.node.append(node)
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:

@@ -7,6 +7,7 @@ With n = (x - mean) / deviation over N elements, the gradient is (Ba, Kiros and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,32 +22,50 @@ def layer_normalization(
     op: Op, x: Value, scale: Value, bias: Value | None, y: Value, mean: Value, inverse: Value,
     dy: Value | None, dmean: Value | None, dinverse: Value | None, *, axis: int, epsilon: float,
 ) -> Gradients:  # fmt: skip
+    """With c = x - mean instead of n, which saves a pass over x: the factor 1 / deviation joins what has one number per row."""
     axes = list(range(axis % x.rank, x.rank))
     if x.dtype != np.float32:  # the node's own statistics are single
         mean = op.ReduceMean(x, axes)
-        centred = x - mean
-        inverse = 1 / op.Sqrt(op.ReduceMean(centred * centred, axes) + epsilon)
-        n = centred * inverse
-    else:
-        n = (x - mean) * inverse
+        inverse = 1 / op.Sqrt(op.ReduceMean(op.Mul(x - mean, x - mean), axes) + epsilon)
+    centred = x - mean
+    product = None if dy is None else dy * centred
 
     def of_x() -> Value:
-        dx = _back(op, dy * scale, n, inverse, axes) if dy is not None else op.constant(0, x.dtype)
-        count = op.cast(op.ReduceProd(op.shape(x, axes[0]), keepdims=0), x.dtype)
+        count = _count(op, x, axes)
+        parts = []
+        if dy is not None and product is not None:
+            one, two = (_mean_with(op, v, scale, axes, count) for v in (dy, product))
+            parts.append((dy * scale - one - centred * (two * (inverse * inverse))) * inverse)
         if dmean is not None:
-            dx = dx + op.cast(dmean, x.dtype) / count
+            parts.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
         if dinverse is not None:  # inverse = (mean((x - mean)^2) + epsilon)^(-1/2)
-            dx = dx - op.cast(dinverse, x.dtype) * inverse * inverse * n / count
-        return dx
+            parts.append(centred * (-op.cast(dinverse, x.dtype) * inverse * inverse * inverse / count))
+        return op.Sum(*parts) if len(parts) > 1 else parts[0]
 
     def of_scale() -> Value:
-        return reduce_to(op, dy * n, scale) if dy is not None else zeros_like(op, scale)
+        if product is None:
+            return zeros_like(op, scale)
+        if _is_row(scale, x, axes):  # the sum over rows of product * inverse
+            return op.Reshape(inverse, [-1]) @ op.Flatten(product, axis=-1)
+        return reduce_to(op, product * inverse, scale)
 
     def of_bias() -> Value:
         assert bias is not None
-        return reduce_to(op, dy, bias) if dy is not None else zeros_like(op, bias)
+        return zeros_like(op, bias) if dy is None else reduce_to(op, dy, bias)
 
     return of_x, of_scale, of_bias
+
+
+def _mean_with(op: Op, v: Value, scale: Value, axes: list[int], count: Value | float) -> Value:
+    """The mean of v * scale: of rows it is a product of matrix and vector."""
+    if _is_row(scale, v, axes):
+        return v @ op.Unsqueeze(scale / count, [1])
+    return op.ReduceMean(v * scale, axes)
+
+
+def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
+    """Whether the last axis alone is normalised, and there is one scale for each of its elements."""
+    return len(axes) == 1 and scale.shape is not None and scale.shape == x.shape[-1:] != (1,) and None not in scale.shape  # type: ignore[index]
 
 
 @gradient("InstanceNormalization")
@@ -54,11 +73,15 @@ def instance_normalization(op: Op, x: Value, scale: Value, bias: Value, y: Value
     axes = list(range(2, x.rank))
     centred = x - op.ReduceMean(x, axes)
     inverse = 1 / op.Sqrt(op.ReduceMean(centred * centred, axes) + epsilon)
-    n = centred * inverse
+    one, two = op.ReduceMean(dy, axes), op.ReduceMean(dy * centred, axes)  # (batch, channels, 1, ...)
+
+    def over_all(mean: Value) -> Value:
+        return op.Reshape(op.ReduceSum(mean, [0]), [-1]) * _count(op, x, axes)
+
     return (
-        lambda: _back(op, dy * _per_channel(op, scale, x), n, inverse, axes),
-        lambda: op.ReduceSum(op.ReduceSum(dy * n, axes, keepdims=0), [0], keepdims=0),
-        lambda: op.ReduceSum(op.ReduceSum(dy, axes, keepdims=0), [0], keepdims=0),
+        lambda: (dy - one - centred * (two * inverse * inverse)) * (inverse * _per_channel(op, scale, x)),
+        lambda: over_all(two * inverse),
+        lambda: over_all(one),
     )
 
 
@@ -136,8 +159,12 @@ def skip_simplified_layer_normalization(
     return y, None, inverse, total
 
 
-def _back(op: Op, dn: Value, n: Value, inverse: Value, axes: list[int]) -> Value:
-    return inverse * (dn - op.ReduceMean(dn, axes) - n * op.ReduceMean(dn * n, axes))
+def _count(op: Op, x: Value, axes: Sequence[int]) -> Value | float:
+    """How many elements x has along the axes, which are its last."""
+    sizes = [] if x.shape is None else [d for d in x.shape[axes[0] :] if isinstance(d, int)]
+    if len(sizes) == len(axes):
+        return float(math.prod(sizes))
+    return op.cast(op.ReduceProd(op.shape(x, axes[0]), keepdims=0), x.dtype)
 
 
 def _per_channel(op: Op, v: Value, x: Value) -> Value:
