@@ -191,6 +191,17 @@ class TestReadingModels:
         special = specialise(working_form(read_model(model)), {"x": (5, 3, 4, 2)})
         assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
 
+    def test_ranks_are_known_for_any_size_of_the_batch(self) -> None:
+        """An exporter writes axes as arithmetic of constants, which ONNX's inference does not do."""
+        model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, H, W] x) => (float[A, B] y)
+            <int64[1] line = {-1}, float[2, 2] w = {1, 2, 3, 4}>
+            { two = Constant<value = int64[2] {2, 3}>()  axes = Reshape(two, line)  m = ReduceMean<keepdims = 0>(x, axes)  y = MatMul(m, w) }""")
+        special = specialise(working_form(read_model(model)), {})
+        assert {node.op_type: [str(d) for d in node.outputs[0].shape or ()] for node in special.graph} == {
+            "ReduceMean": ["N", "2"],
+            "MatMul": ["N", "2"],
+        }
+
     def test_only_the_named_initializers_change(self) -> None:
         model = linear()
         changed = with_initializers(model, {"w": np.array([[5], [6]], np.float32)})

@@ -28,7 +28,10 @@ def fold_shapes(model: ir.Model) -> None:
     for node in list(graph):
         values = _computed(node, graph)
         if values is None:
+            before = [v.shape for v in node.outputs]
             infer_outputs(graph, node)
+            for value, shape in zip(node.outputs, before):
+                value.shape = _both(value.shape, shape)
             continue
         if any(v.is_graph_output() for v in node.outputs):
             continue
@@ -74,6 +77,15 @@ def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     except Exception:  # the reference lacks an operator, or the node fails: then it fails at run time, with its own message
         return None
     return found if all(isinstance(a, np.ndarray) and a.size <= SMALL for a in found) else None
+
+
+def _both(now: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
+    """What either knows; the inference of the whole model knows names of sizes that one operator's does not."""
+    if now is None or before is None or len(now) != len(before):
+        return now if now is not None else before
+    return ir.Shape(
+        [a if isinstance(a, int) or (isinstance(b, ir.SymbolicDim) and b.value is None) else b for a, b in zip(now, before)]
+    )
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:

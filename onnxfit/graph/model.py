@@ -217,11 +217,11 @@ def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Mod
         for dim in value.type.tensor_type.shape.dim:
             dim.ClearField("dim_param")  # a name may stand for a size that is known now; the rank and the numbers stay
     special = infer_shapes(ir.from_proto(proto))
-    if shapes:
-        try:
-            fold_shapes(special)
-        except ValueError as error:
-            raise ModelError(f"The model does not accept inputs of these shapes: {error}") from None
+    try:
+        fold_shapes(special)
+    except ValueError as error:
+        reason = "does not accept inputs of these shapes" if shapes else "contradicts itself"
+        raise ModelError(f"The model {reason}: {error}") from None
     return special
 
 

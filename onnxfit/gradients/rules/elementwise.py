@@ -88,7 +88,7 @@ def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: 
         return op.Where(lowered if low is None else lowered | (low > high), dy, 0)
 
     if low is None and high is None:
-        return dy
+        return dy, None, None
     return lambda: dy * op.cast(x == y, dy.dtype), of_low, of_high
 
 
