@@ -17,6 +17,7 @@ pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --
 demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
+exporting := .venv-exports/bin/python
 
 # For the other onnxruntime, the plain one without gradients: the newest Python that it has wheels for, where there is one.
 newest := import sys, ensurepip; sys.exit(not (3, 13) <= sys.version_info[:2] <= (3, 14))
@@ -26,7 +27,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain lint format dist bench mutate docs screenshots clean python
+.PHONY: help demo test test-plain lint format dist bench exports mutate docs screenshots clean python
 
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -65,6 +66,9 @@ screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard f
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
 
+exports: .venv-exports/installed  ## train the networks of torchvision and transformers from the files that torch exports (half an hour)
+	CI=true $(exporting) -m pytest tests/exports $(ARGS)
+
 mutate: .venv-dev/installed  ## plant a 1 % error into every gradient rule in turn: the tests must notice (a quarter of an hour)
 	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
 
@@ -72,7 +76,7 @@ docs: .venv-dev/installed  ## write docs/operators.md anew
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -101,4 +105,11 @@ python:
 	$(plain) $(pip_install) -e '.[test,demo]'
 	$(plain) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
 	$(plain) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
+	@touch $@
+
+.venv-exports/installed: pyproject.toml | python
+	@echo "Installing onnxfit, PyTorch, torchvision and transformers into .venv-exports ..."
+	$(PYTHON) -m venv .venv-exports
+	$(if $(TORCH),$(exporting) $(pip_install) $(TORCH))
+	$(exporting) $(pip_install) -e '.[exports]'
 	@touch $@

@@ -60,7 +60,9 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        if "GroupNormalization is deprecated" not in str(error):  # opsets 18 to 20 had one that ONNX withdrew and runtimes still run
+        if "GroupNormalization is deprecated" not in str(
+            error
+        ):  # opsets 18 to 20 had one that ONNX withdrew and runtimes still run
             raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs.")
