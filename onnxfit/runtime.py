@@ -180,7 +180,9 @@ def compile_model(model: onnx.ModelProto, device: Device, threads: int | None, w
 def _explain(what: str, error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    node = re.search(r"[Nn]ode[^:'(]*[:(]?\s*[Nn]ame:'([^']+)'|Node \(([^)]+)\)|node with name '([^']+)'", text)
+    node = re.search(
+        r"[Nn]ode[^:'(]*[:(]?\s*[Nn]ame:'([^']+)'|Node \(([^)]+)\)|node with name '([^']+)'|Node, \(\"([^\"]+)\"", text
+    )
     name = next((g for g in node.groups() if g), None) if node else None
     maker = f" (node {name!r}, made by {_maker(name)})" if name else ""
     return f"{what}{maker}: {text}"
@@ -188,6 +190,8 @@ def _explain(what: str, error: Exception) -> str:
 
 def _maker(node: str) -> str:
     """Who made a node, by the scope in its name."""
+    if node.startswith("gradient/"):
+        return f"the gradient of {node.split('/', 1)[1].rsplit('/', 1)[0]!r}"
     scopes = {"loss/": "the loss", "penalty/": "the penalty", "optimizer/": "the optimizer", "train/": "the training form"}
     if "_Grad/" in node or node.endswith("_Grad"):
         return "the gradient"

@@ -7,9 +7,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxfit import GradientError, Trainer, UnknownNameError, gradient_model
+from onnxfit import GradientError, StepError, Trainer, UnknownNameError, gradient_model
 from onnxfit.gradients import Refused, register
 from onnxfit.graph.values import Op, Value
+from onnxfit.runtime import CPU, compile_model
 from tests.builds import needs_builder
 
 PLAIN = {"", "ai.onnx"}
@@ -283,3 +284,11 @@ def test_what_blocks_is_named(text: str, message: str) -> None:
         pytest.skip("half precision is differentiated by the table")
     with pytest.raises(GradientError, match=message):
         gradient_model(model)
+
+
+def test_an_error_of_onnxruntime_tells_whose_gradient_failed() -> None:
+    model = gradient_model(parse("g (float[2,3] a) => (float[2,3] y) { [squash] y = Tanh(a) }"))
+    made = next(node for node in model.graph.node if node.name.startswith("gradient/"))
+    made.op_type = "Einsum"
+    with pytest.raises(StepError, match=r"made by the gradient of 'squash'"):
+        compile_model(model, CPU, None, "train")
