@@ -317,6 +317,15 @@ def test_a_group_normalization_that_scales_groups_is_converted_as_it_was(opset: 
     assert Trainer(parse(text), loss="mse", gradient="onnx").train_on_batch(x, x)["loss"] > 0
 
 
+def test_arrays_stand_on_the_left_of_logic_too() -> None:
+    op, (x,) = empty(("x", np.float32, (3,)))
+    op.output("both", np.array([True, False, True]) & (x > 0))
+    op.output("either", np.array([True, False, False]) | (x > 0))
+    found = run(op, x=np.array([1, 1, -1], np.float32))
+    assert found["both"].tolist() == [True, False, False]
+    assert found["either"].tolist() == [True, True, False]
+
+
 class TestRandom:
     @staticmethod
     def draw(seed: int, step: int, stream: int = 0, shape: tuple[int, ...] = (64, 1000)) -> np.ndarray:

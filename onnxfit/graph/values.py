@@ -543,8 +543,14 @@ class Value:
     def __and__(self, other: Operand) -> Value:
         return self.op.And(self, other)
 
+    def __rand__(self, other: Operand) -> Value:
+        return self.op.And(other, self)
+
     def __or__(self, other: Operand) -> Value:
         return self.op.Or(self, other)
+
+    def __ror__(self, other: Operand) -> Value:
+        return self.op.Or(other, self)
 
     def __invert__(self) -> Value:
         return self.op.Not(self)
