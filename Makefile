@@ -13,6 +13,10 @@ endif
 # `make test TORCH="torch==2.13.0 --index-url <PyTorch's index for cpu>"`; TORCH= leaves an installed one alone.
 TORCH ?= torch==2.13.0
 
+# One process for each core, and so one thread in each for PyTorch.
+pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
+test test-plain: export OMP_NUM_THREADS = 1
+
 pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 demo := .venv/bin/python
 dev := .venv-dev/bin/python
@@ -37,10 +41,10 @@ demo: .venv/installed  ## train a small convolutional network on digits from a .
 	$(demo) examples/digits.py
 
 test: .venv-dev/installed  ## run every test, doctest, example and README snippet
-	ONNXFIT_TEST_BUILD=training $(dev) -m pytest $(ARGS)
+	ONNXFIT_TEST_BUILD=training $(dev) $(pytest)
 
 test-plain: .venv-plain/installed  ## the same without PyTorch and with a plain onnxruntime, on the newest Python (PLAIN_PYTHON=)
-	ONNXFIT_TEST_BUILD=plain $(plain) -m pytest $(ARGS)
+	ONNXFIT_TEST_BUILD=plain $(plain) $(pytest)
 
 lint: .venv-dev/installed  ## ruff check, ruff format --check, mypy --strict
 	$(dev) -m ruff check .
