@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from onnxfit import inspection
+from onnxfit import __version__, inspection
 from onnxfit.errors import OnnxfitError
 from onnxfit.gradients import SOURCES, coverage
 
@@ -23,7 +23,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="onnxfit")
+@click.version_option(__version__, prog_name="onnxfit")
 def main() -> None:
     """Train ONNX models: see what of a model trains, and which operators have a gradient.
 
@@ -67,6 +67,8 @@ def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     onnxfit ops
     onnxfit ops Conv LSTM
     """
+    if markdown and (operators or as_json):
+        raise click.UsageError("--markdown prints the whole page: it goes with neither OPERATORS nor --json.")
     if markdown:
         click.echo(coverage.as_markdown(), nl=False)
         return

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import SOURCES, Blocker, gradient_source, refuse
 from onnxfit.gradients.backward import gradients
-from onnxfit.gradients.paths import FLOATS, reachable_values
+from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import ModelSource, infer_shapes, read_model, working_form
 from onnxfit.graph.values import Op, Value
@@ -64,7 +64,7 @@ def gradient_model(
 
 
 def _outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
-    floats = [v.name or "" for v in work.graph.outputs if v.dtype in FLOATS]
+    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
     if wanted is None:
         if not floats:
             raise GradientError("The model has no float output to differentiate.")
@@ -79,8 +79,8 @@ def _outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
 
 
 def _leaves(work: ir.Model, wanted: Sequence[str] | str | None, outputs: Sequence[str]) -> list[str]:
-    inputs = [v.name or "" for v in work.graph.inputs if v.dtype in FLOATS]
-    floats = [*inputs, *(n for n, v in work.graph.initializers.items() if v.dtype in FLOATS)]
+    inputs = [v.name or "" for v in work.graph.inputs if is_float(v)]
+    floats = [*inputs, *(n for n, v in work.graph.initializers.items() if is_float(v))]
     chosen = [*inputs, *all_weights(work)] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
     for name in chosen:
         if name not in floats:

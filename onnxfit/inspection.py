@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.blocker import Blocker
 from onnxfit.gradients.coverage import WAYS, operator
-from onnxfit.gradients.paths import leaves_of, outputs_of, sites
+from onnxfit.gradients.paths import is_float, leaves_of, outputs_of, reachable_values, sites
 from onnxfit.gradients.table import key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import ModelSource, infer_shapes, read_model, working_form
@@ -30,9 +31,13 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found. `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the builder)."""
+    """What `inspect` found. `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the builder).
+
+    `idle` are the weights that no output depends on in a way that has a derivative: a Trainer leaves them as they are.
+    """
 
     weights: tuple[str, ...]
+    idle: tuple[str, ...]
     outputs: tuple[str, ...]
     source: str
     operators: tuple[OperatorUse, ...]
@@ -40,8 +45,8 @@ class Inspection:
 
     @property
     def trains(self) -> bool:
-        """Whether nothing stands between the weights and the outputs."""
-        return not self.blockers
+        """Whether there are weights to train, and nothing stands between them and the outputs."""
+        return bool(self.weights) and not self.blockers
 
     def __str__(self) -> str:
         rows = [("operator", "nodes", "on the way", "gradient")]
@@ -50,11 +55,15 @@ class Inspection:
         lines = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip() for a, b, c, d in rows]
         lines.insert(1, "  ".join("─" * w for w in widths))
         who = {"onnx": "the table of rules", "onnxruntime": "onnxruntime's gradient builder"}[self.source]
-        verdict = f"Trains: {len(self.weights)} weights, differentiated by {who}."
+        verdict = f"Trains: {len(self.weights)} weight{'s' * (len(self.weights) != 1)}, differentiated by {who}."
         if self.blockers:
             verdict = "\n  ".join(
                 ["Does not train. These nodes between the weights and the outputs block the gradient:", *map(str, self.blockers)]
             )
+        elif not self.weights:
+            verdict = "Does not train: no output depends on a weight in a way that has a derivative."
+        if self.idle:
+            verdict += f"\nNo output depends on {', '.join(self.idle)} in a way that has a derivative."
         return "\n".join([*lines, "", verdict])
 
 
@@ -62,12 +71,13 @@ def inspect(
     model_onnx: ModelSource,
     weights: Sequence[str] | str | None = None,
     *,
-    outputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> Inspection:
     """Every operator of a model, whether the gradient of `outputs` (default: all float outputs) passes on its way to `weights`, and how.
 
-    Nothing is run. Printed, it is a table; `blockers` has for each node in the way the reason and the cure.
+    Nothing is run. Printed, it is a table; `blockers` has for each node in the way the reason and the cure. Raises UnknownNameError for an
+    output or a weight that the model has not.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -78,23 +88,30 @@ def inspect(
     MatMul        1           1  a rule of its own
     Relu          1           1  a rule of its own
     <BLANKLINE>
-    Trains: 1 weights, differentiated by the table of rules.
+    Trains: 1 weight, differentiated by the table of rules.
     """
     work = working_form(read_model(model_onnx))
-    return inspect_working(work, select_weights(work, weights), outputs, gradient)
+    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
+    chosen = floats if outputs is None else [outputs] if isinstance(outputs, str) else list(outputs)
+    for name in chosen:
+        if name not in floats:
+            raise UnknownNameError("float output", name, floats)
+    return inspect_working(work, select_weights(work, weights), chosen, gradient)
 
 
-def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[str] | None, gradient: str) -> Inspection:
+def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str) -> Inspection:
     """The same for a model in its working form."""
     work = work.clone()
-    ends = [v.name or "" for v in work.graph.outputs if outputs is None or v.name in outputs]
-    ways = {s.node: s for s in sites(work.graph, outputs_of(work.graph, *ends), leaves_of(work.graph, weights))}
-    total = _with_a_loss(work, ends, weights)
-    reached = [w for w in weights if w in {v.name for v in leaves_of(total.graph, weights)}]
+    blockers = gradient_source(gradient).blockers
+    reached = reachable_values(work, outputs, weights)
+    ways = {s.node for s in sites(work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached))}
     source = gradient if gradient != "auto" else "onnx"
-    found = list(gradient_source(source).blockers(total, names.TOTAL, reached))
-    if found and gradient == "auto" and not gradient_source("auto").blockers(total, names.TOTAL, reached):
-        source, found = "onnxruntime", []
+    found: list[Blocker] = []
+    if reached:
+        total = _with_a_loss(work, outputs, reached)
+        found = list(gradient_source(source).blockers(total, names.TOTAL, reached))
+        if found and gradient == "auto" and not blockers(total, names.TOTAL, reached):
+            source, found = "onnxruntime", []
     uses = []
     kinds = dict.fromkeys(key_of(node) for node in work.graph if not names.reserved(node.name or ""))
     for key in sorted(kinds):
@@ -108,11 +125,12 @@ def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[st
         if known.way == "flat" and not blocked:
             text = WAYS["flat"]
         uses.append(OperatorUse(known.name, len(nodes), on_the_way, text))
-    return Inspection(tuple(weights), tuple(ends), source, tuple(uses), tuple(found))
+    idle = tuple(name for name in weights if name not in reached)
+    return Inspection(tuple(reached), idle, tuple(outputs), source, tuple(uses), tuple(found))
 
 
 def _with_a_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> ir.Model:
-    """The sum of all float outputs as a loss, and the weights as inputs: what sources of gradients take."""
+    """The sum of the outputs as a loss, and the weights as inputs: what sources of gradients take."""
     copy = work.clone()
     for name in weights:
         value = copy.graph.initializers.pop(name)
@@ -121,8 +139,6 @@ def _with_a_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str])
     op = Op(copy.graph)
     total = op.constant(0.0)
     for value in outputs_of(copy.graph, *outputs):
-        y = op.wrap(value)
-        if y.dtype.kind == "f":
-            total = total + op.cast(op.ReduceSum(y, keepdims=0), total.dtype)
+        total = total + op.cast(op.ReduceSum(op.wrap(value), keepdims=0), total.dtype)
     op.output(names.TOTAL, total)
     return infer_shapes(copy)

@@ -29,6 +29,7 @@ TESTS = {
     "tests/test_rules_recurrent.py": "RNN GRU LSTM",
     "tests/test_rules_spatial.py": "DeformConv",
     "tests/test_rules_convolution.py": "Conv ConvTranspose AveragePool LpPool",
+    "tests/test_rules_contrib.py": "Inverse",
 }
 
 

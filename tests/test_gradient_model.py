@@ -103,6 +103,19 @@ class TestSignature:
         with pytest.raises(GradientError, match="no float output"):
             gradient_model(parse("g (float[2] a) => (int64[1] y) { y = Shape(a) }"))
 
+    def test_sequences_and_optionals_are_no_tensors_of_floats(self) -> None:
+        model = parse("g (float[N,2] x) => (seq(float[N,2]) s, float[N,2] y) { y = Tanh(x) s = SequenceConstruct(y, x) }")
+        assert [o.name for o in gradient_model(model).graph.output] == ["s", "y", "x_grad"]
+        with pytest.raises(UnknownNameError, match="No float output is called 's'"):
+            gradient_model(model, outputs="s")
+        model = parse(
+            "g (seq(float[N,2]) s, optional(float[2]) o, float[2] x) => (float[M,2] y) {"
+            " c = ConcatFromSequence<axis=0>(s) d = OptionalGetElement(o) e = Mul(c, x) y = Add(e, d) }"
+        )
+        assert [o.name for o in gradient_model(model).graph.output] == ["y", "x_grad"]
+        with pytest.raises(UnknownNameError, match="No float input or initializer is called 's'"):
+            gradient_model(model, "s")
+
 
 def _unchecked(text: str, x: np.ndarray, dy: np.ndarray, dh: np.ndarray) -> dict[str, np.ndarray]:
     model = gradient_model(
@@ -111,6 +124,46 @@ def _unchecked(text: str, x: np.ndarray, dy: np.ndarray, dh: np.ndarray) -> dict
     session = onnxruntime.InferenceSession(model.SerializeToString())
     feeds = {n: a.astype(np.float32) for n, a in (("x", x), ("y_grad", dy), ("h_grad", dh))}
     return dict(zip((o.name for o in model.graph.output), session.run(None, feeds)))
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        "draw", ["RandomNormalLike(h)", "RandomUniform<shape=[2]>()", "Bernoulli(h)", "Dropout(h, ratio, training)"]
+    )
+    def test_random_numbers_in_a_body_are_refused(self, draw: str) -> None:
+        """The gradient computes the body again, and would draw others than the forward pass did."""
+        text = f"""g (float[2] x, bool c) => (float[2] y) <float ratio = {{0.5}}, bool training = {{1}}> {{ y = If (c)
+            <then_branch = t () => (float[2] a) {{ h = Tanh(x) r = {draw} a = Mul(h, r) }},
+             else_branch = e () => (float[2] b) {{ b = Tanh(x) }}> }}"""
+        op_type = draw.split("(")[0].split("<")[0]
+        with pytest.raises(
+            GradientError, match=rf"If '.*': its body draws random numbers \({op_type} .*Cure: draw the numbers outside"
+        ):
+            gradient_model(parse(text), "x", gradient="onnx")
+
+    def test_a_dropout_of_inference_in_a_body_passes(self) -> None:
+        text = """g (float[2] x, bool c) => (float[2] y) <float ratio = {0.5}, bool training = {0}> { y = If (c)
+            <then_branch = t () => (float[2] a) { r = Dropout(x, ratio, training) a = Mul(x, r) },
+             else_branch = e () => (float[2] b) { b = Dropout(x) }> }"""
+        model = gradient_model(parse(text), "x", gradient="onnx")
+        feeds = {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32)}
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        np.testing.assert_allclose(session.run(["x_grad"], {**feeds, "c": np.array(True)})[0], [4, 6])
+        np.testing.assert_allclose(session.run(["x_grad"], {**feeds, "c": np.array(False)})[0], [1, 1])
+
+    def test_a_loop_over_a_value_of_unknown_rank(self) -> None:
+        text = """g (float[A,B] x, int64 n, bool c) => (float[M] y) { q = Squeeze(x) y = Loop (n, c, q)
+            <body = b (int64 i, bool go, float[M] s) => (bool on, float[M] t) { on = Identity(go) m = Mul(s, q) t = Tanh(m) }> }"""
+        with pytest.raises(
+            GradientError, match=r"Loop '.*': the rank of a value that its body uses is unknown. Cure: static shapes"
+        ):
+            gradient_model(parse(text), "x", gradient="onnx")
+
+
+def test_a_value_clipped_by_itself_below_crossed_bounds_has_its_gradient_once() -> None:
+    model = parse("g (float x) => (float y) <float low = {-0.5}> { y = Clip(x, low, x) }")
+    for x in (-0.75, 0.25):
+        assert run(gradient_model(model, gradient="onnx"), x=x, y_grad=1)["x_grad"] == 1
 
 
 class TestHigherOrder:

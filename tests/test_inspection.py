@@ -9,7 +9,8 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
-from onnxfit import GradientError, Trainer
+import onnxfit
+from onnxfit import GradientError, Trainer, UnknownNameError
 from onnxfit.cli import main
 from onnxfit.gradients import coverage, rules  # noqa: F401
 from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS
@@ -65,6 +66,42 @@ class TestInspect:
         trainer = Trainer(mlp(), loss="cross_entropy", gradient="onnx")
         assert str(trainer.inspect()) == str(inspect(mlp(), gradient="onnx"))
 
+    IDLE = """g (float[N,2] x) => (float[N,2] y, int64[N,1] best) <float[2,2] w = {1,2,3,4}, float[2] v = {1,2}, float[2] u = {1,2}> {
+        h = MatMul(x, w) f = Floor(v) y = Add(h, f) best = ArgMax<axis = 1>(y) }"""
+
+    def test_weights_that_lead_nowhere_are_named_and_the_rest_trains(self) -> None:
+        found = inspect(parse(self.IDLE))
+        assert found.trains
+        assert found.weights == ("w",)
+        assert found.idle == ("v", "u")
+        assert found.outputs == ("y",)
+        assert "Trains: 1 weight," in str(found)
+        assert "No output depends on v, u" in str(found)
+        assert {u.operator: u.on_the_way for u in found.operators} == {"Add": 1, "ArgMax": 0, "Floor": 0, "MatMul": 1}
+
+    def test_a_model_whose_outputs_depend_on_no_weight(self) -> None:
+        for found in (inspect(parse(self.IDLE), ["v", "u"]), inspect(parse(self.IDLE.replace("float[N,2] y, ", "")))):
+            assert not found.trains
+            assert not found.blockers
+            assert "Does not train: no output depends on a weight" in str(found)
+
+    def test_outputs_by_name(self) -> None:
+        model = parse(
+            "g (float[N,2] x) => (float[N,2] left, float[N,2] le) <float[2,2] w = {1,2,3,4}> { left = Relu(x) le = MatMul(x, w) }"
+        )
+        assert inspect(model, outputs="le").trains
+        assert inspect(model, outputs=["le"]).outputs == ("le",)
+        assert not inspect(model, outputs="left").trains
+        for name in ("best", "none"):
+            with pytest.raises(UnknownNameError, match=f"No float output is called '{name}'"):
+                inspect(parse(self.IDLE), outputs=[name])
+
+    def test_a_sequence_of_floats_is_no_float_output(self) -> None:
+        model = parse(
+            "g (float[N,2] x) => (float[N,2] y, seq(float[N,2]) s) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) s = SequenceConstruct(y) }"
+        )
+        assert inspect(model).outputs == ("y",)
+
     def test_nothing_is_changed(self) -> None:
         model = mlp()
         before = model.SerializeToString(deterministic=True)
@@ -117,6 +154,13 @@ class TestCommandLine:
         assert "Does not train" in result.output
         assert "Traceback" not in result.output
 
+    def test_inspect_exits_with_1_where_no_weight_trains(self, tmp_path: Path) -> None:
+        onnx.save(parse(TestInspect.IDLE), tmp_path / "m.onnx")
+        assert call("inspect", tmp_path / "m.onnx").exit_code == 0
+        result = call("inspect", tmp_path / "m.onnx", "--json", "-w", "u")
+        assert result.exit_code == 1
+        assert json.loads(result.output)["idle"] == ["u"]
+
     def test_errors_are_one_message(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").write_bytes(b"not a model")
         result = call("inspect", tmp_path / "m.onnx")
@@ -131,6 +175,18 @@ class TestCommandLine:
         assert len(call("ops", "Conv", "LSTM").output.splitlines()) == 6
         assert [o["op_type"] for o in json.loads(call("ops", "Conv", "--json").output)] == ["Conv"]
         assert call("ops", "--markdown").output == coverage.as_markdown()
+
+    @pytest.mark.parametrize("rest", ["Conv", "--json"])
+    def test_the_whole_page_goes_with_nothing_else(self, rest: str) -> None:
+        result = call("ops", "--markdown", rest)
+        assert result.exit_code == 2
+        assert "--markdown prints the whole page" in result.output
+
+    def test_version(self) -> None:
+        """From a checkout that is not installed, too."""
+        result = call("--version")
+        assert result.exit_code == 0
+        assert onnxfit.__version__ in result.output
 
 
 def test_weights_only_through_what_has_no_derivative() -> None:

@@ -149,7 +149,9 @@ class TestModels:
         np.testing.assert_array_equal(trainer.predict(X)["x"], X)
 
     def test_an_operator_that_onnx_does_not_know_is_no_crash(self) -> None:
-        proto = model("(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = com.microsoft.Gelu(x)  y = MatMul(h, w) }")
+        proto = model(
+            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = com.example.Frobnicate(x)  y = MatMul(h, w) }"
+        )
         with pytest.raises(OnnxfitError):
             Trainer(proto, loss="mse").fit(X, Y, verbose=0)
 

@@ -86,17 +86,17 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
     waiting = True
     while waiting:
         waiting = False
-        for node in op.graph:
-            if any(v.name and v.type is None for v in node.outputs):  # it came after an operator that ONNX does not know
-                infer_outputs(op.graph, node)
-        for site in _path(op, arriving, wrt):
-            if site.node not in tape.blockers and _has_no_rule(site.node):
+        on_the_way = {site.node for site in _path(op, arriving, wrt)}
+        for node in list(op.graph):
+            if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
+                infer_outputs(op.graph, node)  # it came after an operator that ONNX does not know, which may be written out by now
+            if node in on_the_way and node not in tape.blockers and _has_no_rule(node):
                 try:
-                    waiting |= _rewritten(op, site.node)
+                    waiting |= _rewritten(op, node)
                 except Refused as refused:
-                    tape.blockers[site.node] = refused
+                    tape.blockers[node] = refused
                 except UnknownRankError as error:
-                    tape.blockers[site.node] = Refused(str(error).rstrip("."), STATIC)
+                    tape.blockers[node] = Refused(str(error).rstrip("."), STATIC)
 
 
 def backward(tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:

@@ -110,6 +110,11 @@ def smooth(value: ir.Value) -> bool:
     return value.dtype is None or value.dtype not in INTEGERS
 
 
+def is_float(value: ir.Value) -> bool:
+    """Whether a value is a tensor of floats, as what gradients are taken of or arrive at must be; a sequence of such tensors is not."""
+    return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
+
+
 def flowing(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The inputs that derivatives flow through, by position, and what subgraphs capture, numbered on from there."""
     if key_of(node) in FLAT:

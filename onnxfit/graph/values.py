@@ -199,6 +199,8 @@ class Op:
         if domain == "" and schema is None:
             raise UnknownNameError("operator of ONNX", op_type, {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
         values = self._operands(schema, inputs)
+        while values and values[-1] is None:  # onnxruntime 1.19 crashes on some that end with an empty name
+            values.pop()
         count = max(outputs, schema.min_output if schema else 1)
         name = self.fresh(op_type)
         node = ir.Node(
@@ -274,32 +276,40 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
         _rank_by_length(node)
 
 
-# Operators that only onnxruntime knows: those whose outputs have the type and shape of the first input, and the type alone.
+# Operators that only onnxruntime knows: those whose outputs have the type and shape of the first input, the type and rank, and the type alone.
 _SAME_SHAPE = {
     "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", "BiasSoftmax", "Trilu", "Inverse", "RotaryEmbedding", "SimplifiedLayerNormalization",
     "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
-_SAME_TYPE = {
-    "FusedMatMul",
-    "TransposeMatMul",
-    "FusedGemm",
-    "FusedConv",
-    "Attention",
-    "MultiHeadAttention",
-    "GroupQueryAttention",
-    "BiasSplitGelu",
-}
+_OTHER_WIDTH = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "BiasSplitGelu"}
+_SAME_TYPE = {"FusedMatMul", "TransposeMatMul", "FusedGemm", "FusedConv"}
 
 
 def _like_its_input(node: ir.Node) -> None:
     first = node.inputs[0] if node.inputs else None
-    if first is None or node.op_type not in _SAME_SHAPE | _SAME_TYPE or node.domain not in ("", "com.microsoft"):
+    if first is not None and (node.op_type, node.domain) == ("EmbedLayerNormalization", "com.microsoft"):
+        _embed(node)
+        return
+    if first is None or node.op_type not in _SAME_SHAPE | _OTHER_WIDTH | _SAME_TYPE or node.domain not in ("", "com.microsoft"):
         return
     for out in node.outputs:
         out.type = out.type or first.type
     if node.op_type in _SAME_SHAPE:
         for out in (node.outputs[0], *node.outputs[3:]):  # between them are statistics
             out.shape = first.shape if out.shape is None else out.shape
+    elif node.op_type in _OTHER_WIDTH and node.outputs[0].shape is None and first.shape is not None and len(first.shape) < 5:
+        node.outputs[0].shape = ir.Shape([*first.shape[:-1], None])  # five axes are heads that are packed
+
+
+def _embed(node: ir.Node) -> None:
+    """(batch, length, hidden), a number for each row, and again (batch, length, hidden)."""
+    ids, words = node.inputs[0], node.inputs[2]
+    assert ids is not None
+    assert words is not None
+    for i, out in enumerate(node.outputs):
+        out.type = out.type or (ir.TensorType(ir.DataType.INT32) if i == 1 else words.type)
+        if out.shape is None and ids.shape is not None and words.shape is not None:
+            out.shape = ir.Shape(ids.shape[:1] if i == 1 else [*ids.shape, words.shape[-1]])
 
 
 _BY_LENGTH = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}

@@ -20,5 +20,15 @@ CASES = [
         Case("ms.Gelu between", "float[2,3] a, float[3,2] w", "h = MatMul(a, w) g = com.microsoft.Gelu(h) s = Sigmoid(g) y = Mul(s, g)", single=True),
         Case("ms.EmbedLayerNormalization", "float[7,4] w, float[5,4] p, float[2,4] s, float[4] g, float[4] b",
              "y, m, z = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, t, w, p, s, g, b)", "int32[2,3] i = {1,6,1,0,2,3}, int32[2,3] t = {0,1,1,0,0,1}"),
+        Case("ms.EmbedLayerNormalization sum used", "float[7,4] w, float[5,4] p, float[2,4] s, float[4] g, float[4] b",
+             "y, m, z = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, t, w, p, s, g, b)", "int32[2,3] i = {1,6,1,0,2,3}, int32[2,3] t = {0,1,1,0,0,1}"),
+        Case("ms.EmbedLayerNormalization positions, no segments", "float[7,4] w, float[5,4] p, float[4] g, float[4] b",
+             "y, m = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, , w, p, , g, b, , q)", "int32[2,3] i = {1,6,1,0,2,3}, int32[2,3] q = {4,0,1,3,3,2}"),
+        Case("ms.EmbedLayerNormalization, lengths used", "float[7,4] w, float[5,4] p, float[2,4] s, float[4] g, float[4] b",
+             "u, m, t = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, k, w, p, s, g, b, k) n = Cast<to=1>(m) r = Unsqueeze(n, e) y = Mul(u, r)",
+             "int32[2,3] i = {1,6,1,0,2,3}, int32[2,3] k = {1,1,0,1,0,0}, int64[2] e = {1,2}"),
+        Case("ms.EmbedLayerNormalization, no mask", "float[7,4] w, float[5,4] p, float[2,4] s, float[4] g, float[4] b",
+             "u, m = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, k, w, p, s, g, b) n = Cast<to=1>(m) r = Unsqueeze(n, e) y = Add(u, r)",
+             "int32[2,3] i = {1,6,1,0,2,3}, int32[2,3] k = {1,1,0,1,0,0}, int64[2] e = {1,2}"),
     )
 ]  # fmt: skip

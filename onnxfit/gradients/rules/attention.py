@@ -1,12 +1,14 @@
 """Attention as onnxruntime fuses it, written out (Vaswani et al. 2017): softmax(scale q k^T + masks) v, head by head.
 
 The definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare each with onnxruntime's own kernel. What
-decoding needs, a cache of past keys and values, is refused: training sees whole sequences.
+decoding needs, a cache of past keys and values, is refused: training sees whole sequences. Where the kernels of its versions differ, this is
+what the later ones compute.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from onnxfit.graph.values import Op, Value
 MS = "com.microsoft"
 CACHE = "it has a cache of past keys and values"
 NO_CACHE = "export the model without a cache"
-FORBIDDEN = float(np.finfo(np.float32).min)  # what onnxruntime's CPU kernels put where a later token would be seen
+FORBIDDEN = float(np.finfo(np.float32).min)  # the score onnxruntime's CPU kernels give a token that must not be seen
 
 
 @rewrite("RotaryEmbedding", MS)
@@ -27,42 +29,49 @@ def rotary_embedding(
 ) -> Value:  # fmt: skip
     """Pairs of numbers turned by an angle that grows with the position (Su et al. 2021).
 
-    x is (batch, length, hidden) or (batch, heads, length, size).
+    x is (batch, length, hidden) or (batch, heads, length, size); `scale` has no effect in onnxruntime either, and how much of a head turns is
+    as wide as the tables.
     """
     if is_packed_batching:
         raise Refused("its batch is packed", "is_packed_batching=0")
-    heads_last = x.rank == 3
-    half = cos.shape[-1] if cos.shape is not None else None
-    if not isinstance(half, int):
-        raise Refused("the size of its cosine table is unknown", "a table of known size")
-    h = x
-    if heads_last:
-        size = _head_size(x, num_heads) if num_heads else 2 * half
-        h = op.Transpose(op.Reshape(x, [0, 0, -1, size]), perm=[0, 2, 1, 3])
-    if position_ids.rank < 2:  # where the sequence begins
-        length = op.Squeeze(op.shape(h, 2, 3))
-        position_ids = op.Reshape(position_ids, [1, 1]) + op.Range(op.constant(np.int64(0)), length, op.constant(np.int64(1)))
-    cos, sin = (op.Unsqueeze(op.Gather(table, position_ids), [1]) for table in (cos, sin))
-    turned = rotated(op, h, cos, sin, half, bool(interleaved))
-    if heads_last:
-        turned = op.Reshape(op.Transpose(turned, perm=[0, 2, 1, 3]), op.shape(x))
-    return turned
+    if x.rank == 4:
+        return rotated(op, x, *_rows(op, position_ids, cos, sin, op.shape(x, 2, 3)), bool(interleaved))
+    if rotary_embedding_dim and num_heads:
+        by_head = op.Reshape(x, [0, 0, num_heads, -1])
+    else:  # a head is what turns
+        by_head = op.Reshape(x, op.Concat([0, 0, -1], _width(op, cos), axis=0))
+    h = op.Transpose(by_head, perm=[0, 2, 1, 3])
+    turned = rotated(op, h, *_rows(op, position_ids, cos, sin, op.shape(x, 1, 2)), bool(interleaved))
+    return op.Reshape(op.Transpose(turned, perm=[0, 2, 1, 3]), op.shape(x))
 
 
-def rotated(op: Op, h: Value, cos: Value, sin: Value, half: int, interleaved: bool) -> Value:
-    """The first 2 half numbers of every vector, turned; the rest as they are."""
-    end = np.iinfo(np.int64).max
-    front, rest = op.Slice(h, [0], [2 * half], [-1]), op.Slice(h, [2 * half], [end], [-1])
+def _rows(op: Op, position_ids: Value, cos: Value, sin: Value, length: Value) -> tuple[Value, Value]:
+    """The rows of the tables for every token; a single position is where the sequence begins."""
+    if position_ids.rank < 2:
+        zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
+        position_ids = op.Reshape(position_ids, [1, 1]) + op.Range(zero, op.Squeeze(length), one)
+    return op.Unsqueeze(op.Gather(cos, position_ids), [1]), op.Unsqueeze(op.Gather(sin, position_ids), [1])
+
+
+def rotated(op: Op, h: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+    """As many numbers of every vector as the tables have columns for, turned; the rest as they are."""
+    width, size = _width(op, cos), h.shape[-1] if h.shape is not None else None
+    whole = isinstance(size, int) and cos.shape is not None and cos.shape[-1] == size // 2
+    front = h if whole else op.Slice(h, [0], width, [-1])
     if interleaved:
-        pairs = op.Reshape(front, op.Concat([0, 0, 0], [half, 2], axis=0))
-        a, b = (op.Squeeze(part, [-1]) for part in op.many(2, "Split", pairs, axis=-1, num_outputs=2))
-        turned = op.Concat(op.Unsqueeze(a * cos - b * sin, [-1]), op.Unsqueeze(b * cos + a * sin, [-1]), axis=-1)
-        front = op.Reshape(turned, op.shape(front))
+        a, b = (op.Squeeze(part, [-1]) for part in op.many(2, "Split", op.Reshape(front, [0, 0, 0, -1, 2]), axis=-1, num_outputs=2))
+        pairs = op.Concat(op.Unsqueeze(a * cos - b * sin, [-1]), op.Unsqueeze(b * cos + a * sin, [-1]), axis=-1)
+        turned = op.Reshape(pairs, op.shape(front))
     else:
         a, b = op.many(2, "Split", front, axis=-1, num_outputs=2)
-        front = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
-    whole = h.shape is not None and h.shape[-1] == 2 * half
-    return front if whole else op.Concat(front, rest, axis=-1)
+        turned = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
+    return turned if whole else op.Concat(turned, op.Slice(h, width, [np.iinfo(np.int64).max], [-1]), axis=-1)
+
+
+def _width(op: Op, table: Value) -> Value:
+    """How many numbers of a vector a table of cosines turns, as a vector of one."""
+    columns = table.shape[-1] if table.shape is not None else None
+    return op.constant(np.array([2 * columns])) if isinstance(columns, int) else 2 * op.shape(table, table.rank - 1)
 
 
 @rewrite("Attention", MS)
@@ -84,10 +93,10 @@ def attention(
     else:
         q, k, v = op.many(3, "Split", qkv, axis=-1, num_outputs=3)
     q, k, v = (heads(op, part, num_heads) for part in (q, k, v))
-    masks = [] if attention_bias is None else [attention_bias]
+    added = [] if attention_bias is None else [attention_bias]
     if mask is not None:
-        masks.append(_mask(op, mask, q, k, mask_filter_value))
-    return merged(op, attend(op, q, k, v, scale, masks, bool(unidirectional)))
+        added.append(_mask(op, mask, q, k, mask_filter_value))
+    return merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None))
 
 
 @rewrite("MultiHeadAttention", MS)
@@ -95,7 +104,7 @@ def multi_head_attention(
     op: Op, query: Value, key: Value | None, value: Value | None, bias: Value | None, key_padding_mask: Value | None,
     attention_bias: Value | None, past_key: Value | None, past_value: Value | None, past_length: Value | None, indirection: Value | None, *,
     num_heads: int, mask_filter_value: float = -10000.0, scale: float | None = None, unidirectional: int = 0,
-) -> Value:  # fmt: skip
+) -> tuple[Value, ...]:  # fmt: skip
     """Attention of queries, keys and values that are there; packed ones are (batch, length, heads, 3, size) and (batch, length, heads, 2, size)."""
     if past_key is not None or past_value is not None or past_length is not None or indirection is not None:
         raise Refused(CACHE, NO_CACHE)
@@ -107,61 +116,78 @@ def multi_head_attention(
     else:
         parts = [heads(op, query, num_heads), *(p if p.rank == 4 else heads(op, p, num_heads) for p in (key, value))]
     if bias is not None:
-        sizes = (
-            [op.shape(query, 2, 3), op.shape(query, 2, 3), op.shape(value, 2, 3)] if value is not None and value.rank == 3 else None
-        )
-        biases = op.many(3, "Split", bias, op.Concat(*sizes, axis=0)) if sizes else op.many(3, "Split", bias, num_outputs=3)
-        parts = [p + op.Transpose(op.Reshape(b, [1, 1, num_heads, -1]), perm=[0, 2, 1, 3]) for p, b in zip(parts, biases)]
+        parts = _biased(op, parts, bias, num_heads, key is not None and key.rank == 4)
     q, k, v = parts
-    masks = [] if attention_bias is None else [attention_bias]
+    added = [] if attention_bias is None else [attention_bias]
     if key_padding_mask is not None:
-        masks.append(_mask(op, key_padding_mask, q, k, mask_filter_value))
-    return merged(op, attend(op, q, k, v, scale, masks, bool(unidirectional)))
+        added.append(_mask(op, key_padding_mask, q, k, mask_filter_value))
+    return merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)), k, v
+
+
+def _biased(op: Op, parts: list[Value], bias: Value, num_heads: int, only_query: bool) -> list[Value]:
+    """Queries, keys and values plus their part of the bias each; keys and values that came with their heads apart have it already."""
+    widths = [op.constant(np.array([num_heads])) * op.shape(p, 3, 4) for p in parts]
+    biases = op.many(3, "Split", bias, op.Concat(*widths, axis=0))
+    spread = [op.Reshape(b, [1, num_heads, 1, -1]) for b in biases]
+    return [p if only_query and i else p + b for i, (p, b) in enumerate(zip(parts, spread))]
 
 
 @rewrite("GroupQueryAttention", MS)
 def group_query_attention(
     op: Op, query: Value, key: Value | None, value: Value | None, past_key: Value | None, past_value: Value | None, seqlens_k: Value,
-    total_length: Value, cos: Value | None, sin: Value | None, *, num_heads: int, kv_num_heads: int, scale: float | None = None,
-    softcap: float = 0.0, local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0, smooth_softmax: int = 0,
-) -> tuple[Value | None, ...]:  # fmt: skip
+    total_length: Value, cos: Value | None, sin: Value | None, position_ids: Value | None, attention_bias: Value | None,
+    head_sink: Value | None, *, num_heads: int, kv_num_heads: int, scale: float | None = None, softcap: float = 0.0,
+    local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0, smooth_softmax: int = 0, causal: int = 1,
+) -> tuple[Value, ...]:  # fmt: skip
     """Several queries to a key and value (Ainslie et al. 2023), each seeing the tokens up to its own.
 
-    Of the lengths in `seqlens_k` nothing is needed: a padded token is behind all true ones, and what it computes is nobody's.
+    `seqlens_k` tells where the last true token of each row stands; padded ones after it see no more than that one does.
     """
     if any(p is not None and not _empty(p) for p in (past_key, past_value)):
         raise Refused(CACHE, NO_CACHE)
-    if smooth_softmax:
-        raise Refused("its softmax is smooth", "smooth_softmax=0")
+    if not causal:
+        raise Refused("it lets queries see later tokens, which no released kernel for the CPU does", "a MultiHeadAttention")
+    if local_window_size == 0:
+        raise Refused("its window shows nothing", "local_window_size=-1")
+    if do_rotary and position_ids is not None:
+        raise Refused("it is told its positions, of which onnxruntime uses the first alone", "a RotaryEmbedding before it")
     if key is None or value is None:
-        size = _head_size(query, num_heads + 2 * kv_num_heads)
-        widths = op.constant(np.array([num_heads, kv_num_heads, kv_num_heads], np.int64) * size)
-        query, key, value = op.many(3, "Split", query, widths, axis=-1)
-    q, k, v = heads(op, query, num_heads), heads(op, key, kv_num_heads), heads(op, value, kv_num_heads)
+        together = op.Reshape(query, [0, 0, num_heads + 2 * kv_num_heads, -1])
+        parts = op.many(3, "Split", together, op.constant(np.array([num_heads, kv_num_heads, kv_num_heads])), axis=2)
+        q, k, v = (op.Transpose(p, perm=[0, 2, 1, 3]) for p in parts)
+    else:
+        q, k, v = heads(op, query, num_heads), heads(op, key, kv_num_heads), heads(op, value, kv_num_heads)
     if do_rotary:
         assert cos is not None
         assert sin is not None
-        half = cos.shape[-1] if cos.shape is not None else None
-        if not isinstance(half, int):
-            raise Refused("the size of its cosine table is unknown", "a table of known size")
-        cos, sin = (op.Slice(table, [0], op.shape(q, 2, 3), [0]) for table in (cos, sin))
-        q, k = (rotated(op, part, cos, sin, half, bool(rotary_interleaved)) for part in (q, k))
+        rows = [op.Slice(table, [0], op.shape(q, 2, 3), [0]) for table in (cos, sin)]
+        q, k = (rotated(op, part, rows[0], rows[1], bool(rotary_interleaved)) for part in (q, k))
+    present = k, v
     if num_heads != kv_num_heads:
         repeated = [1, 1, num_heads // kv_num_heads, 1, 1]
         k, v = (
             op.Reshape(op.Tile(op.Unsqueeze(p, [2]), repeated), op.Concat([0, num_heads], op.shape(p, 2), axis=0)) for p in (k, v)
         )
-    masks = []
+    row, column = _places(op, q, k)
+    last = op.Reshape(op.cast(seqlens_k, np.int64), [-1, 1, 1, 1])
+    hidden = column > op.Min(row, last)
     if local_window_size > 0:
-        row, column = _places(op, q, k)
-        masks.append(op.Where(column <= row - local_window_size, op.constant(FORBIDDEN, q.dtype), op.constant(0, q.dtype)))
-    return merged(op, attend(op, q, k, v, scale, masks, True, softcap)), None, None
+        hidden = hidden | (column <= row - local_window_size)
+    added = [] if attention_bias is None else [attention_bias]
+    sink = op.constant(np.zeros((1, 1, 1, 1), q.dtype)) if smooth_softmax else None
+    if head_sink is not None:
+        sink = op.Reshape(head_sink, [1, -1, 1, 1])
+    y = attend(op, q, k, v, scale, added, hidden, softcap, sink)
+    if local_window_size > 0:  # a padded token that sees none of the true ones
+        y = y * op.cast(row - local_window_size < last, y.dtype)
+    return merged(op, y), *present
 
 
 def attend(
-    op: Op, q: Value, k: Value, v: Value, scale: float | None, masks: list[Value], causal: bool, softcap: float = 0.0
-) -> Value:
-    """(batch, heads, length, size), each."""
+    op: Op, q: Value, k: Value, v: Value, scale: float | None, added: list[Value], hidden: Value | None = None, softcap: float = 0.0,
+    sink: Value | None = None,
+) -> Value:  # fmt: skip
+    """(batch, heads, length, size), each. `added` goes to the scores, `hidden` tells which are none, `sink` is the score of seeing nothing."""
     if not scale:
         size = q.shape[-1] if q.shape is not None else None
         factor: Any = 1 / math.sqrt(size) if isinstance(size, int) else 1 / op.Sqrt(op.cast(op.Squeeze(op.shape(q, 3, 4)), q.dtype))
@@ -170,12 +196,13 @@ def attend(
     scores = (q @ op.Transpose(k, perm=[0, 1, 3, 2])) * factor
     if softcap:
         scores = softcap * op.Tanh(scores * (1 / softcap))
-    for mask in masks:
-        scores = scores + op.cast(mask, q.dtype)
-    if causal:
-        row, column = _places(op, q, k)
-        scores = op.Where(column > row, op.constant(FORBIDDEN, q.dtype), scores)
-    return op.Softmax(scores) @ v
+    scores = reduce(lambda total, mask: total + op.cast(mask, q.dtype), added, scores)
+    if hidden is not None:
+        scores = op.Where(hidden, op.constant(FORBIDDEN, q.dtype), scores)
+    if sink is None:
+        return op.Softmax(scores) @ v
+    column = op.Expand(op.cast(sink, q.dtype), op.Concat(op.shape(q, 0, 3), [1], axis=0))
+    return op.Slice(op.Softmax(op.Concat(column, scores, axis=-1)), [1], [np.iinfo(np.int64).max], [-1]) @ v
 
 
 def heads(op: Op, x: Value, count: int) -> Value:
@@ -194,29 +221,39 @@ def merged(op: Op, x: Value) -> Value:
 
 
 def _places(op: Op, q: Value, k: Value) -> tuple[Value, Value]:
-    """The place of each query, as rows, and of each key, as columns; the last of both stand side by side."""
+    """The place of each query, as rows, and of each key, as columns."""
     zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
-    rows, columns = (op.Squeeze(op.shape(part, 2, 3)) for part in (q, k))
-    row = op.Reshape(op.Range(zero, rows, one) + (columns - rows), [-1, 1])
-    return row, op.Reshape(op.Range(zero, columns, one), [1, -1])
+    row, column = (op.Range(zero, op.Squeeze(op.shape(part, 2, 3)), one) for part in (q, k))
+    return op.Unsqueeze(row, [1]), op.Unsqueeze(column, [0])
+
+
+def _later(op: Op, q: Value, k: Value) -> Value:
+    """Which keys come after a query. Where there are more keys than queries, onnxruntime lets the last query see them all."""
+    row, column = _places(op, q, k)
+    later = column > row
+    if q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2] is not None:
+        return later
+    return later & (row < op.Squeeze(op.shape(q, 2, 3)) - 1)
 
 
 def _mask(op: Op, mask: Value, q: Value, k: Value, filter_value: float) -> Value:
-    """What masks add to the scores: nothing where they say 1, `filter_value` where 0; lengths count from the left."""
-    shown = op.cast(mask, q.dtype)
+    """What masks add to the scores: nothing where they are positive, `filter_value` elsewhere. A vector tells the lengths, or ends and starts."""
     if mask.rank == 1:
         _, column = _places(op, q, k)
-        shown = op.cast(column < op.cast(op.Reshape(mask, [-1, 1]), np.int64), q.dtype)
-    if shown.rank in (2, 3):
-        shown = op.Unsqueeze(shown, [1, 2] if shown.rank == 2 else [1])
-    return (1 - shown) * filter_value
-
-
-def _head_size(x: Value, count: int) -> int:
-    size = x.shape[-1] if x.shape is not None else None
-    if not isinstance(size, int):
-        raise Refused("its hidden size is unknown", "an input of known size")
-    return size // count
+        ends = op.cast(mask, np.int64)
+        count, batch = mask.shape[0] if mask.shape is not None else None, q.shape[0] if q.shape is not None else None
+        if isinstance(count, int) and isinstance(batch, int) and count == 2 * batch:
+            ends, starts = op.many(2, "Split", ends, num_outputs=2)
+            shown = (column < op.Unsqueeze(ends, [1])) & (column >= op.Unsqueeze(starts, [1]))
+        elif isinstance(count, int) and isinstance(batch, int) and count != batch:
+            raise Refused(f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)")
+        else:
+            shown = column < op.Reshape(ends, op.Concat(op.shape(q, 0, 1), [1], axis=0))
+    elif mask.rank in (2, 3):
+        shown = mask > 0
+    else:
+        raise Refused(f"its mask has {mask.rank} axes", "a mask of (batch, length)")
+    return op.Unsqueeze((1 - op.cast(shown, q.dtype)) * filter_value, [1] if mask.rank == 3 else [1, 2])
 
 
 def _empty(past: Value) -> bool:

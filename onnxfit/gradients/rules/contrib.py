@@ -45,14 +45,13 @@ def bias_add(op: Op, x: Value, bias: Value, skip: Value) -> Value:
 
 
 @rewrite("BiasSoftmax", MS)
-def bias_softmax(op: Op, x: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int = 0) -> Value:
-    """Softmax over the axes from `axis` on, of x plus a bias that lacks either x's outer or its inner batch axes."""
-    if not is_inner_broadcast and bias.rank < x.rank:
-        bias = op.Unsqueeze(
-            bias, list(range(bias.rank - (x.rank - axis % x.rank), bias.rank - (x.rank - axis % x.rank) + x.rank - bias.rank))
-        )
+def bias_softmax(op: Op, x: Value, bias: Value, *, axis: int = 1) -> Value:
+    """Over all axes from `axis` on. `is_inner_broadcast` only tells the kernel along which axes the bias is broadcast, as in Add."""
     total = x + bias
-    flat = op.Reshape(total, op.Concat(op.shape(total, 0, axis % x.rank), [-1], axis=0))
+    axis %= total.rank
+    if axis == total.rank - 1:
+        return op.Softmax(total)
+    flat = op.Reshape(total, op.Concat(op.shape(total, 0, axis), [-1], axis=0))
     return op.Reshape(op.Softmax(flat), op.shape(total))
 
 
@@ -71,12 +70,17 @@ def inverse(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
 @rewrite("EmbedLayerNormalization", MS)
 def embed_layer_normalization(
     op: Op, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
-    mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12, mask_index_type: int = 0,
-) -> tuple[Value | None, ...]:  # fmt: skip
+    mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12,
+) -> tuple[Value, ...]:  # fmt: skip
+    """The further outputs are how many tokens of each row the mask shows, and the sum that is normalised."""
     if position_ids is None:
         length = op.shape(ids, 1, 2)
         position_ids = op.Range(op.constant(np.int64(0)), op.Squeeze(length), op.constant(np.int64(1)))
     total = op.Gather(words, ids) + op.Gather(positions, position_ids)
     if segments is not None and segment_table is not None:
         total = total + op.Gather(segment_table, segments)
-    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon), None, total
+    if mask is None:
+        shown = op.Expand(op.constant(np.int32(0)), op.shape(ids, 0, 1))
+    else:
+        shown = op.ReduceSum(op.cast(mask == 1, np.int32), [1], keepdims=0)
+    return op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon), shown, total

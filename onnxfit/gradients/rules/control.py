@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import Site, flowing, smooth
 from onnxfit.gradients.table import Refused, subgraph_gradient
+from onnxfit.graph.fold import RANDOM
 from onnxfit.graph.values import Op, Value, infer_outputs
 
 if TYPE_CHECKING:
     from onnxfit.gradients.backward import Tape
 
 LOOPS = "a loop without state that changes its shape or is a sequence"
+DRAWN = "draw the numbers outside of the body"
 
 
 @subgraph_gradient("If")
@@ -128,6 +131,8 @@ def _back(
         *(s + found[v] if v in found else s for s, v in zip(sums, captured.values())),
         *(_or_zero(inner, found, v) for _, v, *_ in wanted),
     ]
+    if any(value.shape is None for value in results):  # onnxruntime runs no such Scan
+        raise Refused("the rank of a value that its body uses is unknown", STATIC)
     _outputs(inner, results)
     first = [zeros_like(op, value) if dys[o] is None else dys[o] for _, o, _, value in moving]
     made = op.many(
@@ -164,6 +169,11 @@ def _given(node: ir.Node, index: int) -> ir.Value:
 
 def _copy(op: Op, graph: ir.Graph, types: Iterable[ir.TypeProtocol | None] = (), shapes: Iterable[ir.Shape | None] = ()) -> Op:
     """A copy of a body under names of its own, its inputs typed by what they are given."""
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        if _draws(node):
+            raise Refused(
+                f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient would draw others", DRAWN
+            )
     copy = graph.clone(allow_outer_scope_values=True)
     copy.opset_imports.update(op.graph.opset_imports)
     for value, type_, shape in zip(copy.inputs, types, shapes):
@@ -184,6 +194,15 @@ def _copy(op: Op, graph: ir.Graph, types: Iterable[ir.TypeProtocol | None] = (),
             if value.name:
                 value.name = op.fresh(f"{value.name}/again")
     return Op(copy, around=op)
+
+
+def _draws(node: ir.Node) -> bool:
+    """Whether a node gives other values each time it is run."""
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    known = ir.convenience.get_const_tensor(training) if training is not None else None
+    return node.op_type in RANDOM or (training is not None and (known is None or bool(known.numpy().any())))
 
 
 def _record(op: Op, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]) -> list[ir.Value]:

@@ -77,6 +77,12 @@ def where(op: Op, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> 
 def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value) -> Gradients:
     """What is not moved lets pass; what is moved passes on to the bound that moved it. Of crossed bounds, `high` holds everywhere."""
 
+    def of_x() -> Value:
+        passes = x == y
+        if low is not None and high is not None and (low.ir.const_value is None or high.ir.const_value is None):
+            passes = passes & (low <= high)  # where x is crossed bounds' `high` itself, that has dy already
+        return dy * op.cast(passes, dy.dtype)
+
     def of_low() -> Value:
         assert low is not None
         raised = y > x
@@ -89,7 +95,7 @@ def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: 
 
     if low is None and high is None:
         return dy, None, None
-    return lambda: dy * op.cast(x == y, dy.dtype), of_low, of_high
+    return of_x, of_low, of_high
 
 
 @gradient("Identity")

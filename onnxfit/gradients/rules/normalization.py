@@ -34,7 +34,11 @@ def layer_normalization(
         count = _count(op, x, axes)
         parts = []
         if dy is not None and product is not None:
-            one, two = (_mean_with(op, v, scale, axes, count) for v in (dy, product))
+            if _is_row(scale, x, axes):  # the mean of v * scale over rows is a product of matrix and vector
+                column = op.Unsqueeze(scale / count, [1])
+                one, two = dy @ column, product @ column
+            else:
+                one, two = op.ReduceMean(dy * scale, axes), op.ReduceMean(product * scale, axes)
             parts.append((dy * scale - one - centred * (two * (inverse * inverse))) * inverse)
         if dmean is not None:
             parts.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
@@ -54,13 +58,6 @@ def layer_normalization(
         return zeros_like(op, bias) if dy is None else reduce_to(op, dy, bias)
 
     return of_x, of_scale, of_bias
-
-
-def _mean_with(op: Op, v: Value, scale: Value, axes: list[int], count: Value | float) -> Value:
-    """The mean of v * scale: of rows it is a product of matrix and vector."""
-    if _is_row(scale, v, axes):
-        return v @ op.Unsqueeze(scale / count, [1])
-    return op.ReduceMean(v * scale, axes)
 
 
 def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
