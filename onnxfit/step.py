@@ -18,7 +18,17 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients import Blocker, GradientSource
 from onnxfit.graph import names
-from onnxfit.graph.model import OPSET, ModelSource, infer_shapes, read_model, spec_of, specialise, with_initializers, working_form
+from onnxfit.graph.model import (
+    OPSET,
+    ModelSource,
+    infer_shapes,
+    read_model,
+    spec_of,
+    specialise,
+    tensor_outputs,
+    with_initializers,
+    working_form,
+)
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
 from onnxfit.graph.values import Op, Value
@@ -184,7 +194,7 @@ def add_loss(
     (['x', 'y_true/y'], ['y', 'train/loss'])
     """
     work = working_form(read_model(model_onnx))
-    outputs = {v.name or "": spec_of(v) for v in work.graph.outputs}
+    outputs = tensor_outputs(work)
     penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
     objectives = get_objectives(loss, loss_weights, outputs)
     op = Op(work.graph)

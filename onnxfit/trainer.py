@@ -28,7 +28,15 @@ from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingErr
 from onnxfit.files import write_atomically
 from onnxfit.gradients import gradient_source, reachable, refuse
 from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, initializer_arrays, read_model, spec_of, with_initializers, working_form
+from onnxfit.graph.model import (
+    ModelSource,
+    initializer_arrays,
+    read_model,
+    spec_of,
+    tensor_outputs,
+    with_initializers,
+    working_form,
+)
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import select_weights
@@ -115,7 +123,8 @@ class Trainer:
         self.backend = backend
         self.seed = seed
         work = working_form(self.model)
-        outputs = {v.name or "": spec_of(v) for v in work.graph.outputs}
+        outputs = tensor_outputs(work)
+        work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
         self._inputs = [spec_of(v) for v in work.graph.inputs]
         self.objectives = get_objectives(loss, loss_weights, outputs)
         self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}

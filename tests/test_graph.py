@@ -146,12 +146,64 @@ class TestReadingModels:
         (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "y = RMSNormalization(x, w)",
+            "h = Swish<alpha=1.5>(x) y = Mul(h, w)",
+            "y = Attention<is_causal=1, q_num_heads=2, kv_num_heads=1>(x, k, k)",
+            "a = RotaryEmbedding<num_heads=1>(x, c, c, p) y = Add(a, w)",
+            "n = LayerNormalization(x, w) d = Clip(n, , one) y = Softmax(d)",
+        ],
+    )
+    @pytest.mark.parametrize("opset", [23, 24, 25])
+    def test_operators_that_came_later_are_written_in_their_definitions(self, body: str, opset: int) -> None:
+        if "Swish" in body and opset == 23:
+            opset = 24
+        model = parse(f"""<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
+            <float[4] w = {{1, 2, 3, 4}}, float[3, 2] c = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, int64[2, 3] p = {{0, 1, 2, 2, 0, 1}}, float one = {{1}},
+            float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}""")
+        x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+        work = working_form(read_model(model))
+        assert work.graph.opset_imports[""] == OPSET
+        session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
+        (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "y = TensorScatter(x, x)",
+            "y = If (b) <then_branch = t () => (float[2, 4] a) { a = Swish(x) }, else_branch = e () => (float[2, 4] o) { o = Identity(x) }>",
+        ],
+    )
+    def test_a_later_operator_without_a_definition_is_named(self, body: str) -> None:
+        model = parse(
+            f'<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y) <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}'
+        )
+        with pytest.raises(ModelError, match=r"^(TensorScatter|Swish) '.*' came with an opset after 21.*Export the model again"):
+            working_form(read_model(model))
+
     def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
         model = parse(
-            '<ir_version: 10, opset_import: ["": 23]> g (float[2, 4] x) => (float[2, 4] y) <float[4] w = {1, 1, 1, 1}> { y = RMSNormalization(x, w) }'
+            '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y = Upsample<height_scale = 1.0, width_scale = 2.0>(x) }'
         )
-        with pytest.raises(ModelError, match=r"opset is 23; training builds on opset 21.*cannot convert it"):
+        with pytest.raises(ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"):
             working_form(read_model(model))
+
+    @pytest.mark.parametrize("indices", ["1, 3", "0, 1, 1, 1"])
+    def test_a_sparse_constant_is_its_dense_form(self, indices: str) -> None:
+        places = [int(i) for i in indices.split(",")]
+        rows = 2 if len(places) == 4 else 1
+        make = onnx.helper.make_tensor
+        sparse = onnx.helper.make_sparse_tensor(
+            make("v", 1, [2], [5.0, 6.0]), make("i", 7, [2] if rows == 1 else [2, 2], places), [4] if rows == 1 else [2, 2]
+        )
+        model = parse('<ir_version: 8, opset_import: ["": 17]> g (float x) => (float[N] y) { c = Identity(x)  y = Add(x, c) }')
+        model.graph.node[0].CopyFrom(onnx.helper.make_node("Constant", [], ["c"], sparse_value=sparse))
+        work = working_form(read_model(model))
+        (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(work)).run(None, {"x": np.float32(1)})
+        np.testing.assert_array_equal(found, [1, 6, 1, 7] if rows == 1 else [[1, 6], [1, 7]])
 
     def test_functions_are_inlined(self) -> None:
         model = parse("""<ir_version: 10, opset_import: ["": 21, "mine": 1]> g (float[N] x) => (float[N] y)
@@ -284,6 +336,14 @@ class TestChoosingWeights:
             '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c = Constant<value = float[1] {2}>()  y = Mul(x, c) }'
         )
         with pytest.raises(ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"):
+            select_weights(working_form(model), None)
+
+    def test_weights_inside_a_body_are_pointed_at(self) -> None:
+        model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) { y = If (c)
+            <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul(x, w) }, else_branch = e () => (float[2] b) { b = Neg(x) }> }""")
+        with pytest.raises(
+            ModelError, match=r"no float weights.*The 1 initializers inside the bodies .* lift them into the main graph"
+        ):
             select_weights(working_form(model), None)
 
 
@@ -454,6 +514,44 @@ class TestTrainingForm:
         op = self.op(text)
         to_training_form(op, [], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ()))
         assert [node.op_type for node in op.graph] == ["Identity"]
+
+    LOOP = """g (float[N, 3, 5] x) => (float[K, N, 3, 5] y) <float ratio = {0.5}, int64 trips = {3}, bool yes = {1}> {
+        y = Loop (trips, yes) <body = pass (int64 i, bool go) => (bool go_on, float[N, 3, 5] d) { go_on = Identity(go)  d = Dropout(x, ratio) }> }"""
+    BRANCH = """g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.5}, bool chosen = {1}> {
+        y = If (chosen) <then_branch = t () => (float[N, 3, 5] d) { d = Dropout(x, ratio) },
+        else_branch = e () => (float[N, 3, 5] z) { z = Neg(x) }> }"""
+    SCAN = """g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.5}> {
+        y = Scan<num_scan_inputs = 1, body = step (float[3, 5] a) => (float[3, 5] b) { b = Dropout(a, ratio) }>(x) }"""
+
+    @pytest.mark.parametrize("text", [LOOP, BRANCH], ids=["Loop", "If"])
+    def test_a_dropout_inside_a_body_draws_by_seed_step_and_iteration(self, text: str) -> None:
+        op = self.op('<ir_version: 10, opset_import: ["": 21]> ' + text)
+        seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+        to_training_form(op, [], "train", seed, step)
+        x = np.ones((200, 3, 5), np.float32)
+        draws = [run(op, x=x, seed=np.array(a), step=np.array(b))["y"] for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))]
+        np.testing.assert_array_equal(draws[0], draws[1])
+        different = [draws[0], *draws[2:]] if draws[0].ndim == 3 else [*draws[0], *draws[2]]
+        for mask in different:
+            assert set(np.unique(mask)) == {0, 2}
+            assert abs(mask.mean() - 1) < 0.1
+        assert (np.abs(np.corrcoef([mask.ravel() for mask in different]) - np.eye(len(different))) < 0.08).all()
+        to_evaluation = self.op('<ir_version: 10, opset_import: ["": 21]> ' + text)
+        to_evaluation_form(to_evaluation)
+        assert (run(to_evaluation, x=x)["y"] == 1).all()
+
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            (SCAN, r"Dropout '.*' inside Scan '.*' cannot be trained: it would draw the same numbers"),
+            (BRANCH.replace("Dropout(x, ratio)", "BatchNormalization(x, s, s, s, s)").replace("float ratio = {0.5}", "float[3] s = {1, 1, 1}"),
+             r"BatchNormalization '.*' inside If '.*' cannot follow the batches.*batch_norm='frozen'"),
+        ],
+    )  # fmt: skip
+    def test_what_has_no_training_form_inside_a_body(self, body: str, message: str) -> None:
+        op = self.op('<ir_version: 10, opset_import: ["": 21]> ' + body)
+        with pytest.raises(ModelError, match=message):
+            to_training_form(op, ["s"], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ()))
 
     @pytest.mark.parametrize("mode", ["", ", mode"])
     def test_evaluation_never_drops(self, mode: str) -> None:

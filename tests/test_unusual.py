@@ -9,6 +9,7 @@ import zipfile
 import numpy as np
 import onnx
 import onnx.parser
+import onnx.reference
 import onnxruntime
 import pytest
 
@@ -154,6 +155,28 @@ class TestModels:
         )
         with pytest.raises(OnnxfitError):
             Trainer(proto, loss="mse").fit(X, Y, verbose=0)
+
+    def test_an_output_that_is_no_tensor_stays_out_of_training_and_in_the_file(self) -> None:
+        proto = model(f"(float[N, 2] x) => (float[N, 1] y, seq(float[N, 1]) s) {LINE[:-1]} s = SequenceConstruct(y, h) }}")
+        trainer = Trainer(proto, loss="mse", optimizer=0.1)
+        trainer.fit(X, Y, epochs=50, verbose=0)
+        assert trainer.evaluate(X, Y)["loss"] < 0.01
+        session = onnxruntime.InferenceSession(trainer.export().SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(["s"], {"x": X})[0][0], trainer.predict(X), rtol=1e-5)
+        alone = model(f"(float[N, 2] x) => (seq(float[N, 1]) s) {LINE[:-1]} s = SequenceConstruct(y, h) }}")
+        with pytest.raises(ModelError, match=r"No output of the model is a tensor \(s\)"):
+            Trainer(alone, loss="mse")
+
+    @pytest.mark.parametrize("opset", [22, 23, 24, 25])
+    def test_a_file_of_a_later_opset_trains(self, opset: int) -> None:
+        normed = "n = LayerNormalization(x, s)" if opset < 23 else "n = RMSNormalization(x, s)"
+        body = f"(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {{0.5, -0.5}}, float[2] s = {{1, 1}}> {{ {normed} y = MatMul(n, w) }}"
+        trainer = Trainer(
+            onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {body}'), loss="mse", optimizer="adam"
+        )
+        trainer.fit(X, Y, epochs=3, verbose=0)
+        expected = onnx.reference.ReferenceEvaluator(trainer.export()).run(None, {"x": X})[0]
+        np.testing.assert_allclose(trainer.predict(X), expected, rtol=1e-5, atol=1e-6)
 
     def test_no_weights_is_not_all_weights(self) -> None:
         with pytest.raises(SettingError, match=r"weights=\[\] leaves nothing to train"):

@@ -16,11 +16,11 @@ import onnx_ir as ir
 from onnxfit.errors import GradientError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table
 from onnxfit.gradients.blocker import STATIC, TYPED, Blocker, check_ends, refuse
-from onnxfit.gradients.bodies import function_body
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.paths import FLOATS, Site, flowing, sites
-from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS, Entry, Formal, Key, Refused, Rule, key_of, schema_of
-from onnxfit.graph.values import Op, UnknownRankError, Value, infer_outputs
+from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS, Entry, Formal, Key, Refused, Rule, key_of
+from onnxfit.graph.bodies import function_body
+from onnxfit.graph.values import Op, UnknownRankError, Value, infer_outputs, schema_of
 
 
 def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
@@ -97,6 +97,8 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
                     tape.blockers[node] = refused
                 except UnknownRankError as error:
                     tape.blockers[node] = Refused(str(error).rstrip("."), STATIC)
+                except ValueError as error:  # ONNX's inference, of what the node's simpler form would compute
+                    tape.blockers[node] = Refused(str(error).rstrip("."), "inputs that the operator accepts")
 
 
 def backward(tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
@@ -265,14 +267,9 @@ def _rewritten(op: Op, node: ir.Node) -> bool:
             made = body(op)
         outputs = made if isinstance(made, tuple) else (made,)
         for i, old in enumerate(node.outputs):
-            new = outputs[i] if i < len(outputs) else None
-            if i and (old.uses() or old.is_graph_output()):
-                if new is None:
-                    raise Refused(f"its output {old.name!r} is used, which its simpler form does not compute")
-                copy = op.Identity(new).ir
-                old.replace_all_uses_with(copy, replace_graph_outputs=True)
-                old.name, copy.name = copy.name, old.name
-        replace(outputs[0])
+            if (old.uses() or old.is_graph_output()) and (i >= len(outputs) or outputs[i] is None):
+                raise Refused(f"its output {old.name!r} is used, which its simpler form does not compute")
+        replace(*outputs)
     return True
 
 

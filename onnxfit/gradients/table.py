@@ -26,7 +26,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-import onnx
 import onnx_ir as ir
 
 from onnxfit.graph.values import Value
@@ -183,9 +182,3 @@ def _formal(function: Callable[..., Any], *, outputs: bool = True) -> Formal:
 def key_of(node: ir.Node) -> Key:
     """Where the table has a node's operator."""
     return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-
-
-def schema_of(node: ir.Node, graph: ir.Graph) -> onnx.defs.OpSchema | None:
-    """ONNX's definition of a node's operator, None where it has none."""
-    version = graph.opset_imports.get(node.domain, 0)
-    return onnx.defs.get_schema(node.op_type, version, node.domain) if onnx.defs.has(node.op_type, version, node.domain) else None

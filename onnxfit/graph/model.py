@@ -18,10 +18,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.bodies import function_body
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.values import infer_outputs
+from onnxfit.graph.values import Op, infer_outputs
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
@@ -69,8 +70,23 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     if model.graph.sparse_initializer:
         names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
         raise ModelError(f"{what} has sparse initializers ({names}), which cannot be trained: make them dense.")
+    _make_dense(model.graph)
     _untie_batch_norms(model)
     return model
+
+
+def _make_dense(graph: onnx.GraphProto) -> None:
+    """Write constants that are sparse, which onnx-ir does not read, with their zeros, in place."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _make_dense(attribute.g)
+            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+                sparse = attribute.sparse_tensor
+                values, indices = onnx.numpy_helper.to_array(sparse.values), onnx.numpy_helper.to_array(sparse.indices)
+                dense = np.zeros(tuple(sparse.dims), values.dtype)
+                dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
+                attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(dense)))
 
 
 def _untie_batch_norms(model: onnx.ModelProto) -> None:
@@ -136,6 +152,8 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
     if version is None:  # operators of other domains only
         model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
         return model
+    if version > OPSET:
+        model = _without_newer_operators(model)
     try:
         converted = onnx.version_converter.convert_version(model, OPSET)
         if version < 11:
@@ -149,6 +167,34 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
             f"The model's opset is {version}; training builds on opset {OPSET}, and onnx {onnx.__version__} cannot convert it: {reason}. "
             f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
         ) from None
+
+
+def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Operators that came after OPSET written in those that define them, which the converter cannot do. ModelError where ONNX has no definition."""
+    work = ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    NameFixPass()(work)
+    op = Op(work.graph)
+    newer: list[ir.Node] = [node for node in work.graph if _is_newer(node)]
+    for node in newer:
+        body = function_body(node, work.graph)
+        if body is None:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training builds, and ONNX does not define it by "
+                f"older operators. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+            )
+        with op.replacing(node) as put:
+            put(*body(op))
+    inside = next((node for node in ir.traversal.RecursiveGraphIterator(work.graph) if _is_newer(node)), None)
+    if inside is not None:
+        raise ModelError(
+            f"{inside.op_type} {inside.name!r} came with an opset after {OPSET}, in which training builds. "
+            f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+        )
+    return ir.to_proto(work)
+
+
+def _is_newer(node: ir.Node) -> bool:
+    return node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, OPSET, "") and onnx.defs.has(node.op_type)
 
 
 def _resize_as_before(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
@@ -234,10 +280,20 @@ def _set_shape(value: onnx.ValueInfoProto, shape: Iterable[Dim]) -> None:
 
 def spec_of(value: ir.Value) -> TensorSpec:
     """Name, element type and shape of a value."""
+    if value.type is not None and not isinstance(value.type, ir.TensorType):
+        raise ModelError(f"{value.name!r} is not a tensor: a training step takes and gives tensors alone.")
     if value.dtype is None:
         raise ModelError(f"The element type of {value.name!r} is unknown.")
     shape = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+
+
+def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
+    """The outputs that a loss can be put on: sequences and maps, as converters of classical models add them, stay out of training."""
+    found = {v.name or "": spec_of(v) for v in model.graph.outputs if v.type is None or isinstance(v.type, ir.TensorType)}
+    if not found:
+        raise ModelError(f"No output of the model is a tensor ({', '.join(v.name or '' for v in model.graph.outputs)}).")
+    return found
 
 
 def initializer_arrays(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:

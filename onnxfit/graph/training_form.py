@@ -7,7 +7,9 @@ node), so that a step can be repeated bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,14 +26,15 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
 
     With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and bias are both frozen or
     `batch_norm="frozen"`: then it uses its running statistics, like a layer that is not trained in Keras. Dropout and the operators of
-    random numbers draw from (seed, step, number of the node); their own attribute `seed` is not looked at.
+    random numbers draw from (seed, step, number of the node), inside a Loop from the number of the iteration, too; their own attribute
+    `seed` is not looked at. ModelError for what has no such form: batch statistics inside a body, random numbers inside a Scan.
     """
     next_statistics: dict[str, Value] = {}
-    stream = 0
+    draws = _Draws(seed, step)
     for node in list(op.graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
             _refuse_other_outputs(node)
-            with op.replacing(node) as replace:
+            with op.replacing(node) as put:
                 if _by_batch(node, weights, batch_norm):
                     y, mean, variance = _batch_norm(op, node, next_statistics)
                     for value, new in zip(node.inputs[3:5], (mean, variance)):
@@ -39,17 +42,75 @@ def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Valu
                         next_statistics[value.name or ""] = new
                 else:
                     y = _frozen_batch_norm(op, node)
-                replace(y)
-        elif node.op_type == "Dropout" and node.domain == "":
-            _refuse_other_outputs(node)
-            with op.replacing(node) as replace:
-                replace(_dropout(op, node, seed, step, stream))
-            stream += 1  # of what draws, not of nodes: folding leaves more or fewer of these
-        elif node.op_type in RANDOM and node.domain == "":
-            with op.replacing(node) as replace:
-                replace(RANDOM[node.op_type](op, node, seed, step, stream))
-            stream += 1
+                put(y)
+        else:
+            _drawn_anew(op, node, draws)
+            for inside, body in _bodies(op, node):
+                _body_in_training_form(inside, node, weights, batch_norm, draws.inside(inside, node, body))
     return next_statistics
+
+
+@dataclass
+class _Draws:
+    """Where random numbers come from. Inside a Loop, `iteration` tells its passes apart; inside a Scan nothing does."""
+
+    seed: Value
+    step: Value
+    iteration: Value | None = None
+    uncounted: ir.Node | None = None
+    streams: Iterator[int] = field(default_factory=count)  # of what draws, not of nodes: folding leaves more or fewer of these
+
+    def uniform(self, op: Op, shape: Value) -> Value:
+        return uniform(op, shape, *self._key(op))
+
+    def normal(self, op: Op, shape: Value) -> Value:
+        return normal(op, shape, *self._key(op))
+
+    def _key(self, op: Op) -> tuple[Value, Value, int, Value | None]:
+        iteration = None if self.iteration is None else op.wrap(self.iteration.ir)
+        return op.wrap(self.seed.ir), op.wrap(self.step.ir), next(self.streams), iteration
+
+    def inside(self, op: Op, node: ir.Node, body: ir.Graph) -> _Draws:
+        """The same for the body of a node."""
+        if node.op_type == "Scan":
+            return replace(self, uncounted=node)
+        if node.op_type != "Loop":
+            return self
+        passed = op.wrap(body.inputs[0])
+        return replace(self, iteration=passed if self.iteration is None else op.wrap(self.iteration.ir) * 65537 + passed)
+
+
+def _drawn_anew(op: Op, node: ir.Node, draws: _Draws) -> None:
+    """Let a node that draws random numbers draw them from the step."""
+    if node.domain != "" or (node.op_type != "Dropout" and node.op_type not in RANDOM):
+        return
+    if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
+        raise ModelError(
+            f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained: it would draw the same numbers in every "
+            "pass. Draw them before the Scan and scan over them, or write it as a Loop."
+        )
+    _refuse_other_outputs(node)
+    with op.replacing(node) as put:
+        put(_dropout(op, node, draws) if node.op_type == "Dropout" else RANDOM[node.op_type](op, node, draws))
+
+
+def _body_in_training_form(op: Op, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws) -> None:
+    for node in list(op.graph):
+        if node.op_type == "BatchNormalization" and node.domain == "" and _by_batch(node, weights, batch_norm):
+            raise ModelError(
+                f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot follow the batches, since no running "
+                "statistics leave a body: batch_norm='frozen' trains with those the file has."
+            )
+        _drawn_anew(op, node, draws)
+        for inside, body in _bodies(op, node):
+            _body_in_training_form(inside, node, weights, batch_norm, draws.inside(inside, node, body))
+
+
+def _bodies(op: Op, node: ir.Node) -> Iterator[tuple[Op, ir.Graph]]:
+    """The subgraphs of a node, each with its builder."""
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield Op(attribute.as_graph(), around=op), attribute.as_graph()
 
 
 def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str) -> list[str]:
@@ -66,18 +127,28 @@ def to_evaluation_form(op: Op) -> None:
     for node in list(op.graph):
         if node.op_type == "Dropout" and node.domain == "":
             _refuse_other_outputs(node)
-            with op.replacing(node) as replace:
-                replace(_input(op, node, 0))
+            with op.replacing(node) as put:
+                put(_input(op, node, 0))
         elif node.op_type == "BatchNormalization" and node.domain == "" and _attribute(node, "training_mode", 0):
             _refuse_other_outputs(node)
-            with op.replacing(node) as replace:
+            with op.replacing(node) as put:
                 inputs = [_input(op, node, i) for i in range(5)]
-                replace(op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5))))
+                put(op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5))))
+        else:
+            for inside, _ in _bodies(op, node):
+                to_evaluation_form(inside)
 
 
 def to_inference_form(model: onnx.ModelProto) -> None:
     """Let the nodes of a model in place behave as in inference, where the file says otherwise; names and structure stay."""
-    for node in model.graph.node:
+    _graph_to_inference_form(model.graph)
+
+
+def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _graph_to_inference_form(attribute.g)
         if node.domain == "" and node.op_type == "Dropout":
             del node.input[2:]  # training_mode
         elif node.domain == "" and node.op_type == "BatchNormalization":
@@ -118,33 +189,39 @@ def _frozen_batch_norm(op: Op, node: ir.Node) -> Value:
     return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
 
 
-def _dropout(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+def _dropout(op: Op, node: ir.Node, draws: _Draws) -> Value:
     """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of ONNX)."""
     x = _input(op, node, 0)
+    if _drops_nothing(node):
+        return x
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    known = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
-    if known is not None and not known.numpy().any():
-        return x  # exporters write a Dropout of nothing, too
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
-    mask = op.cast(uniform(op, op.shape(x), seed, step, stream), x.dtype) < keep
+    mask = op.cast(draws.uniform(op, op.shape(x)), x.dtype) < keep
     return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))  # ratio 1 drops everything, and divides by 0
 
 
-def _random_uniform(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+def _drops_nothing(node: ir.Node) -> bool:
+    """Exporters write a Dropout of nothing, too."""
+    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    known = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
+    return known is not None and not known.numpy().any()
+
+
+def _random_uniform(op: Op, node: ir.Node, draws: _Draws) -> Value:
     low, high = float(_attribute(node, "low", 0.0)), float(_attribute(node, "high", 1.0))
-    drawn = op.cast(uniform(op, _drawn_shape(op, node), seed, step, stream), _drawn_type(op, node))
+    drawn = op.cast(draws.uniform(op, _drawn_shape(op, node)), _drawn_type(op, node))
     return low + (high - low) * drawn
 
 
-def _random_normal(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+def _random_normal(op: Op, node: ir.Node, draws: _Draws) -> Value:
     mean, scale = float(_attribute(node, "mean", 0.0)), float(_attribute(node, "scale", 1.0))
-    return mean + scale * op.cast(normal(op, _drawn_shape(op, node), seed, step, stream), _drawn_type(op, node))
+    return mean + scale * op.cast(draws.normal(op, _drawn_shape(op, node)), _drawn_type(op, node))
 
 
-def _bernoulli(op: Op, node: ir.Node, seed: Value, step: Value, stream: int) -> Value:
+def _bernoulli(op: Op, node: ir.Node, draws: _Draws) -> Value:
     """1 with the probability that the input gives."""
     chance = _input(op, node, 0)
-    return op.cast(op.cast(uniform(op, op.shape(chance), seed, step, stream), chance.dtype) < chance, _drawn_type(op, node))
+    return op.cast(op.cast(draws.uniform(op, op.shape(chance)), chance.dtype) < chance, _drawn_type(op, node))
 
 
 RANDOM = {

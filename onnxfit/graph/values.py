@@ -41,6 +41,8 @@ class Op:
     def __init__(self, graph: ir.Graph, around: Op | None = None) -> None:
         """`around` builds the graph that a subgraph belongs to: no name is used in both, and scopes go on."""
         self.graph = graph
+        if around is not None:  # a body that was read has no versions of its own
+            graph.opset_imports.update(around.graph.opset_imports)
         self._scope: str = "" if around is None else around._scope
         self._anchor: ir.Node | None = None
         self._taken: set[str] = set() if around is None else around._taken
@@ -76,8 +78,8 @@ class Op:
             self._scope = before
 
     @contextmanager
-    def replacing(self, node: ir.Node) -> Iterator[Callable[[Value], None]]:
-        """What is added inside goes before `node`; calling the result with a value puts it in place of the node's first output.
+    def replacing(self, node: ir.Node) -> Iterator[Callable[..., None]]:
+        """What is added inside goes before `node`; calling the result with values puts them in place of the node's outputs.
 
         >>> model = ir.from_onnx_text('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Abs(x) }')
         >>> op = Op(model.graph)
@@ -90,7 +92,12 @@ class Op:
         before = (self._anchor, self._scope)
         self._anchor, self._scope = node, f"{node.name or node.op_type}/"
 
-        def replace(value: Value) -> None:
+        def replace(value: Value, *others: Value | None) -> None:
+            for old, other in zip(node.outputs[1:], others):
+                if other is not None and (old.uses() or old.is_graph_output()):
+                    copy = self.Identity(other).ir
+                    old.replace_all_uses_with(copy, replace_graph_outputs=True)
+                    old.name, copy.name = copy.name, old.name
             old, new = node.outputs[0], value.ir
             if old.is_graph_output() and (new.is_graph_output() or new.producer() is None):
                 new = self.Identity(value).ir  # one value is one output, and an input cannot be renamed
@@ -249,7 +256,7 @@ class Op:
 
 def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
-    schema = _schema(node.domain, node.op_type, graph.opset_imports.get(node.domain, 0))
+    schema = schema_of(node, graph)
     if schema is None:
         _like_its_input(node)
         return
@@ -333,6 +340,11 @@ Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]  # 
 # A graph of training repeats itself (an optimizer's nodes for every weight), and asking ONNX costs more than all else in building it.
 _INFERRED: dict[Any, Inferred] = {}
 MOST_INFERRED = 20_000
+
+
+def schema_of(node: ir.Node, graph: ir.Graph) -> onnx.defs.OpSchema | None:
+    """ONNX's definition of a node's operator, None where it has none."""
+    return _schema(node.domain, node.op_type, graph.opset_imports.get(node.domain, 0))
 
 
 @cache

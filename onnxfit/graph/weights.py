@@ -98,7 +98,10 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     default = all_weights(model)
     if not floats:
         constants = sum(node.op_type == "Constant" for node in model.graph)
+        bodies = sum(len(graph.initializers) for graph in model.graph.subgraphs())
         hint = f" Its {constants} Constant nodes cannot be trained: lift them into initializers first." if constants else ""
+        if bodies:
+            hint += f" The {bodies} initializers inside the bodies of its If, Loop or Scan cannot be trained: lift them into the main graph."
         raise ModelError(
             f"The model has no float weights: none of its {len(model.graph.initializers)} initializers is float.{hint}"
         )

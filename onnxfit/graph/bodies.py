@@ -12,8 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxfit.gradients.table import schema_of
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import Op, Value, schema_of
 
 
 def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[Op], tuple[Value | None, ...]] | None:
