@@ -243,6 +243,11 @@ class TestReadingModels:
         special = specialise(working_form(read_model(model)), {"x": (5, 3, 4, 2)})
         assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
 
+    def test_the_parts_of_a_split_have_the_rank_of_the_whole(self) -> None:
+        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, int64[2] k) => (float[N, A] a, float[N, B] b) '
+        model = working_form(parse(text + "{ p, q = Split<axis = -1>(x, k)  a = Neg(p)  b = Neg(q) }"))
+        assert [[str(d) for d in v.shape[:1]] + [len(v.shape)] for v in model.graph.node(0).outputs] == [["N", 2], ["N", 2]]
+
     def test_ranks_are_known_for_any_size_of_the_batch(self) -> None:
         """An exporter writes axes as arithmetic of constants, which ONNX's inference does not do."""
         model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, H, W] x) => (float[A, B] y)

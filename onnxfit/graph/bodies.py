@@ -16,10 +16,10 @@ from onnxfit.graph.values import Op, Value, schema_of
 
 
 def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[Op], tuple[Value | None, ...]] | None:
-    """What adds the definition of a node to a graph and gives its outputs; None where ONNX has none."""
+    """What adds the definition of a node to a graph and gives its outputs; None where ONNX has none, or one with loops."""
     schema = schema_of(node, graph)
     function = None if schema is None else _definition(schema, node, graph.opset_imports.get("", 1))
-    if schema is None or function is None:
+    if schema is None or function is None or any(a.HasField("g") for inner in function.node for a in inner.attribute):
         return None
     chosen = function
 

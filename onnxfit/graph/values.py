@@ -281,6 +281,8 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
                 out.shape = ir.Shape(dims)
     if node.op_type in _BY_LENGTH and node.domain == "" and node.outputs[0].shape is None:
         _rank_by_length(node)
+    elif node.op_type == "Split" and node.domain == "":
+        _rank_of_parts(node)
 
 
 # Operators that only onnxruntime knows: those whose outputs have the type and shape of the first input, the type and rank, and the type alone.
@@ -334,6 +336,17 @@ def _rank_by_length(node: ir.Node) -> None:
             return
         length = max(length, len(given))
     node.outputs[0].shape = ir.Shape([None] * length)
+
+
+def _rank_of_parts(node: ir.Node) -> None:
+    """The parts of a Split whose sizes are computed differ from the whole in one axis alone, which ONNX's inference overlooks, too."""
+    whole = node.inputs[0].shape if node.inputs[0] is not None else None
+    if whole is None:
+        return
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    for part in node.outputs:
+        if part.shape is None:
+            part.shape = ir.Shape([None if i == axis % len(whole) else d for i, d in enumerate(whole)])
 
 
 Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]  # type and sizes of each output, None where unknown
