@@ -9,12 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
-from onnxfit.gradients import SOURCES, Blocker, gradient_source, refuse
-from onnxfit.gradients.backward import gradients
+from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import is_float, reachable_values
-from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, infer_shapes, read_model, working_form
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.model import ModelSource, read_model, working_form
 from onnxfit.graph.weights import all_weights
 
 
@@ -50,17 +47,25 @@ def gradient_model(
     >>> {o.name: a.tolist() for o, a in zip(twice.graph.output, session.run(None, {"x": x, "y_grad": one, "x_grad_grad": one}))}
     {'y': [1.0, 8.0], 'x_grad': [3.0, 12.0], 'x_grad_2': [6.0, 12.0]}
     """
-    if gradient not in SOURCES:
-        raise UnknownNameError("gradient source", gradient, SOURCES)
+    source = gradient_source(gradient)
     work = working_form(read_model(model_onnx))
     differentiated = _outputs(work, outputs)
     leaves = _leaves(work, wrt, differentiated)
-    if gradient != "onnxruntime":
-        made, blocking = _by_rules(work.clone(), differentiated, leaves)
-        if not blocking or gradient == "onnx":
-            refuse(blocking)
-            return made
-    return _through_a_loss(work, differentiated, leaves, gradient)
+    kept = {name: work.graph.initializers[name].const_value for name in leaves if name in work.graph.initializers}
+    for name in kept:
+        value = work.graph.initializers.pop(name)
+        value.const_value = None
+        work.graph.inputs.append(value)
+    made = source.add_pullback(work, differentiated, leaves).model
+    for value in [v for v in made.graph.inputs if v.name in kept]:
+        made.graph.inputs.remove(value)
+        value.const_value = kept[value.name or ""]
+        made.graph.register_initializer(value)
+    TopologicalSortPass()(made)
+    RemoveUnusedNodesPass()(made)
+    proto = ir.to_proto(made)
+    proto.producer_name = "onnxfit"
+    return proto
 
 
 def _outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
@@ -92,73 +97,3 @@ def _leaves(work: ir.Model, wanted: Sequence[str] | str | None, outputs: Sequenc
     if not depends:
         raise GradientError(f"{', '.join(outputs)} does not depend on any float input or weight in a differentiable way.")
     return depends
-
-
-def _by_rules(work: ir.Model, outputs: Sequence[str], leaves: Sequence[str]) -> tuple[onnx.ModelProto, Sequence[Blocker]]:
-    op = Op(work.graph)
-    arriving = _seeds(op, outputs)
-    values = {v.name: v for v in (*work.graph.inputs, *work.graph.initializers.values())}
-    found, blocking = gradients(op, arriving, [values[n] for n in leaves])
-    if not blocking:
-        for name in leaves:
-            op.output(_free(op, f"{name}_grad"), found[values[name]])
-    return _finished(work), blocking
-
-
-def _seeds(op: Op, outputs: Sequence[str]) -> dict[int, Value]:
-    """An input for the gradient that arrives at each output, by the output's position."""
-    arriving = {}
-    for i, value in enumerate(list(op.graph.outputs)):
-        if value.name in outputs:
-            y = op.wrap(value)
-            if y.shape is None:
-                raise GradientError(f"The rank of output {value.name!r} is unknown, so is that of its gradient.")
-            arriving[i] = op.input(_free(op, f"{value.name}_grad"), y.dtype, y.shape)
-    return arriving
-
-
-def _through_a_loss(work: ir.Model, outputs: Sequence[str], leaves: Sequence[str], gradient: str) -> onnx.ModelProto:
-    """By a source that only knows scalars: the gradient of sum(y * dy)."""
-    kept = {name: work.graph.initializers[name].const_value for name in leaves if name in work.graph.initializers}
-    own = [v.name for v in work.graph.outputs]
-    for name in kept:
-        value = work.graph.initializers.pop(name)
-        value.const_value = None
-        work.graph.inputs.append(value)
-    op = Op(work.graph)
-    terms = [op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0) for i, dy in _seeds(op, outputs).items()]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    op.output(names.TOTAL, total)
-    made, found = gradient_source(gradient).add_gradients(infer_shapes(work), names.TOTAL, leaves)
-    values = {v.name: v for node in made.graph for v in node.outputs}
-    for name in {f"{leaf}_grad" for leaf in leaves} & set(values):
-        if not values[name].is_graph_output():
-            values[name].name = f"{name}/value"  # the builder's own, which would take the output's name
-    op = Op(made.graph)
-    made.graph.outputs[:] = [v for v in made.graph.outputs if v.name in own]
-    for name in leaves:
-        op.output(_free(op, f"{name}_grad"), op.wrap(values[found[name]]))
-    for value in [v for v in made.graph.inputs if v.name in kept]:
-        made.graph.inputs.remove(value)
-        value.const_value = kept[value.name or ""]
-        made.graph.register_initializer(value)
-    return _finished(made)
-
-
-def _free(op: Op, name: str) -> str:
-    """The name, with a number where it is taken."""
-    found, count = name, 1
-    while op.knows(found):
-        count += 1
-        found = f"{name}_{count}"
-    return found
-
-
-def _finished(work: ir.Model) -> onnx.ModelProto:
-    TopologicalSortPass()(work)
-    RemoveUnusedNodesPass()(work)
-    proto = ir.to_proto(work)
-    proto.producer_name = "onnxfit"
-    return proto

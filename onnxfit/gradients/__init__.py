@@ -9,25 +9,28 @@ import onnx_ir as ir
 
 from onnxfit.errors import GradientError, InstallationError, UnknownNameError
 from onnxfit.gradients import backward
-from onnxfit.gradients.blocker import Blocker, refuse
+from onnxfit.gradients.blocker import BlockedError, Blocker, refuse
 from onnxfit.gradients.paths import reachable
+from onnxfit.gradients.pullback import AddGradients, AddPullback, Pullback, by_rules, through_a_loss
 from onnxfit.gradients.table import Refused, rewrite
 from onnxfit.gradients.table import gradient as register
 
-__all__ = ["SOURCES", "Blocker", "GradientSource", "Refused", "gradient_source", "reachable", "refuse", "register", "rewrite"]
+__all__ = ["SOURCES", "Blocker", "GradientSource", "Pullback", "Refused", "gradient_source", "reachable", "refuse", "register", "rewrite"]
 
 SOURCES = ("auto", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True)
 class GradientSource:
-    """Where gradients come from. Both functions take a model, the name of its scalar loss, and the names of its weights, which are inputs.
+    """Where gradients come from.
 
-    `add_gradients` gives a new model with one more value per weight, of its type and shape, and weight -> name of that value; GradientError
-    lists what blocks it. `blockers` lists that without running anything.
+    `add_gradients` takes a model, the name of its scalar loss, and the names of its weights, which are inputs; it gives a new model with one
+    more value per weight, of its type and shape, and weight -> name of that value. `add_pullback` takes float outputs in place of the loss.
+    GradientError lists what blocks them; `blockers` lists that without running anything, for a loss.
     """
 
-    add_gradients: Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str, str]]]
+    add_gradients: AddGradients
+    add_pullback: AddPullback
     blockers: Callable[[ir.Model, str, Sequence[str]], Sequence[Blocker]]
 
 
@@ -40,23 +43,37 @@ def gradient_source(gradient: str) -> GradientSource:
     if gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     if gradient == "onnx":
-        return GradientSource(backward.add_gradients, backward.blockers)
+        return GradientSource(backward.add_gradients, by_rules, backward.blockers)
     if gradient == "auto":
-        return GradientSource(_add_best_gradients, _best_blockers)
+        return GradientSource(_add_best_gradients, _add_best_pullback, _best_blockers)
     from onnxfit.gradients import onnxruntime  # lazily: an inference build of onnxruntime has no gradients to offer
 
     onnxruntime.require_builder()
-    return GradientSource(onnxruntime.add_gradients, onnxruntime.blockers)
+    return GradientSource(onnxruntime.add_gradients, through_a_loss(onnxruntime.add_gradients), onnxruntime.blockers)
 
 
 def _add_best_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
     try:
         return backward.add_gradients(model, loss, weights)
-    except GradientError:
+    except BlockedError:
         builder = _builder()
         if builder is None or builder.blockers(model, loss, weights):
             raise  # the table's list of blockers: the builder knows less
         return builder.add_gradients(model, loss, weights)
+
+
+def _add_best_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
+    try:
+        return by_rules(model, outputs, wrt)
+    except BlockedError:
+        builder = _builder()
+        if builder is None:
+            raise
+        try:
+            return builder.add_pullback(model, outputs, wrt)
+        except GradientError:
+            pass  # the builder knows less: the table's list of blockers stands
+        raise
 
 
 def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:

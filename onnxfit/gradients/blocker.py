@@ -32,10 +32,14 @@ class Blocker:
         return f"{self.op_type} {self.node!r}: {self.reason}. Cure: {self.cure}."
 
 
+class BlockedError(GradientError):
+    """Nodes block the gradient; another source may know them."""
+
+
 def refuse(found: Sequence[Blocker]) -> None:
     """GradientError that lists all blockers, if there are any."""
     if found:
-        raise GradientError(
+        raise BlockedError(
             "\n  ".join(["These nodes between the weights and the loss cannot be differentiated:", *map(str, found)])
         )
 

@@ -32,6 +32,11 @@ def slot(weight: str, name: str) -> str:
     return f"{weight}/{name}"
 
 
+def gradient(name: str) -> str:
+    """The gradient that arrives at an output, or leaves a weight or an input."""
+    return f"{name}_grad"
+
+
 def gradient_sum(weight: str) -> str:
     """The gradients of a window of batches, added up."""
     return f"{weight}/gradient_sum"
