@@ -25,6 +25,7 @@ from onnxfit.graph.model import initializer_arrays, read_model
 from onnxfit.registry import from_config, to_config
 
 FORMAT = 1
+SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, STATE = "onnxfit.json", "model.onnx", "state.safetensors"
 REGISTRIES = tuple(f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules"))
 
@@ -68,7 +69,7 @@ def save(path: str | os.PathLike[str], contents: Contents) -> Path:
 
 def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     """Read a checkpoint; `settings` replace those of the same name in it. CheckpointError for anything but a whole, known one."""
-    name = os.fspath(path)
+    name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:
             for entry in (INFO, MODEL, STATE):
@@ -116,6 +117,17 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
+
+
+def _in_folder(path: Path) -> Path:
+    """The one checkpoint of a folder, or the path itself."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    if len(found) != 1:
+        there = f"has {len(found)} ({', '.join(p.name for p in found)}): name the file" if found else "has none"
+        raise CheckpointError(f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {there}.")
+    return found[0]
 
 
 def _encode_setting(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
+from onnxfit.data import Batch
 from onnxfit.errors import DataError, InstallationError, SettingError, StepError
 from onnxfit.graph import names
 
@@ -107,6 +108,7 @@ class State:
     def __init__(self, groups: Mapping[str, Mapping[str, Array]], device: Device) -> None:
         self.device = device
         self.version = 0  # grows with every change
+        self.changes = dict.fromkeys(groups, 0)  # the same for each group
         self._groups = {group: list(arrays) for group, arrays in groups.items() if arrays}
         self._group_of = {name: group for group, members in self._groups.items() for name in members}
         self._current = dict.fromkeys(self._groups, 0)
@@ -138,6 +140,7 @@ class State:
         self.version += 1
         self._undoable.update(groups)
         for group in groups:
+            self.changes[group] += 1
             self._current[group] = 1 - self._current[group]
 
     def revert(self, groups: Iterable[str]) -> None:
@@ -162,6 +165,7 @@ class State:
         self.version += 1
         self._undoable.clear()
         for name, given in checked.items():
+            self.changes[self._group_of[name]] += 1
             self.buffer(name).write(given)
 
 
@@ -201,12 +205,23 @@ def _maker(node: str) -> str:
 class Runner:
     """One compiled graph bound to the state, to buffers for its batch, and to buffers for the scalars it reports.
 
-    `feeds` holds the numpy view of every input that is not state: write them, then `run`. `report` is then read from `scalars`.
+    `feeds` holds the numpy view of every input that is not state: write them, then `run`; what it reports is then in `scalars`. Inputs in
+    `given`, and those whose size only a batch tells, come with every run instead, as numpy arrays or OrtValues, and are read where they lie.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, state: State, device: Device, threads: int | None, what: str, *, writes: bool = False
+        self,
+        model: onnx.ModelProto,
+        state: State,
+        device: Device,
+        threads: int | None,
+        what: str,
+        *,
+        writes: bool = False,
+        given: Collection[str] = (),
+        reuse: bool = False,
     ) -> None:
+        """`writes`: outputs that are the next state go there. `reuse`: the other outputs of known size are overwritten by the next run."""
         self.model = model
         self._what = what
         self._state = state
@@ -217,16 +232,18 @@ class Runner:
         self._groups = sorted({state.group(n) for n in (*self._reads, *self._writes.values())})
         self._written = sorted({state.group(n) for n in self._writes.values()})
         self._feeds: dict[str, Buffer] = {}
-        self.open_inputs: list[str] = []  # inputs whose size only a batch tells
+        self.open_inputs: list[str] = []  # inputs that come with every run
+        self.binds = 0  # of such inputs, so far
         for value in model.graph.input:
             if value.name not in state:
                 shape = _static_shape(value)
-                if shape is None:
+                if shape is None or value.name in given:
                     self.open_inputs.append(value.name)
                 else:
                     self._feeds[value.name] = Buffer(_dtype(value), shape, device)
         self._scalars: dict[str, Buffer] = {}
         self.predictions: list[str] = []
+        self._results: dict[str, Buffer] = {}
         for value in model.graph.output:
             if value.name in self._writes:
                 continue
@@ -234,13 +251,19 @@ class Runner:
                 self._scalars[value.name] = Buffer(_dtype(value), ())
             elif value.name not in self.predictions:  # a model may list an output twice
                 self.predictions.append(value.name)
+                shape = _static_shape(value)
+                if reuse and shape is not None:
+                    self._results[value.name] = Buffer(_dtype(value), shape, device)
+        self._new = [name for name in self.predictions if name not in self._results]
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
         self._bindings: dict[tuple[int, ...], Any] = {}
+        self._bound: dict[tuple[int, ...], dict[str, tuple[Any, Any]]] = {}  # what each binding's open inputs are, kept alive
+        self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._run = self._session.run_with_iobinding
 
-    def run(self, arrays: Mapping[str, Array] | None = None) -> None:
-        """One run with what is in `feeds` (and `arrays` for open inputs); the state swaps only if it succeeds."""
+    def run(self, values: Mapping[str, Any] | None = None) -> None:
+        """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it succeeds."""
         state = self._state
         key = tuple([state.parity(g) for g in self._groups])
         binding = self._bindings.get(key)
@@ -249,8 +272,9 @@ class Runner:
         if self._device.kind != "cpu":
             for buffer in self._feeds.values():
                 buffer.sync()
-        if self.open_inputs or self.predictions:
-            self._rebind(binding, arrays or {})
+        if self.open_inputs or self._new:
+            self._last_bound = self._bound.setdefault(key, {})
+            self._rebind(binding, self._last_bound, values or {})
         try:
             self._run(binding, None)
         except Exception as error:
@@ -259,12 +283,25 @@ class Runner:
         if self._written:
             state.swap(self._written)
 
+    def outputs(self) -> dict[str, Any]:
+        """The outputs that are neither state nor scalars, of the last run, as OrtValues; no later run touches them unless `reuse` said so."""
+        found = {name: buffer.value for name, buffer in self._results.items()}
+        if self._new:
+            values = self._last.get_outputs()
+            found |= {name: values[self._positions[name]] for name in self._new}
+        return found
+
     def prediction(self) -> dict[str, Array]:
-        """Copies of the outputs that are neither state nor scalars, of the last run."""
-        if not self.predictions:
-            return {}
-        values = self._last.get_outputs()
-        return {name: np.array(values[self._positions[name]].numpy()) for name in self.predictions}
+        """Copies of these outputs."""
+        return {name: np.array(value.numpy()) for name, value in self.outputs().items()}
+
+    def inputs(self) -> dict[str, Any]:
+        """What the last run read besides the state, as `run` takes it."""
+        return {**{name: buffer.value for name, buffer in self._feeds.items()}, **{n: v for n, (_, v) in self._last_bound.items()}}
+
+    def fed(self, batch: Batch) -> Mapping[str, Array]:
+        """The arrays of the batch that was just run, from the buffers where they are there."""
+        return batch.arrays() if self.open_inputs else self.feeds
 
     def _bind(self) -> Any:
         state, binding = self._state, C.SessionIOBinding(self._session)
@@ -279,17 +316,98 @@ class Runner:
         for name, buffer in self._scalars.items():
             binding.bind_ortvalue_output(name, buffer.value)
             order.append(name)
-        self._positions = {name: i for i, name in enumerate((*order, *self.predictions))}
+        for name, buffer in self._results.items():
+            binding.bind_ortvalue_output(name, buffer.value)
+            order.append(name)
+        self._positions = {name: i for i, name in enumerate((*order, *self._new))}
         return binding
 
-    def _rebind(self, binding: Any, arrays: Mapping[str, Array]) -> None:
-        self._alive = []  # onnxruntime borrows numpy's memory
+    def _rebind(self, binding: Any, bound: dict[str, tuple[Any, Any]], values: Mapping[str, Any]) -> None:
+        """Bind inputs that are not bound already. Address, shape and type make one: memory that is freed may come back as another tensor."""
         for name in self.open_inputs:
-            array = np.require(arrays[name], requirements="C")
-            self._alive.append(array)
-            binding.bind_ortvalue_input(name, C.OrtValue.ortvalue_from_numpy(array, self._device.handle))
-        for name in self.predictions:
-            binding.bind_output(name, CPU.handle)  # anew each time: onnxruntime would write into the last run's result
+            value = values[name]
+            if name in bound and bound[name][1] is value and not isinstance(value, np.ndarray):
+                continue  # an array may have been given another shape in place
+            if isinstance(value, np.ndarray):
+                value = np.require(value, requirements="C")
+                key = value.__array_interface__["data"][0], value.shape, value.dtype
+            else:
+                key = value.data_ptr(), tuple(value.shape()), value.element_type()
+            if name not in bound or bound[name][0] != key:
+                given = ort_value(value, self._device) if isinstance(value, np.ndarray) else value
+                binding.bind_ortvalue_input(name, given)
+                self.binds += 1
+            bound[name] = key, value  # kept, since onnxruntime borrows numpy's memory
+        for name in self._new:
+            binding.bind_output(name, self._device.handle)  # anew each time: onnxruntime would write into the last run's result
+
+
+class Call:
+    """A compiled graph that takes every value with the call and holds none after it, so that several threads may call it at once."""
+
+    def __init__(self, model: onnx.ModelProto, device: Device, threads: int | None, what: str) -> None:
+        self._what = what
+        self._device = device
+        self._session = compile_model(model, device, threads, what)._sess
+        self.inputs = tuple(v.name for v in model.graph.input)
+        self.outputs = tuple(dict.fromkeys(v.name for v in model.graph.output))  # a model may list an output twice
+
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Output -> OrtValue, from input -> OrtValue."""
+        try:
+            if self._device.kind == "cpu":  # three times as fast as a new binding, but all it gives is in the CPU's memory
+                return dict(zip(self.outputs, self._session.run_with_ort_values(dict(values), list(self.outputs), None)))
+            binding = C.SessionIOBinding(self._session)
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in self.outputs:
+                binding.bind_output(name, self._device.handle)
+            self._session.run_with_iobinding(binding, None)
+            return dict(zip(self.outputs, binding.get_outputs()))
+        except Exception as error:
+            raise StepError(_explain(f"The {self._what} pass failed", error)) from error
+
+
+def from_dlpack(capsule: object, boolean: bool) -> Any:
+    """An OrtValue that shares the memory of a DLPack capsule and keeps it alive; booleans arrive as bytes."""
+    return C.OrtValue.from_dlpack(capsule, boolean)
+
+
+def ort_value(array: Array, device: Device) -> Any:
+    """An array as onnxruntime sees it: on the CPU it borrows the array's memory, which must live on."""
+    return C.OrtValue.ortvalue_from_numpy(array, device.handle)
+
+
+def is_ort_value(value: Any) -> bool:
+    return isinstance(value, (onnxruntime.OrtValue, C.OrtValue))
+
+
+def inner_value(value: Any) -> Any:
+    """The value inside of what a caller gives as an OrtValue."""
+    value = getattr(value, "_ortvalue", value)
+    if not isinstance(value, C.OrtValue):
+        raise DataError(f"Expected a numpy array or an onnxruntime.OrtValue, got {type(value).__name__}.")
+    return value
+
+
+def public_value(value: Any) -> onnxruntime.OrtValue:
+    """A value as onnxruntime's users know it."""
+    return onnxruntime.OrtValue(value)
+
+
+def look(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Element type and shape of an array or OrtValue."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type())), tuple(value.shape())
+
+
+def array_of(value: Any) -> Array:
+    """An OrtValue as a numpy array: a view where it is in the CPU's memory, else a copy."""
+    if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
+        return np.asarray(value.numpy())
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type()))
+    return _view(value, dtype, tuple(value.shape()))
 
 
 def _state_of(output: str) -> str:

@@ -31,7 +31,7 @@ from onnxfit.graph.model import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import Op, Value, values_of
 from onnxfit.graph.weights import select_weights
 from onnxfit.objectives import Losses, Objective, get_objectives
 from onnxfit.optimizers import Optimizer, apply_update, clip_gradients
@@ -69,6 +69,12 @@ class Recipe:
         """The initializers that training changes: they are inputs of every step."""
         return (*self.weights, *self.statistics)
 
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The outputs that the loss looks at; none where a caller brings gradients himself."""
+        own = [v.name for v in self.model.graph.outputs if v.name == names.LOSS]
+        return tuple(self.objectives or own)
+
 
 class StepBuilder(Protocol):
     """A function below: from a recipe and the arrays of a batch to a graph."""
@@ -79,8 +85,8 @@ class StepBuilder(Protocol):
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch."""
     op, gradients = _gradient(recipe, batch)
-    _update(op, recipe, gradients)
-    return _finish(op)
+    add_update(op, recipe, gradients)
+    return finished(op)
 
 
 def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -92,7 +98,7 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
         # Where, not a product: a NaN of the last window must not outlive it
         op.output(names.following(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
-    return _finish(op)
+    return finished(op)
 
 
 def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -108,34 +114,34 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         if window is None:
             window = op.input(names.WINDOW, np.float32, ())
         gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(window, w.dtype)
-    _update(op, recipe, gradients)
-    return _finish(op)
+    add_update(op, recipe, gradients)
+    return finished(op)
 
 
 def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss and penalty, as in inference: no dropout, running statistics."""
-    op = _forward(recipe, batch)
+    op = forward(recipe, batch)
     to_evaluation_form(op)
-    _loss(op, recipe.objectives, recipe.penalties, batch)
-    _keep_outputs(op, recipe.reported)
-    return _finish(op)
+    add_loss_to(op, recipe.objectives, recipe.penalties, batch)
+    keep_outputs(op, recipe.reported)
+    return finished(op)
 
 
 def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """The model itself, with its trained weights as inputs."""
-    op = _forward(recipe, batch)
+    op = forward(recipe, batch)
     to_evaluation_form(op)
-    return _finish(op)
+    return finished(op)
 
 
 def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
     """The model with its trained weights inside, which onnxruntime optimises as it does the exported one."""
     op = Op(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
     to_evaluation_form(op)
-    return _finish(op)
+    return finished(op)
 
 
-def _forward(recipe: Recipe, batch: Batch) -> Op:
+def forward(recipe: Recipe, batch: Batch) -> Op:
     """The model with its training state as inputs, specialised to the shapes of the batch where they are numbers."""
     model = ir.from_proto(ir.to_proto(recipe.model))
     for name in recipe.state:
@@ -149,27 +155,32 @@ def _forward(recipe: Recipe, batch: Batch) -> Op:
     return Op(specialise(model, shapes).graph)
 
 
+def training_forward(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
+    """Forward as in training, and the next values of the running statistics."""
+    op = forward(recipe, batch)
+    seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
+    return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+
+
 def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
     """Every node between the weights and the loss that the source of gradients cannot differentiate, without running anything."""
-    return recipe.gradient.blockers(_with_loss(recipe, batch), names.TOTAL, recipe.weights)
+    return recipe.gradient.blockers(with_loss(recipe, batch), names.TOTAL, recipe.weights)
 
 
-def _with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
+def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
     """Forward as in training, loss and penalty: what is differentiated."""
-    op = _forward(recipe, batch)
-    seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
-    statistics = to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
-    _loss(op, recipe.objectives, recipe.penalties, batch)
-    _keep_outputs(op, recipe.reported)
+    op, statistics = training_forward(recipe, batch)
+    add_loss_to(op, recipe.objectives, recipe.penalties, batch)
+    keep_outputs(op, recipe.reported)
     for name, value in statistics.items():
         op.output(names.following(name), value)
-    return infer_shapes(_pruned(op))
+    return infer_shapes(pruned(op))
 
 
 def _gradient(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
-    model, found = recipe.gradient.add_gradients(_with_loss(recipe, batch), names.TOTAL, recipe.weights)
+    model, found = recipe.gradient.add_gradients(with_loss(recipe, batch), names.TOTAL, recipe.weights)
     op = Op(model.graph)
-    values = {v.name: v for node in model.graph for v in node.outputs}
+    values = values_of(model.graph)
     return op, {weight: op.wrap(values[name]) for weight, name in found.items()}
 
 
@@ -201,11 +212,11 @@ def add_loss(
     batch = {names.target(name): objective.loss.target(outputs[name]) for name, objective in objectives.items()}
     if sample_weight:
         batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",))
-    _loss(op, objectives, penalties, batch)
-    return _finish(op)
+    add_loss_to(op, objectives, penalties, batch)
+    return finished(op)
 
 
-def _loss(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
+def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
     """Add labels, the loss of every output, penalties, and their sum as output `names.TOTAL`."""
     outputs = {v.name or "": v for v in op.graph.outputs}
     tensors = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
@@ -248,7 +259,7 @@ def _loss(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, P
     op.output(names.TOTAL, total)
 
 
-def _update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
+def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
     """Clip the gradients, and give every weight and slot its next value."""
     inputs = {v.name: v for v in op.graph.inputs}
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
@@ -269,12 +280,12 @@ def _update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
             op.output(names.following(names.slot(weight, slot)), value)
 
 
-def _keep_outputs(op: Op, kept: Sequence[str]) -> None:
+def keep_outputs(op: Op, kept: Sequence[str]) -> None:
     """Drop the model's outputs that nobody asked for; those that a step reports stay."""
     op.graph.outputs[:] = [v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")]
 
 
-def _pruned(op: Op) -> ir.Model:
+def pruned(op: Op) -> ir.Model:
     """The graph without what no output needs, nodes in order."""
     model = ir.Model(op.graph, ir_version=10)
     TopologicalSortPass()(model)
@@ -284,7 +295,7 @@ def _pruned(op: Op) -> ir.Model:
     return model
 
 
-def _finish(op: Op) -> onnx.ModelProto:
-    model = ir.to_proto(_pruned(op))
+def finished(op: Op) -> onnx.ModelProto:
+    model = ir.to_proto(pruned(op))
     model.producer_name = "onnxfit"
     return model

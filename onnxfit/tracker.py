@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union
 
 import numpy.typing as npt
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.objectives import Objective, OutputMetric
-from onnxfit.runtime import Runner
 
 Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
+
+
+class Report(Protocol):
+    """What a step tells of its batch: scalars by name, copies of the outputs, and the batch's arrays as they were fed."""
+
+    @property
+    def scalars(self) -> Mapping[str, npt.NDArray[Any]]: ...
+
+    def prediction(self) -> dict[str, npt.NDArray[Any]]: ...
+
+    def fed(self, batch: Batch) -> Mapping[str, npt.NDArray[Any]]: ...
 
 
 class Mean:
@@ -50,9 +60,9 @@ class Tracker:
         for bound in self._metrics:
             bound.metric.reset()
 
-    def update(self, runner: Runner, batch: Batch) -> float:
+    def update(self, report: Report, batch: Batch) -> float:
         """Take in what the step reported of a batch; returns the batch's own loss."""
-        scalars, rows = runner.scalars, batch.rows
+        scalars, rows = report.scalars, batch.rows
         self.rows += rows
         loss: float = scalars[names.TOTAL].item()
         if self._parts:
@@ -67,12 +77,11 @@ class Tracker:
             count = scalars.get(self._count)
             self._loss.add(loss, rows if count is None else count.item())
         if self._metrics:
-            self._update_metrics(runner, batch)
+            self._update_metrics(report, batch)
         return loss
 
-    def _update_metrics(self, runner: Runner, batch: Batch) -> None:
-        predictions = runner.prediction()
-        arrays: Mapping[str, npt.NDArray[Any]] = batch.arrays() if runner.open_inputs else runner.feeds
+    def _update_metrics(self, report: Report, batch: Batch) -> None:
+        predictions, arrays = report.prediction(), report.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for bound in self._metrics:
             labels = arrays[names.target(bound.output)]

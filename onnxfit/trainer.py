@@ -17,7 +17,10 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit import checkpoint, report
+from onnxfit.backends.backend import Backend
+from onnxfit.backends.forward_backward import ForwardBackwardBackend
 from onnxfit.backends.full import FullBackend
+from onnxfit.backends.partial import Partial
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
@@ -51,7 +54,7 @@ from onnxfit.step import Recipe, blockers
 from onnxfit.tracker import Figures, Tracker
 
 Array = npt.NDArray[Any]
-BACKENDS = {"full": FullBackend}
+BACKENDS: dict[str, type[Backend]] = {"full": FullBackend, "forward_backward": ForwardBackwardBackend}
 
 
 class Trainer:
@@ -125,12 +128,14 @@ class Trainer:
         work = working_form(self.model)
         outputs = tensor_outputs(work)
         work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
+        self._outputs = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
         self._inputs = [spec_of(v) for v in work.graph.inputs]
-        self.objectives = get_objectives(loss, loss_weights, outputs)
+        self.objectives = get_objectives(loss, loss_weights, outputs, needed=backend != "forward_backward")
         self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}
         self._output_metrics = get_output_metrics(metrics, self.objectives)
         chosen = select_weights(work, weights)
-        led = {name for output in self.objectives or [names.LOSS] for name in reachable(work, output, chosen)}
+        self._judged = list(self.objectives) or [name for name in outputs if name == names.LOSS]
+        led = {name for output in self._judged or self._outputs for name in reachable(work, output, chosen)}
         trained = [name for name in chosen if name in led]
         if not trained:
             raise ModelError(f"The loss depends on no weight in a way that has a derivative; the weights are {', '.join(chosen)}.")
@@ -156,13 +161,18 @@ class Trainer:
         arrays |= initializer_arrays(self.model, recipe.statistics)
         _refuse_names(recipe)
         # a loss that cannot meet its output is refused here too; sizes come with the first batch
-        refuse([b for b in blockers(recipe, self._expected_batch()) if not b.needs_sizes])
+        if self._judged:
+            found = blockers(recipe, self._expected_batch())
+        else:
+            found = inspect_working(work, trained, self._outputs, gradient).blockers
+        refuse([b for b in found if not b.needs_sizes])
         self.settings: dict[str, Any] = {
             "weights": trained, "loss": loss, "penalty": penalty, "optimizer": optimizer, "metrics": metrics, "loss_weights": loss_weights,
             "backend": backend, "gradient": gradient, "device": device, "seed": seed, "batch_norm": batch_norm, "clip_norm": clip_norm,
             "clip_value": clip_value, "accumulate": accumulate, "threads": threads,
         }  # fmt: skip
         self._backend = BACKENDS[backend](recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate)
+        self._partial = Partial(self._backend) if isinstance(self._backend, ForwardBackwardBackend) else None
         self._tracker = Tracker(self.objectives, self._output_metrics)
         rate = self.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
@@ -240,6 +250,7 @@ class Trainer:
             self.last_losses.clear()
             self._position, self._resume, self._callback_states = start, Resume(), {}
             self._fitting, self._interrupted = True, {}
+            self._backend.on_gradients = calls.on_gradients if calls.gradients else None
             if not start.batch:
                 self._backend.window = 0  # gradients that an interrupted fit left behind
             logs = Logs()
@@ -267,7 +278,7 @@ class Trainer:
                 self._interrupted = calls.state_dict()
                 raise
             finally:
-                self._calls, self._fitting = None, False
+                self._calls, self._fitting, self._backend.on_gradients = None, False, None
                 calls.on_close()
         return history
 
@@ -368,6 +379,44 @@ class Trainer:
     def predict_on_batch(self, x: Any) -> Any:
         """The model's outputs for these rows, in one run, with the weights where training has them: fast between two steps."""
         return self._predict(x, None, (), self._backend.predict)
+
+    # ------------------------------------------------------------------ by hand
+
+    def forward(self, inputs: Any, training: bool = True) -> Any:
+        """The outputs for some rows, so that `backward` can follow (`backend="forward_backward"`).
+
+        `inputs` are an array, or a dict or list of arrays for several inputs; or OrtValues, and then OrtValues come back. Nothing is copied
+        on the CPU: leave the arrays as they are until the backward pass; the outputs are views that cannot be written. One output is
+        returned as it is, several as a dict. With `training=True` Dropout drops and running statistics follow the batch, and what the
+        backward pass needs is kept; any number of passes may wait. With `training=False` it is inference, and nothing is kept.
+        """
+        batch = self._hands().named(inputs) or next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
+        return self._hands().forward(batch, training, self.global_step, self.seed)
+
+    def backward(self, output_gradients: Any, *, of: Any = None) -> dict[str, dict[str, Any]]:
+        """Gradients `{"inputs": {name: ...}, "weights": {name: ...}}` from those of the outputs: a vector-Jacobian product.
+
+        `output_gradients` is an array like the output, or a dict output -> array (None for zeros) where several take one. It belongs to the
+        newest forward pass that waits, or to that which returned the object `of`; each is good for one backward pass. The penalty has no
+        part in it: `apply_gradients` adds that. DataError for a gradient that is missing or does not fit, SettingError where no forward
+        pass waits, or the weights were changed since; the trainer stays as it was.
+        """
+        return self._hands().backward(output_gradients, of)
+
+    def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
+        """One update by gradients of all trained weights, as `backward` gives them under "weights" (added up, averaged, changed as you like).
+
+        The penalties' gradients are added, clip_norm and clip_value applied. Forward passes that still wait are forgotten.
+        """
+        self._hands().apply(gradients, self.learning_rate, self.global_step)
+        self.global_step += 1
+
+    def _hands(self) -> Partial:
+        if self._partial is None:
+            raise SettingError(
+                "forward, backward and apply_gradients need separate graphs: Trainer(..., backend='forward_backward'), got 'full'."
+            )
+        return self._partial
 
     # ------------------------------------------------------------------ state
 
@@ -475,7 +524,7 @@ class Trainer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
-        """The trainer that `save` wrote: the next `fit` goes on where it stopped.
+        """The trainer that `save` wrote, or that `save_onnx_graph` left in a folder: the next `fit` goes on where it stopped.
 
         `settings` replace the constructor's arguments of the same name; only a loss, penalty, optimizer or metric of your own class must be
         given again, since a checkpoint holds no code. CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
@@ -514,10 +563,12 @@ class Trainer:
         return model
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
-        """Every graph of this trainer: `model`, `trained`, and a graph per step (`train`, `evaluate`, `predict`; names are deterministic).
+        """Every graph of this trainer: `model`, `trained`, and those of a step, in the order they run.
 
-        `folder` is a path, and the result maps graph name -> file name `<prefix><graph name><suffix>.onnx`; or it is the type `bytes`, and
-        the result holds the serialized graphs.
+        They are `train`, `evaluate`, `predict` (backend "full"), or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`, `predict`
+        ("forward_backward"); with `accumulate`, `accumulate` and `update` as well. `folder` is a path, and the result maps graph name -> file
+        name `<prefix><graph name><suffix>.onnx`; beside them lies a checkpoint, so that `Trainer.load(folder)` goes on from there. Or `folder`
+        is the type `bytes`, and the result holds the serialized graphs: the same bytes.
         """
         graphs = {"model": self.model, "trained": self.export(None)}
         graphs |= {kind: self._backend.any_graph(kind, self._expected_batch()) for kind in self._backend.kinds}
@@ -528,6 +579,7 @@ class Trainer:
         for name, data in serialized.items():
             files[name] = f"{prefix}{name}{suffix}.onnx"
             write_atomically(Path(folder) / files[name], lambda file, data=data: file.write(data))  # type: ignore[misc]
+        self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 
     def summary(self) -> str:
@@ -538,7 +590,7 @@ class Trainer:
         """Every operator of the model: whether the gradient passes it on the way from loss to weights, and how. Prints as a table."""
         recipe = self._backend.recipe
         gradient = str(self.settings["gradient"])
-        return inspect_working(recipe.model, recipe.weights, list(self.objectives) or [names.LOSS], gradient)
+        return inspect_working(recipe.model, recipe.weights, self._judged or self._outputs, gradient)
 
     # ------------------------------------------------------------------ inside
 
@@ -552,6 +604,10 @@ class Trainer:
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
+        if not self._judged and what != "prediction":
+            raise SettingError(
+                f"This trainer has no loss, which {what} needs: give it loss=..., or train by forward, backward and apply_gradients."
+            )
         return source(
             x,
             y,

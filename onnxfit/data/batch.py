@@ -43,17 +43,20 @@ class Batch:
         return {name: array[self.index] for name, array in self.columns} | dict(self.scalars)
 
     def write(self, buffers: Mapping[str, Array]) -> None:
-        """Copy every array into the buffer of its name, which has its shape and type."""
+        """Copy every array that has a buffer of its name, of its shape and type, into that."""
         index = self.index
-        if isinstance(index, slice):
-            for name, array in self.columns:
-                buffers[name][...] = array[index]
-        else:
-            for name, array in self.columns:
+        for name, array in self.columns:
+            buffer = buffers.get(name)
+            if buffer is None:
+                continue
+            if isinstance(index, slice):
+                buffer[...] = array[index]
+            else:
                 # "clip" lets numpy write without a buffer of its own; no index is out of range
-                array.take(index, 0, buffers[name], "clip")
+                array.take(index, 0, buffer, "clip")
         for name, array in self.scalars:
-            buffers[name][...] = array
+            if name in buffers:
+                buffers[name][...] = array
 
 
 class Source(ABC):

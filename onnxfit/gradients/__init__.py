@@ -15,20 +15,32 @@ from onnxfit.gradients.pullback import AddGradients, AddPullback, Pullback, by_r
 from onnxfit.gradients.table import Refused, rewrite
 from onnxfit.gradients.table import gradient as register
 
-__all__ = ["SOURCES", "Blocker", "GradientSource", "Pullback", "Refused", "gradient_source", "reachable", "refuse", "register", "rewrite"]
+__all__ = [
+    "SOURCES",
+    "Blocker",
+    "GradientSource",
+    "Pullback",
+    "Refused",
+    "gradient_source",
+    "reachable",
+    "refuse",
+    "register",
+    "rewrite",
+]
 
 SOURCES = ("auto", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True)
 class GradientSource:
-    """Where gradients come from.
+    """Where gradients come from; `name` is what the user asked for.
 
     `add_gradients` takes a model, the name of its scalar loss, and the names of its weights, which are inputs; it gives a new model with one
     more value per weight, of its type and shape, and weight -> name of that value. `add_pullback` takes float outputs in place of the loss.
     GradientError lists what blocks them; `blockers` lists that without running anything, for a loss.
     """
 
+    name: str
     add_gradients: AddGradients
     add_pullback: AddPullback
     blockers: Callable[[ir.Model, str, Sequence[str]], Sequence[Blocker]]
@@ -43,13 +55,13 @@ def gradient_source(gradient: str) -> GradientSource:
     if gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     if gradient == "onnx":
-        return GradientSource(backward.add_gradients, by_rules, backward.blockers)
+        return GradientSource(gradient, backward.add_gradients, by_rules, backward.blockers)
     if gradient == "auto":
-        return GradientSource(_add_best_gradients, _add_best_pullback, _best_blockers)
+        return GradientSource(gradient, _add_best_gradients, _add_best_pullback, _best_blockers)
     from onnxfit.gradients import onnxruntime  # lazily: an inference build of onnxruntime has no gradients to offer
 
     onnxruntime.require_builder()
-    return GradientSource(onnxruntime.add_gradients, through_a_loss(onnxruntime.add_gradients), onnxruntime.blockers)
+    return GradientSource(gradient, onnxruntime.add_gradients, through_a_loss(onnxruntime.add_gradients), onnxruntime.blockers)
 
 
 def _add_best_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import GradientError
 from onnxfit.gradients.paths import Site
+from onnxfit.graph import names
 
 SMALL = 1024  # constants up to this size go to the builder, which reads axes and shapes; larger ones are inputs to it
 
@@ -43,7 +44,7 @@ class Part:
 
         return re.sub(r"(?<![A-Za-z0-9])[nv]\d+(?![A-Za-z0-9])", own, text)
 
-    def graft(self, built: onnx.ModelProto, weights: Iterable[str]) -> dict[str, str]:
+    def graft(self, built: onnx.ModelProto, weights: Sequence[str]) -> dict[str, str]:
         """Move the nodes that the builder added to the end of the graph; weight -> name of its gradient."""
         self._check_forward(built.graph)
         added = self._added(built.graph)
@@ -51,6 +52,7 @@ class Part:
         for value in added.inputs:
             value.replace_all_uses_with(self.values[value.name or ""])
         taken = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
+        taken.update(map(names.gradient, weights))  # left to whoever hands the gradients out
         taken.update(name for node in self.graph.all_nodes() for name in (node.name, *(v.name for v in node.outputs)))
         found: dict[str, str] = {}
         for value in list(added.initializers.values()):

@@ -13,7 +13,7 @@ from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import Op, Value, values_of
 
 AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str, str]]]
 
@@ -62,12 +62,9 @@ def through_a_loss(add_gradients: AddGradients) -> AddPullback:
         op.output(names.TOTAL, total)
         made, found = add_gradients(infer_shapes(work), names.TOTAL, wrt)
         made.graph.outputs[:] = [v for v in made.graph.outputs if v.name != names.TOTAL]
-        values = {v.name: v for node in made.graph for v in node.outputs}
-        for name in {names.gradient(w) for w in wrt} & set(values):
-            if not values[name].is_graph_output():
-                values[name].name = f"{name}/value"  # the builder's own, which would take the output's name
-        op, inputs = Op(made.graph), {v.name: v for v in made.graph.inputs}
-        seeds = {i: op.wrap(inputs[dy.name]) for i, dy in arriving.items()}
+        values = values_of(made.graph)
+        op = Op(made.graph)
+        seeds = {i: op.wrap(values[dy.name]) for i, dy in arriving.items()}
         return _handed_out(op, seeds, {name: op.wrap(values[found[name]]) for name in wrt})
 
     return add_pullback

@@ -10,6 +10,7 @@ SEED = "train/seed"
 FIRST = "train/first_of_window"  # with accumulated gradients: the sum starts anew
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"
+PENALTY = "train/penalty"  # where it is a graph of its own
 
 
 def target(output: str) -> str:
@@ -35,6 +36,11 @@ def slot(weight: str, name: str) -> str:
 def gradient(name: str) -> str:
     """The gradient that arrives at an output, or leaves a weight or an input."""
     return f"{name}_grad"
+
+
+def penalised(weight: str) -> str:
+    """The gradient of a weight, the penalty's added."""
+    return f"{gradient(weight)}/penalised"
 
 
 def gradient_sum(weight: str) -> str:

@@ -1,0 +1,86 @@
+"""The forward and the backward pass of a model as two runs, between which a caller may stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from onnxfit import parts
+from onnxfit.gradients import GradientSource
+from onnxfit.graph import names
+from onnxfit.runtime import Device, Runner, State
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward pass whose backward pass may follow: its outputs, and what the backward pass needs, as OrtValues."""
+
+    outputs: dict[str, Any]
+    kept: Any
+    backward: Passes
+    weights: int  # the version of the weights it saw
+    done: bool = field(default=False)
+
+
+class Passes(Protocol):
+    """A way to run both passes. Values are OrtValues or, going in, numpy arrays, which are read where they lie."""
+
+    graphs: parts.Passes
+    feeds: dict[str, Array]  # buffers to write inputs into; other inputs come with every run
+
+    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
+        """The outputs for these inputs (all but state, and scalars of the step); running statistics follow the batch."""
+
+    def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Weight or input -> its gradient, from output -> gradient; once for each forward pass."""
+
+
+def make_passes(
+    graphs: parts.Passes, state: State, device: Device, threads: int | None, source: GradientSource, *, alternating: bool = False
+) -> Passes:
+    """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for, else as two sessions."""
+    if source.name == "onnxruntime":
+        from onnxfit.gradients.onnxruntime_agent import Agent  # lazily: an inference build has none
+
+        return Agent(graphs, state, device, threads)
+    return TwoSessions(graphs, state, device, threads, alternating=alternating)
+
+
+class TwoSessions:
+    """Both passes as sessions of their own: what the backward pass needs is handed over."""
+
+    def __init__(
+        self, graphs: parts.Passes, state: State, device: Device, threads: int | None, *, alternating: bool = False
+    ) -> None:
+        """`alternating`: a backward pass follows each forward pass at once, so that all memory can be used again, and inputs of known size
+        are written into buffers. Otherwise any number of forward passes may wait."""
+        self.graphs = graphs
+        self._state = state
+        own = [v.name for v in graphs.forward.graph.input if v.name not in (names.SEED, names.STEP) and not alternating]
+        taken = [v.name for v in graphs.backward.graph.input]
+        self.ahead = Runner(graphs.forward, state, device, threads, "forward", writes=True, given=own, reuse=alternating)
+        self.behind = Runner(graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating)
+        self.feeds = {} if self.ahead.open_inputs else self.ahead.feeds
+        self._handed = [name for name in graphs.kept if name not in state]
+
+    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
+        for name, number in ((names.STEP, step), (names.SEED, seed)):
+            if name in self.ahead.feeds:
+                self.ahead.feeds[name][()] = number
+        version = self._state.changes.get("weights", 0)
+        self.ahead.run(values)
+        found = {**self.ahead.inputs(), **self.ahead.outputs()}
+        kept = {name: found[name] for name in self._handed}
+        return Pass({name: found[name] for name in self.graphs.outputs}, kept, self, version)
+
+    def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        arriving = {self.graphs.arriving[output]: value for output, value in gradients.items()}
+        self.behind.run({**forward.kept, **arriving})
+        forward.kept, forward.done = None, True
+        found = self.behind.outputs()
+        return {name: found[output] for name, output in self.graphs.leaving.items()}
