@@ -16,9 +16,13 @@ from typing import Any, ClassVar, Union, final
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
+from onnxfit import functions
 from onnxfit.errors import DataError, SettingError
+from onnxfit.graph import names
+from onnxfit.graph.classical import source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import Op, Value
 from onnxfit.registry import lookup, registry, snake_case
@@ -26,6 +30,7 @@ from onnxfit.registry import lookup, registry, snake_case
 __all__ = [
     "NLL",
     "BinaryCrossEntropy",
+    "BinaryCrossEntropyWithLogits",
     "CosineSimilarity",
     "CrossEntropy",
     "Elastic",
@@ -105,6 +110,10 @@ class Loss(ABC):
 
         `sample_weight` has shape `(batch,)`. An input of labels or weights with a size of its own gets the output's for it.
         """
+        return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight))
+
+    def _costs(self, op: Op, y_true: Value, y_pred: Value, sample_weight: Value | None) -> tuple[Value, Value | None, Value | None]:
+        """What each entry costs, all weights applied; the element weights; and those together with the sample weights."""
         _adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
         if sample_weight is not None and y_pred.shape:
             _adopt_sizes(sample_weight, y_pred.shape[:1])
@@ -114,7 +123,7 @@ class Loss(ABC):
                 raise SettingError(
                     f"{_name(self)} gives one number a batch, which cannot be weighted by row: return one per sample."
                 )
-            return loss, None
+            return loss, None, None
         elements = self.element_weights(op, y_true, y_pred)
         weights = elements
         if sample_weight is not None:
@@ -122,16 +131,58 @@ class Loss(ABC):
             if loss.rank > rows.rank:
                 rows = op.Unsqueeze(rows, list(range(rows.rank, loss.rank)))
             weights = rows if elements is None else rows * elements
-        weighted = loss if weights is None else loss * weights
+        return loss if weights is None else loss * weights, elements, weights
+
+    def _reduced(self, op: Op, costs: Value, elements: Value | None, weights: Value | None) -> tuple[Value, Value | None]:
+        if costs.rank == 0:
+            return costs, None
         if self.reduction == "sum":
-            return op.ReduceSum(weighted, keepdims=0), None
+            return op.ReduceSum(costs, keepdims=0), None
         count = elements if self.reduction == "mean" else weights
         if count is None:
-            return op.ReduceMean(weighted, keepdims=0), None
+            return op.ReduceMean(costs, keepdims=0), None
         # a weight that broadcasts counts once for each entry it weighs
-        total = op.ReduceSum(count if count.shape == loss.shape else op.Expand(count, op.Shape(loss)), keepdims=0)
+        total = op.ReduceSum(count if count.shape == costs.shape else op.Expand(count, op.Shape(costs)), keepdims=0)
         # a batch in which nothing counts costs 0, not 0/0
-        return op.ReduceSum(weighted, keepdims=0) / op.Max(total, np.finfo(loss.dtype).tiny), total
+        return op.ReduceSum(costs, keepdims=0) / op.Max(total, np.finfo(costs.dtype).tiny), total
+
+    def _by_row(self, op: Op, costs: Value) -> Value:
+        if costs.rank == 0:
+            raise SettingError(f"{_name(self)} gives one number a batch, which cannot be told by row: return one per sample.")
+        if costs.rank == 1:
+            return costs
+        return (op.ReduceSum if self.reduction == "sum" else op.ReduceMean)(costs, list(range(1, costs.rank)), keepdims=0)
+
+    def build_onnx_function(
+        self,
+        shape: Sequence[Dim] = ("batch", "outputs"),
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        gradient: bool = False,
+        by_row: bool = False,
+        sample_weight: bool = False,
+    ) -> onnx.ModelProto:
+        """The loss of a batch as a model of its own, for outputs of this shape and type: `y_true`, `y_pred` -> `loss`, shape `()`.
+
+        `y_true` is what `prepare` gives. `sample_weight=True` adds an input of that name, float32 of shape `(batch,)`; `gradient=True` the output
+        `y_pred_grad`; `by_row=True` the output `losses`, shape `(batch,)`: what each row costs, weights applied, as the mean over its entries
+        (their sum for `reduction="sum"`). It runs in any onnxruntime.
+
+        >>> graph = MeanSquaredError().build_onnx_function(gradient=True).graph
+        >>> [v.name for v in graph.input], [v.name for v in graph.output]
+        (['y_true', 'y_pred'], ['loss', 'y_pred_grad'])
+        """
+        op = functions.new_function(self)
+        spec = TensorSpec("y_pred", np.dtype(dtype), tuple(shape))
+        labels = self.target(spec)
+        y_true = op.input("y_true", labels.dtype, labels.shape or ())
+        y_pred = op.input("y_pred", spec.dtype, shape)
+        weights = op.input(names.SAMPLE_WEIGHT, np.float32, spec.shape[:1]) if sample_weight and spec.shape else None
+        costs = self._costs(op, y_true, y_pred, weights)
+        op.output(names.LOSS, self._reduced(op, *costs)[0])
+        if by_row:
+            op.output("losses", self._by_row(op, costs[0]))
+        return functions.finished(op, (names.LOSS, "y_pred") if gradient else None)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         """What the output's sizes say about those of the labels."""
@@ -402,7 +453,7 @@ class BinaryCrossEntropy(Loss):
     them. `pos_weight` $p > 0$ is what a label of 1 counts: one number, or one for each entry of the last axis (`torch.nn.BCEWithLogitsLoss`).
     """
 
-    aliases = (
+    aliases: ClassVar[tuple[str, ...]] = (
         "bce", "bce_loss", "binary_crossentropy", "binary_cross_entropy_loss", "log", "log_loss", "logloss",
     )  # fmt: skip
     label_range = (0.0, 1.0)
@@ -433,6 +484,17 @@ class BinaryCrossEntropy(Loss):
         if self.from_logits:
             return (positive + negative) * _softplus(op, -y_pred) + negative * y_pred
         return -(positive * _log(op, y_pred) + negative * _log(op, 1 - y_pred))
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
+    r"""BinaryCrossEntropy of raw scores, `from_logits=True`, by a name of its own: the gradient of a score is $q - y$ before the reduction."""
+
+    aliases: ClassVar[tuple[str, ...]] = (
+        "bce_with_logits", "bce_with_logits_loss", "binary_crossentropy_with_logits", "neglog", "sigmoid_cross_entropy",
+    )  # fmt: skip
+
+    from_logits: bool = True
 
 
 # ---------------------------------------------------------------------- several classes
@@ -721,8 +783,8 @@ def _warn_of_wrong_scale(loss: Loss, y_pred: Value, from_logits: bool) -> None:
     """Warn where the node that makes the output shows that it is probabilities instead of logits, or the reverse."""
     producer = y_pred.ir.producer()
     op_type = None if producer is None or producer.domain else producer.op_type
-    if from_logits and op_type in ("Sigmoid", "Softmax"):
-        text = f"takes logits, and the model's output comes from a {op_type}: set from_logits=False, or train the model without it."
+    if from_logits and (source := source_of_probabilities(y_pred.ir)):
+        text = f"takes logits, and the model's output comes from a {source}: set from_logits=False, or train the model without it."
     elif not from_logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = f"takes probabilities, and the model's output comes from a {op_type}, which gives any number: set from_logits=True."
     else:

@@ -10,8 +10,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Union
 
 import numpy as np
+import numpy.typing as npt
+import onnx
 
+from onnxfit import functions
 from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import Op, Value
 from onnxfit.registry import lookup, registry, snake_case
 
@@ -25,6 +29,17 @@ class Penalty(ABC):
     @abstractmethod
     def __call__(self, op: Op, w: Value) -> Value:
         """What this weight costs, shape `()`."""
+
+    def build_onnx_function(
+        self, shape: Sequence[Dim] = ("rows", "columns"), dtype: npt.DTypeLike = np.float32, *, gradient: bool = False
+    ) -> onnx.ModelProto:
+        """The penalty as a model of its own, for a weight of this shape and type: `weight` -> `penalty`, shape `()`.
+
+        `gradient=True` adds the output `weight_grad`. It runs in any onnxruntime.
+        """
+        op = functions.new_function(self)
+        op.output("penalty", self(op, op.input("weight", dtype, shape)))
+        return functions.finished(op, ("penalty", "weight") if gradient else None)
 
 
 OnePenalty = Union[Penalty, type[Penalty], float, str, Mapping[str, float]]

@@ -180,6 +180,7 @@ def _gaussian(loss, y, p):
 
 FORMULAS = {
     "BinaryCrossEntropy": _binary_cross_entropy,
+    "BinaryCrossEntropyWithLogits": _binary_cross_entropy,
     "CosineSimilarity": _cosine,
     "CrossEntropy": _cross_entropy,
     "Elastic": lambda loss, y, p: loss.l1_weight * np.abs(y - p) + loss.l2_weight * (y - p) ** 2,
