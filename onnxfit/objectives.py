@@ -62,13 +62,15 @@ class OutputMetric:
 
 
 def get_objectives(
-    loss: Losses, loss_weights: Mapping[str, float] | None, outputs: Mapping[str, TensorSpec]
+    loss: Losses, loss_weights: Mapping[str, float] | None, outputs: Mapping[str, TensorSpec], *, needed: bool = True
 ) -> dict[str, Objective]:
-    """A loss per output that has one, in the model's order."""
+    """A loss per output that has one, in the model's order; `needed=False` lets a model do without any."""
     if loss is None:
         if loss_weights:
             raise SettingError("loss_weights needs a dict of losses; with loss=None the model's own output counts.")
         own = outputs.get(names.LOSS)
+        if own is None and not needed:
+            return {}
         if own is None or own.shape not in ((), (1,)):
             found = ", ".join(map(str, outputs.values()))
             raise SettingError(
@@ -76,6 +78,9 @@ def get_objectives(
             )
         return {}
     if not isinstance(loss, Mapping):
+        floats = {name: spec for name, spec in outputs.items() if spec.dtype.kind == "f"}
+        if len(floats) == 1:  # classifiers of other libraries give the class, too
+            outputs = floats
         if len(outputs) > 1:
             raise SettingError(
                 f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which loss, loss={{{next(iter(outputs))!r}: ...}}."

@@ -15,7 +15,8 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)  # n
 
 # `make test` and `make test-plain` say which onnxruntime they installed
 BUILDS = {"training": True, "plain": False}
-COMPARED_WITH = ("torch", "sklearn", "flit_core", "matplotlib", "tensorboard")
+COMPARED_WITH = ("torch", "sklearn", "skl2onnx", "flit_core", "matplotlib", "tensorboard")
+DOORS = ("torch", "sklearn")  # modules of ours that cannot be imported without the library they open to
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if in_ci and missing:
         # each test that needs one of these would skip itself, and a green run would mean less than it says
         raise pytest.UsageError(f"CI=true, but {', '.join(missing)} cannot be imported: install the `dev` extra.")
+    root = config.rootpath / "onnxfit"
+    closed = [str(root / f"{library}.py") for library in DOORS if find_spec(library) is None]
+    config.option.ignore = [*(config.option.ignore or []), *closed]  # their doctests
     if wanted is not None and BUILDS[wanted] != HAS_BUILDER:
         raise pytest.UsageError(f"These tests are for the {wanted} build of onnxruntime, and another one is installed.")
 

@@ -19,6 +19,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
+from onnxfit.graph.classical import without_zip_maps, write_out_classical
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
@@ -30,11 +31,33 @@ IR_VERSION = 10  # likewise
 ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 
 
-def read_model(source: ModelSource) -> onnx.ModelProto:
+def load_model(source: ModelSource) -> onnx.ModelProto:
     """The model as the caller gave it, in memory, external data included; the caller's own object is never touched.
 
     Raises ModelError for a missing or damaged file, an invalid model, or external data that is not where the model says.
     """
+    return _load(source)[0]
+
+
+def read_model(source: ModelSource) -> onnx.ModelProto:
+    """What `load_model` gives, in the operators and tensors that a step can be built of.
+
+    Raises ModelError as `load_model` does, and for a model without outputs or with sparse initializers.
+    """
+    model, what = _load(source)
+    if not model.graph.output:
+        raise ModelError(f"{what} has no outputs.")
+    if model.graph.sparse_initializer:
+        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
+        raise ModelError(f"{what} has sparse initializers ({names}), which cannot be trained: make them dense.")
+    _make_dense(model.graph)
+    _untie_batch_norms(model)
+    write_out_classical(model)
+    return model
+
+
+def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
+    """The model, and what messages call it."""
     model = onnx.ModelProto()
     try:
         if isinstance(source, onnx.ModelProto):
@@ -65,14 +88,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
             error
         ):  # opsets 18 to 20 had one that ONNX withdrew and runtimes still run
             raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
-    if not model.graph.output:
-        raise ModelError(f"{what} has no outputs.")
-    if model.graph.sparse_initializer:
-        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
-        raise ModelError(f"{what} has sparse initializers ({names}), which cannot be trained: make them dense.")
-    _make_dense(model.graph)
-    _untie_batch_norms(model)
-    return model
+    return model, what
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
@@ -129,6 +145,7 @@ def working_form(model: onnx.ModelProto) -> ir.Model:
     """
     work = onnx.ModelProto()
     work.CopyFrom(model)
+    without_zip_maps(work)
     if work.functions:
         work = onnx.inliner.inline_local_functions(work)
     work = _convert(work)

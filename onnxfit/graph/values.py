@@ -254,6 +254,12 @@ class Op:
         return values
 
 
+def values_of(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of a graph by its name: inputs, initializers, outputs of nodes."""
+    values = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
+    return {v.name: v for v in values if v.name}
+
+
 def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
     schema = schema_of(node, graph)
@@ -281,6 +287,8 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
                 out.shape = ir.Shape(dims)
     if node.op_type in _BY_LENGTH and node.domain == "" and node.outputs[0].shape is None:
         _rank_by_length(node)
+    if node.domain == "ai.onnx.ml" and node.op_type in _TABLES:
+        _table(node)
     elif node.op_type == "Split" and node.domain == "":
         _rank_of_parts(node)
 
@@ -319,6 +327,26 @@ def _embed(node: ir.Node) -> None:
         out.type = out.type or (ir.TensorType(ir.DataType.INT32) if i == 1 else words.type)
         if out.shape is None and ids.shape is not None and words.shape is not None:
             out.shape = ir.Shape(ids.shape[:1] if i == 1 else [*ids.shape, words.shape[-1]])
+
+
+# Of the operators of classical models that ONNX infers nothing of: the output that is a table of numbers, and the attribute with its width,
+# None where it has the columns of the first input.
+_TABLES: dict[str, tuple[int, str | None]] = {
+    "Imputer": (0, None), "Scaler": (0, None), "Normalizer": (0, None), "FeatureVectorizer": (0, ""), "LinearRegressor": (0, "targets"),
+    "TreeEnsembleRegressor": (0, "n_targets"), "SVMRegressor": (0, ""), "TreeEnsembleClassifier": (1, ""), "SVMClassifier": (1, ""),
+}  # fmt: skip
+
+
+def _table(node: ir.Node) -> None:
+    """(batch, columns) of float32, but of the first input's type behind an Imputer."""
+    index, width = _TABLES[node.op_type]
+    first, out = node.inputs[0], node.outputs[index] if index < len(node.outputs) else None
+    if first is None or out is None:
+        return
+    out.type = out.type or (first.type if node.op_type == "Imputer" else ir.TensorType(ir.DataType.FLOAT))
+    if out.shape is None:
+        columns = node.attributes[width].as_int() if width is not None and width in node.attributes else None
+        out.shape = first.shape if width is None else ir.Shape([None, columns])
 
 
 _BY_LENGTH = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
@@ -394,7 +422,7 @@ _SIMPLE = {
 def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
     """The numbers of a value that is a constant and may be a shape, axes or a scalar."""
     tensor = value.const_value if value.producer() is None else ir.convenience.get_const_tensor(value)
-    return tensor if tensor is not None and tensor.size <= 1024 else None
+    return tensor if tensor is not None and tensor.size <= 1024 and tensor.dtype != ir.DataType.STRING else None
 
 
 def _inferred(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:

@@ -1,0 +1,357 @@
+"""Estimators: scikit-learn's own checks and its own solutions, and what it does with estimators: copies, pickles, searches, pipelines."""
+
+import importlib
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6")
+
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from onnxfit.callbacks import Callback
+from onnxfit.errors import InstallationError, SettingError
+from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
+from onnxfit.optimizers import SGD, Adam
+from onnxfit.sklearn import OnnxClassifier, OnnxRegressor
+
+Array = npt.NDArray[Any]
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(120, 4))
+Y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 3 + 0.1 * RANDOM.normal(size=120)
+CLASSES = np.digitize(X[:, 0] + 0.5 * X[:, 1] + 0.3 * RANDOM.normal(size=120), [-0.5, 0.5])
+EXACT: dict[str, Any] = {"optimizer": SGD(0.1, momentum=0.9), "epochs": 400, "batch_size": 120}
+
+
+# pandas and the array API are not installed for the tests: scikit-learn warns that it skips these two
+@pytest.mark.filterwarnings("default")
+@parametrize_with_checks([OnnxRegressor(), OnnxClassifier()])
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def run(model: onnx.ModelProto, x: Array) -> Any:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {model.graph.input[0].name: x})[0]
+
+
+def weights_of(estimator: Any) -> list[Array]:
+    return list(estimator.trainer_.get_weights().values())
+
+
+# ---------------------------------------------------------------------- scikit-learn's solutions
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_regression_is_the_closed_form(alpha: float, targets: int, weighted: bool) -> None:
+    y = Y if targets == 1 else np.stack([Y, -Y, X[:, 2]], axis=1)
+    weight = RANDOM.uniform(0, 3, size=120) if weighted else None
+    total = 120 if weight is None else weight.sum()
+    ridge = (Ridge(alpha) if alpha else LinearRegression()).fit(X, y, sample_weight=weight)
+    # ours is the mean over rows and targets, theirs the sum
+    penalty = {"coefficients_0": alpha / total / targets} if alpha else None
+    model = OnnxRegressor(penalty=penalty, **{**EXACT, "optimizer": SGD(0.1 * targets, momentum=0.9)}).fit(
+        X, y, sample_weight=weight
+    )
+    coefficients, intercepts = weights_of(model)
+    np.testing.assert_allclose(coefficients.T.squeeze(), ridge.coef_, atol=1e-6)
+    np.testing.assert_allclose(intercepts.squeeze(), ridge.intercept_, atol=1e-6)
+    assert model.predict(X).shape == y.shape
+    assert model.score(X, y) == pytest.approx(ridge.score(X, y), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classification_is_logistic_regression(classes: int) -> None:
+    labels = np.array(["a", "b", "c"])[np.minimum(CLASSES, classes - 1)]
+    theirs = LogisticRegression(C=0.5, tol=1e-8).fit(X, labels)
+    model = OnnxClassifier(penalty={"coefficients_0": 1 / (2 * 0.5 * 120)}, **{**EXACT, "optimizer": SGD(0.3, momentum=0.9)})
+    model.fit(X, labels)
+    coefficients, intercepts = weights_of(model)
+    np.testing.assert_allclose(coefficients.T, theirs.coef_, atol=1e-3)
+    np.testing.assert_allclose(intercepts - intercepts.mean() * (classes > 2), theirs.intercept_, atol=1e-3)
+    np.testing.assert_allclose(model.predict_proba(X), theirs.predict_proba(X), atol=1e-3)
+    assert model.classes_.tolist() == theirs.classes_.tolist()
+    assert model.score(X, labels) == theirs.score(X, labels)
+
+
+def test_layers_learn_as_well_as_scikit_learns() -> None:
+    images, digits = load_digits(return_X_y=True)
+    train, test, y, expected = train_test_split(images / 16, digits, random_state=0)
+    theirs = MLPClassifier((64, 32), max_iter=40, random_state=0, learning_rate_init=0.003, tol=0).set_params(n_iter_no_change=40)
+    with pytest.warns(UserWarning, match="Maximum iterations"):
+        theirs.fit(train, y)
+    ours = OnnxClassifier(hidden_layer_sizes=(64, 32), learning_rate=0.003, epochs=40, random_state=0).fit(
+        train.astype(np.float32), y
+    )
+    assert ours.score(test.astype(np.float32), expected) > theirs.score(test, expected) - 0.015
+    assert ours.trainer_.get_weights()["coefficients_2"].dtype == np.float32
+    assert [node.op_type for node in ours.get_trained_onnx().graph.node].count("Relu") == 2
+
+
+def test_a_search_finds_the_best_settings() -> None:
+    irises, kinds = load_iris(return_X_y=True)
+    grid = {"learning_rate": [1e-5, 0.05], "penalty": [None, 10.0]}
+    search = GridSearchCV(OnnxClassifier(epochs=60, random_state=0, threads=1), grid, cv=3, n_jobs=2).fit(irises, kinds)
+    assert search.best_params_ == {"learning_rate": 0.05, "penalty": None}
+    assert search.best_score_ > 0.9
+
+
+def test_a_pipeline_trains_and_names_its_features() -> None:
+    pipeline = make_pipeline(StandardScaler(), OnnxRegressor(epochs=300, learning_rate=0.03, random_state=0, penalty=1e-3))
+    pipeline.fit(10 * X + 5, Y)
+    assert pipeline.score(10 * X + 5, Y) > 0.95
+    assert pipeline[-1].n_features_in_ == 4
+    assert clone(pipeline)[-1].get_params()["penalty"] == 1e-3
+
+
+# ---------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("kind", [OnnxRegressor, OnnxClassifier])
+def test_a_pickle_predicts_goes_on_and_holds_no_session(kind: Any) -> None:
+    y = Y if kind is OnnxRegressor else CLASSES
+    model = kind(hidden_layer_sizes=5, epochs=3, batch_size=16, warm_start=True, random_state=0, callbacks=[Callback()]).fit(X, y)
+    data = pickle.dumps(model)
+    assert b"onnxruntime" not in data.replace(b"onnxfit", b"")
+    loaded = pickle.loads(data)
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert loaded.trainer_.history.history == model.trainer_.history.history
+    for one in (model, loaded):
+        one.fit(X, y)
+    for before, after in zip(weights_of(model), weights_of(loaded), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert loaded.loss_curve_ == model.loss_curve_
+    assert loaded.n_iter_ == len(loaded.train_losses_) == 6
+
+
+@pytest.mark.parametrize("optimizer", [Adam(0.01), SGD(0.05, momentum=0.9)])
+def test_a_warm_start_goes_on_where_the_fit_stopped(optimizer: Any) -> None:
+    settings: dict[str, Any] = {"optimizer": optimizer, "batch_size": 16, "random_state": 3}
+    twice = OnnxRegressor(epochs=4, warm_start=True, **settings).fit(X, Y).fit(X, Y)
+    once = OnnxRegressor(epochs=8, **settings).fit(X, Y)
+    by_parts = OnnxRegressor(**settings)
+    for _ in range(8):
+        by_parts.partial_fit(X, Y)
+    for other in (twice, by_parts):
+        assert other.loss_curve_ == once.loss_curve_
+        np.testing.assert_array_equal(other.predict(X), once.predict(X))
+    # a cold start forgets
+    np.testing.assert_array_equal(once.fit(X, Y).predict(X), by_parts.predict(X))
+
+
+def test_a_warm_start_with_another_learning_rate_keeps_the_slots() -> None:
+    model = OnnxRegressor(epochs=2, warm_start=True, random_state=0, learning_rate=0.1).fit(X, Y)
+    model.set_params(learning_rate=0.05).fit(X, Y)
+    scheduled = OnnxRegressor(epochs=4, random_state=0, learning_rate=lambda step: 0.1 if step < 2 else 0.05).fit(X, Y)
+    np.testing.assert_array_equal(model.predict(X), scheduled.predict(X))
+
+
+def test_a_warm_start_takes_changed_settings() -> None:
+    model = OnnxRegressor(epochs=2, warm_start=True, random_state=0, learning_rate=0.1).fit(X, Y)
+    before = weights_of(model)
+    model.set_params(learning_rate=0.0, loss="mean_absolute_error").fit(X, Y)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.n_iter_ == 4
+    assert model.loss_curve_[-1] == pytest.approx(np.abs(model.predict(X) - Y).mean())
+    model.set_params(optimizer="sgd", learning_rate=0.01).fit(X, Y)
+    assert model.n_iter_ == 6
+
+
+def test_early_stopping_keeps_the_best_epoch() -> None:
+    model = OnnxClassifier(
+        hidden_layer_sizes=(30,), learning_rate=0.05, epochs=500, early_stopping=True, n_iter_no_change=5, validation_fraction=0.3, random_state=0
+    ).fit(X, CLASSES)  # fmt: skip
+    losses = model.trainer_.history.history["val_loss"]
+    assert model.n_iter_ == len(losses) == int(np.argmin(losses)) + 6 < 500
+    _, held_out, _, y = train_test_split(X, CLASSES, test_size=0.3, random_state=model.trainer_.seed, stratify=CLASSES)
+    probabilities = model.predict_proba(held_out)[np.arange(len(y)), y]
+    assert -np.log(probabilities).mean() == pytest.approx(min(losses))
+
+
+def test_random_states_decide() -> None:
+    fits = [OnnxRegressor(hidden_layer_sizes=(3,), epochs=2, random_state=state).fit(X, Y).predict(X) for state in (0, 0, 1)]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    assert (fits[0] != fits[2]).any()
+
+
+# ---------------------------------------------------------------------- models of one's own
+
+LINE = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, {width}] y)
+    <float[4, {width}] w = {{{zeros}}}, float[{width}] b = {{{biases}}}> {{ p = MatMul(x, w)  {last} }}"""
+ENDS = {"scores": "y = Add(p, b)", "Sigmoid": "s = Add(p, b) y = Sigmoid(s)", "Softmax": "s = Add(p, b) y = Softmax<axis=1>(s)"}
+
+
+def line(width: int, end: str = "scores") -> onnx.ModelProto:
+    zeros, biases = ", ".join(["0"] * 4 * width), ", ".join(["0"] * width)
+    return onnx.parser.parse_model(LINE.format(width=width, zeros=zeros, biases=biases, last=ENDS[end]))
+
+
+LABELS = {
+    "integers": np.array([-5, 40]), "strings": np.array(["yes", "no"]), "objects": np.array(["b", "a"], object), "booleans": np.array([True, False]),
+    "floats": np.array([2.0, -1.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("width", [1, 2])
+def test_labels_are_of_any_type(width: int, labels: str) -> None:
+    y = LABELS[labels][(X[:, 0] > 0).astype(int)]
+    model = OnnxClassifier(line(width), learning_rate=0.05, epochs=60, random_state=0).fit(X, y)
+    predicted = model.predict(X)
+    assert predicted.dtype == y.dtype
+    assert accuracy_score(y, predicted) == model.score(X, y) > 0.93
+
+
+@pytest.mark.parametrize(
+    ("width", "end", "loss"),
+    [
+        (1, "scores", None), (1, "scores", "binary_cross_entropy"), (1, "scores", BinaryCrossEntropy(from_logits=True)), (1, "Sigmoid", None),
+        (1, "Sigmoid", "cross_entropy"), (1, "scores", CrossEntropy()), (1, "scores", "hinge"), (1, "Sigmoid", "mean_squared_error"),
+        (2, "scores", None), (2, "scores", "cross_entropy"), (2, "scores", "binary_cross_entropy"), (2, "Softmax", None),
+        (2, "Softmax", CrossEntropy(from_logits=False)), (2, "Softmax", "mean_squared_error"), (2, "Sigmoid", "binary_cross_entropy"),
+        (2, "scores", "focal"), (1, "scores", "focal"), (2, "Softmax", lambda op, y, p: op.Abs(y - p)),
+    ],
+)  # fmt: skip
+def test_two_classes_in_one_column_or_two(width: int, end: str, loss: Any) -> None:
+    y = LABELS["strings"][(X[:, 0] > 0).astype(int)]
+    model = OnnxClassifier(line(width, end), loss=loss, learning_rate=0.05, epochs=60, random_state=0).fit(X, y)
+    probabilities = model.predict_proba(X)
+    assert probabilities.shape == (120, 2)
+    assert probabilities.min() >= 0
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    assert model.score(X, y) > 0.93
+    raw = run(model.get_trained_onnx(), X.astype(np.float32))
+    # whatever stands for the second class rises with its probability
+    assert np.corrcoef(raw[:, -1] - (raw[:, 0] if width == 2 else 0), probabilities[:, 1])[0, 1] > 0.8
+
+
+def test_the_export_gives_what_was_predicted(tmp_path: Path) -> None:
+    model = OnnxRegressor(line(1), epochs=20, random_state=0).fit(X, Y)
+    assert model.export(tmp_path / "trained.onnx") == model.get_trained_onnx() == onnx.load(tmp_path / "trained.onnx")
+    np.testing.assert_array_equal(run(model.get_trained_onnx(), X.astype(np.float32))[:, 0], model.predict(X))
+    assert model.predict(X).dtype == np.float32
+
+
+def test_the_model_and_all_settings_stay_as_they_were_given(tmp_path: Path) -> None:
+    given = line(1)
+    before = given.SerializeToString()
+    onnx.save(given, tmp_path / "line.onnx")
+    settings = {"optimizer": SGD(0.1), "penalty": {"w": 0.1}, "weights": ["w"], "epochs": 2, "random_state": 0}
+    models: list[Any] = [given, before, str(tmp_path / "line.onnx"), tmp_path / "line.onnx"]
+    found = []
+    for source in models:
+        model = OnnxRegressor(source, **settings).fit(X, Y)
+        assert model.model is source
+        assert all(model.get_params()[name] is value for name, value in settings.items())
+        found.append(clone(model).fit(X, Y).predict(X))
+    assert given.SerializeToString() == before
+    for array in found[1:]:
+        np.testing.assert_array_equal(array, found[0])
+    assert list(model.trainer_.get_weights()) == ["w"]
+
+
+def test_classes_may_come_in_parts() -> None:
+    model = OnnxClassifier(random_state=0, learning_rate=0.1)
+    model.partial_fit(X[CLASSES < 2], CLASSES[CLASSES < 2], classes=[0, 1, 2])
+    for _ in range(40):
+        model.partial_fit(X, CLASSES)
+    assert model.score(X, CLASSES) > 0.75
+    with pytest.raises(SettingError, match=r"no class np.int64\(7\) before; it knows \[0, 1, 2\]"):
+        model.partial_fit(X[:2], [0, 7])
+
+
+def test_callbacks_hear_of_every_epoch() -> None:
+    heard: list[int] = []
+
+    class Listener(Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            heard.append(epoch)
+
+    OnnxRegressor(epochs=3, callbacks=[Listener()]).fit(X, Y)
+    assert heard == [0, 1, 2]
+
+
+TWO_OUTPUTS = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 1] y, float[N, 4] h)
+    <float[4, 4] a = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, float[4, 1] b = {0, 0, 0, 0}> { h = MatMul(x, a)  y = MatMul(h, b) }"""
+
+
+def test_several_outputs_need_a_choice() -> None:
+    model = onnx.parser.parse_model(TWO_OUTPUTS)
+    with pytest.raises(SettingError, match="y is fitted to one output, and those of floats are: y, h"):
+        OnnxRegressor(model).fit(X, Y)
+    fitted = OnnxRegressor(model, loss={"y": "mean_squared_error"}, epochs=30).fit(X, Y - 3)
+    assert fitted.score(X, Y - 3) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("estimator", "y", "message"),
+    [
+        (OnnxClassifier(line(2)), CLASSES, "2 columns, and y has 3 classes"),
+        (OnnxClassifier(line(1)), CLASSES, "1 column, and y has 3 classes"),
+        (OnnxClassifier(line(4)), CLASSES, "4 columns, and y has 3 classes"),
+        (OnnxClassifier(), np.zeros(120), "at least 2 classes, got 1 class"),
+        (OnnxRegressor(hidden_layer_sizes=(0,)), Y, "hidden_layer_sizes are at least 1"),
+        (OnnxRegressor(line(1), loss={"z": "mse"}), Y, "a dict of one output"),
+    ],
+)
+def test_what_does_not_fit_is_refused(estimator: Any, y: Array, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        estimator.fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"), [(-1.0, "at least 0, got -1"), (0.0, "0 for all rows|non-zero")]
+)  # newer ones of scikit-learn say the second
+def test_sample_weights_are_checked(weight: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OnnxRegressor().fit(X, Y, sample_weight=np.full(120, weight))
+
+
+def test_two_inputs_are_refused() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 1] a, float[N, 1] b) => (float[N, 1] y)
+        <float[1] w = {1}> { c = Add(a, b) y = Mul(c, w) }"""
+    with pytest.raises(SettingError, match=r"one input; this one has a: float32\[N, 1\]; b: float32\[N, 1\]"):
+        OnnxRegressor(onnx.parser.parse_model(text)).fit(X, Y)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "onnxfit.sklearn")
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    with pytest.raises(InstallationError, match=r"pip install 'onnxfit\[sklearn\]'"):
+        importlib.import_module("onnxfit.sklearn")
+
+
+# ---------------------------------------------------------------------- models by skl2onnx
+
+
+def test_a_converted_classifier_trains_on_its_own_labels() -> None:
+    skl2onnx = pytest.importorskip("skl2onnx")
+    labels = np.array(["a", "b", "c"])[CLASSES]
+    few = make_pipeline(StandardScaler(), LogisticRegression()).fit(X[:12], labels[:12])
+    model = skl2onnx.to_onnx(few, X[:1].astype(np.float32), target_opset=21)
+    trained = OnnxClassifier(model, epochs=100, random_state=0).fit(X, labels)
+    assert trained.score(X, labels) > few.score(X, labels)
+    assert sorted(trained.trainer_.get_weights()) == ["LinearClassifier/coefficients", "LinearClassifier/intercepts"]
+    session = onnxruntime.InferenceSession(trained.get_trained_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    label, maps = session.run(None, {"X": X.astype(np.float32)})
+    assert label.tolist() == trained.predict(X).tolist()
+    np.testing.assert_array_equal(np.array([[m[c] for c in "abc"] for m in maps], np.float32), trained.predict_proba(X))
