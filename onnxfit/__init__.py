@@ -2,6 +2,7 @@
 
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
 from onnxfit.data import DataLoader
+from onnxfit.drawing import draw
 from onnxfit.errors import (
     CheckpointError,
     DataError,
@@ -36,6 +37,7 @@ __all__ = [
     "UnknownNameError",
     "add_loss",
     "callbacks",
+    "draw",
     "gradient_model",
     "losses",
     "metrics",

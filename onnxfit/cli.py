@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from onnxfit import __version__, inspection
+from onnxfit import __version__, drawing, inspection
 from onnxfit.errors import OnnxfitError
 from onnxfit.gradients import SOURCES, coverage
 
@@ -25,7 +26,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="onnxfit")
 def main() -> None:
-    """Train ONNX models: see what of a model trains, and which operators have a gradient.
+    """Train ONNX models: see what of a model trains, which operators have a gradient, and what a model or a training step looks like.
 
     Results go to standard output; a failure is one message on standard error and a non-zero exit code.
     """
@@ -54,6 +55,34 @@ def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) 
         click.echo(str(found))
     if not found.trains:
         raise SystemExit(1)
+
+
+@main.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write: .svg, .png or .txt; else standard output.",
+)
+@click.option(
+    "--format", "form", type=click.Choice(drawing.FORMATS), help="Whatever the suffix of the file; text if there is no file."
+)
+@click.option(
+    "--depth", type=click.IntRange(min=1), metavar="N", help="One box per scope of N steps; 1 leaves the parts of a training step."
+)
+def draw(model: str, output: Path | None, form: str | None, depth: int | None) -> None:
+    """Draw the graph of MODEL, or list it as text: a line per node.
+
+    Pictures need pip install "onnxfit[draw]"; text does not.
+
+    \b
+    onnxfit draw model.onnx
+    onnxfit draw train.onnx -o step.svg --depth 2
+    """
+    drawn = drawing.draw(model, output, format=form, depth=depth)
+    if output is None:
+        click.echo(drawn, nl=isinstance(drawn, str))
 
 
 @main.command()
