@@ -13,7 +13,7 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, TerminateOnNaN
-from onnxfit.errors import CheckpointError, DataError, OnnxfitError, SettingError, UnknownNameError
+from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.parts import passes
@@ -302,6 +302,20 @@ class TestByHand:
             trainer.backward(right)
         trainer.forward(X)
         trainer.backward(right)
+
+    def test_a_weight_that_the_caller_deleted(self, gradient: str) -> None:
+        trainer = self.trainer(gradient)
+        state = trainer.get_state()
+        del state["weights"]["fc0.bias"]
+        with pytest.raises(SettingError, match=r"its weights are \['fc0.weight', 'fc1.bias', 'fc1.weight'\]"):
+            trainer.set_state(state)
+        initializers = trainer.model.graph.initializer
+        kept = [t for t in initializers if t.name != "fc0.bias"]
+        del initializers[:]
+        initializers.extend(kept)
+        with pytest.raises(ModelError, match=r"The model has no fc0.bias any more"):
+            trainer.export()
+        trainer.apply_gradients(trainer.backward(np.ones_like(trainer.forward(X)))["weights"])
 
     def test_an_output_that_takes_no_gradient(self, gradient: str) -> None:
         model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 2] y, int64[N, 1] best)

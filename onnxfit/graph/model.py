@@ -323,6 +323,9 @@ def with_initializers(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[An
     """A copy of the model in which the named initializers hold these arrays; everything else is byte-identical."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    lost = arrays.keys() - {t.name for t in copy.graph.initializer}
+    if lost:
+        raise ModelError(f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted from it.")
     for tensor in copy.graph.initializer:
         if tensor.name in arrays:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(arrays[tensor.name]), tensor.name))
