@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,9 +178,24 @@ def compile_model(model: onnx.ModelProto, device: Device, threads: int | None, w
     if threads is not None:
         options.intra_op_num_threads = threads
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[(device.provider, device.options)])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[(device.provider, device.options)])
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(_explain(f"onnxruntime cannot compile the {what} graph", error)) from error
+    _sessions.add(session._sess)
+    return session
+
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _keep_for_good() -> None:
+    """In a forked process: the sessions it was born with run, but have no threads to end there, and would crash it."""
+    for session in _sessions:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+if hasattr(os, "register_at_fork"):  # as in DataLoader workers
+    os.register_at_fork(after_in_child=_keep_for_good)
 
 
 def _explain(what: str, error: Exception) -> str:

@@ -15,7 +15,7 @@ import onnxfit
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
-# every module of the checkout must be in the wheel; the optional doors import their libraries lazily, so that all can be imported
+# every module of the checkout must be in the wheel; a door to a library that is not there says how to get it
 IMPORTS = """
 import importlib, sys
 from pathlib import Path
@@ -24,7 +24,11 @@ where = Path(onnxfit.__file__)
 assert Path(sys.prefix) in where.parents, f"imported from {where}, not from the wheel"
 assert where.with_name("py.typed").exists(), "py.typed is missing: type checkers would ignore the annotations"
 for module in sys.argv[1:]:
-    importlib.import_module(module)
+    try:
+        importlib.import_module(module)
+    except onnxfit.InstallationError as error:
+        assert module in ("onnxfit.torch", "onnxfit.sklearn"), f"{module}: {error}"
+        assert f"onnxfit[{module.split('.')[1]}]" in str(error), error
 print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from the wheel")
 """
 

@@ -10,6 +10,7 @@ import onnx.helper as make
 import onnxruntime
 import pytest
 from onnx import TensorProto
+from packaging.version import Version
 
 import onnxfit
 from onnxfit.graph.classical import source_of_probabilities
@@ -72,6 +73,8 @@ ROWS = {
 }
 # onnxruntime leaves memory unwritten for the first, and no opposite scores are both probabilities
 NOT_RUN = {("one", "PROBIT"), ("opposite", "PROBIT")}
+if Version(onnxruntime.__version__) < Version("1.20"):  # which forgot the transform: what is written out is what later ones compute
+    NOT_RUN.add(("one", "LOGISTIC"))
 
 
 @pytest.mark.parametrize("strings", [False, True])

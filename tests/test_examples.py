@@ -17,9 +17,10 @@ FIGURES = {
     "digits": (r"^accuracy +([\d.]+)%", 97.0, 100.0),
     "fine_tune_last_layer": (r"-> ([\d.]+)%", 93.0, 100.0),
     "linear_regression": (r"^largest difference +(\S+)", 0.0, 1e-5),
+    "onnx_layer_in_torch": (r"^largest difference +(\S+)", 0.0, 1e-4),
     "several_outputs": (r"^side +([\d.]+)%", 97.0, 100.0),
 }
-NEEDS = {"digits": ["sklearn", "matplotlib"], "fine_tune_last_layer": ["sklearn"]}
+NEEDS = {"digits": ["sklearn", "matplotlib"], "fine_tune_last_layer": ["sklearn"], "onnx_layer_in_torch": ["torch", "matplotlib"]}
 
 
 def test_every_example_is_tried() -> None:

@@ -191,8 +191,10 @@ def _linear_classifier(w: _Writer) -> bool:
     if rows == 1:
         score = _scores(w, x, coefficients, intercepts)
         signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
-        transform = "NONE"  # which onnxruntime does not apply to one row: its columns are 1 - s and s
-        scores = w("Add", signed, w.constant(np.array([[1, 0]], np.float32)))
+        if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
+            transform, scores = "SOFTMAX", w("Mul", score, w.constant(np.array([[-0.5, 0.5]], np.float32)))
+        else:  # which onnxruntime does not apply to one row: its columns are 1 - s and s
+            transform, scores = "NONE", w("Add", signed, w.constant(np.array([[1, 0]], np.float32)))
     elif rows == 2 and np.array_equal(coefficients[0], -coefficients[1]) and intercepts[0] == -intercepts[1]:
         score = _scores(w, x, coefficients[1:], intercepts[1:])
         scores = signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
