@@ -171,10 +171,16 @@ class State:
             self.buffer(name).write(given)
 
 
-def compile_model(model: onnx.ModelProto, device: Device, threads: int | None, what: str) -> Any:
-    """An onnxruntime session; StepError that says which graph did not compile and which node was to blame."""
+def compile_model(model: onnx.ModelProto, device: Device, threads: int | None, what: str, *, stops: bool = False) -> Any:
+    """An onnxruntime session; StepError that says which graph did not compile and which node was to blame.
+
+    `stops`: a TrainingAgent will stop in the middle of a run, of which others may begin before it goes on.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
+    if stops:
+        options.enable_mem_pattern = options.enable_mem_reuse = False  # what waits must not be written over
+        options.add_session_config_entry("session.disable_prepacking", "1")  # weights are inputs, and change
     if threads is not None:
         options.intra_op_num_threads = threads
     try:

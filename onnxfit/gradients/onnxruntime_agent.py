@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit import parts
 from onnxfit.backends.passes import Pass
 from onnxfit.errors import StepError
 from onnxfit.graph import names
-from onnxfit.runtime import Device, State, array_of, ort_value
+from onnxfit.runtime import Device, State, array_of, compile_model, ort_value
 
 
 class Agent:
@@ -31,18 +30,7 @@ class Agent:
         self._state = state
         self._device = device
         model = with_yield(graphs)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.enable_mem_pattern = options.enable_mem_reuse = False  # what waits must not be written over
-        options.add_session_config_entry("session.disable_prepacking", "1")  # weights are inputs, and change
-        if threads is not None:
-            options.intra_op_num_threads = threads
-        try:
-            self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=[(device.provider, device.options)]
-            )
-        except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
-            raise StepError(f"onnxruntime cannot compile the graph of both passes: {error}") from error
+        self._session = compile_model(model, device, threads, "forward and backward", stops=True)
         self._inputs = [v.name for v in model.graph.input]
         self._outputs = [v.name for v in graphs.forward.graph.output if v.name not in _handed(graphs)]
         self._statistics = {v.removesuffix(names.following("")): v for v in self._outputs if v not in graphs.outputs}
