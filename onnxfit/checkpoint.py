@@ -32,14 +32,16 @@ REGISTRIES = tuple(f"onnxfit.{name}" for name in ("losses", "penalties", "metric
 
 @dataclass
 class Contents:
-    """What a checkpoint holds. `model` carries the trained weights; `state` is `Trainer.get_state`; `resume` is (epoch, batches of it done)."""
+    """What a checkpoint holds. `model` carries the trained weights; `state` is `Trainer.get_state`; `resume` are the fields of `loop.Resume`."""
 
     model: onnx.ModelProto
     settings: dict[str, Any]
     state: dict[str, dict[str, Any]]
     history: dict[str, Any]
     train_losses: list[float]
-    resume: tuple[int, int]
+    resume: Sequence[Any]
+    tracker: Mapping[str, Any]  # `Tracker.state_dict` of the epoch under way
+    ended: Mapping[str, Any]  # the figures of an epoch of which the loggers were not told yet, and whether training stops there
     callbacks: Mapping[str, dict[str, Any]]
 
 
@@ -55,6 +57,8 @@ def save(path: str | os.PathLike[str], contents: Contents) -> Path:
         "history": _without_arrays(contents.history, arrays),
         "train_losses": contents.train_losses,
         "resume": list(contents.resume),
+        "tracker": _without_arrays(contents.tracker, arrays),
+        "ended": dict(contents.ended),
         "callbacks": _without_arrays(dict(contents.callbacks), arrays),
     }
     parts = {INFO: json.dumps(info).encode(), MODEL: contents.model.SerializeToString(), STATE: safetensors.numpy.save(arrays)}
@@ -112,7 +116,9 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
             },
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
-            resume=(info["resume"][0], info["resume"][1]),
+            resume=info["resume"],
+            tracker=_with_arrays(info["tracker"], arrays),
+            ended=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:

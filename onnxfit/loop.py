@@ -13,25 +13,34 @@ from onnxfit.errors import DataError, SettingError
 
 @dataclass
 class Resume:
-    """Where an interrupted `fit` stands: the epoch under way (or next), and how many of its batches are done."""
+    """Where an interrupted `fit` stands: the epoch under way (or next), and how many of its batches are done.
+
+    `number` is the number of the pass over the data under way (None where none is), of which `in_pass` batches are taken; `rate` is the
+    learning rate of the last step. With `trained`, what is left of the epoch is its validation.
+    """
 
     epoch: int = 0
     batch: int = 0
+    number: int | None = None
+    in_pass: int = 0
+    rate: float | None = None
+    trained: bool = False
 
 
 class Epochs:
     """Which batches an epoch has: one pass over the data, or `steps_per_epoch` of passes that go on and wrap.
 
-    `number` is the number of the first pass, which decides its order of rows; the first epoch leaves out `skip` batches that are done.
+    `number` is the number of the first pass, which decides its order of rows; `start` is where an interrupted fit stood.
     """
 
-    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, skip: int) -> None:
+    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, start: Resume) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
         self._data = data
         self._steps = steps_per_epoch
-        self._number = number
-        self._skip = skip
+        self._number = number if start.number is None else start.number
+        self._done = 0 if start.trained else start.batch  # batches of the next epoch
+        self._skip = start.in_pass  # batches of the next pass
         self._warned = False
         self._pass: Iterator[Batch] = iter(())
         self._in_pass = 0  # batches taken from the pass under way; 0: the next pass has not begun
@@ -46,9 +55,10 @@ class Epochs:
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         """The batches of the next epoch, counted from 0."""
-        index, self._skip = self._skip, 0
+        index, self._done = self._done, 0
         if not self._in_pass or self._steps is None:
-            self._begin(index)
+            skip, self._skip = self._skip, 0
+            self._begin(skip)
         while self._steps is None or index < self._steps:
             batch = next(self._pass, None)
             if batch is None:
@@ -63,6 +73,11 @@ class Epochs:
             self._in_pass += 1
             yield index, batch
             index += 1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the pass under way (or next), and how many of its batches are taken."""
+        return (self._number - 1, self._in_pass) if self._in_pass else (self._number, 0)
 
     def _begin(self, skip: int) -> None:
         self._pass = self._data.batches(self._number, skip)

@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union
 
@@ -71,6 +71,18 @@ class Metric(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Forget every batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered of the batches so far, for a checkpoint in mid-epoch: numbers, arrays and lists of them, by attribute.
+
+        A metric of your own that remembers anything else in attributes that begin with an underscore overrides this.
+        """
+        return {name: value for name, value in vars(self).items() if name.startswith("_")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.reset()
+        vars(self).update(state)
 
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:

@@ -60,6 +60,24 @@ class Tracker:
         for bound in self._metrics:
             bound.metric.reset()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was added up so far, as numbers and arrays."""
+        return {
+            "rows": self.rows,
+            "loss": [self._loss.total, self._loss.weight],
+            "parts": {output: [mean.total, mean.weight] for output, mean in self._parts.items()},
+            "metrics": {bound.name: bound.metric.state_dict() for bound in self._metrics},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.rows = int(state["rows"])
+        self._loss.total, self._loss.weight = state["loss"]
+        for output, mean in self._parts.items():
+            mean.total, mean.weight = state["parts"][output]
+        for bound in self._metrics:
+            bound.metric.load_state_dict(state["metrics"][bound.name])
+
     def update(self, report: Report, batch: Batch) -> float:
         """Take in what the step reported of a batch; returns the batch's own loss."""
         scalars, rows = report.scalars, batch.rows

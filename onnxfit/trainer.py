@@ -6,9 +6,10 @@ import math
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from dataclasses import astuple, replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from onnxfit.graph.model import (
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_inference_form
-from onnxfit.graph.weights import select_weights
+from onnxfit.graph.weights import matching, select_weights
 from onnxfit.inspection import Inspection, inspect_working
 from onnxfit.loop import Epochs, Resume, require_data, validation_due
 from onnxfit.metrics import mode_by_name
@@ -183,12 +184,20 @@ class Trainer:
         self.stop_training = False
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
+        self.predicted: dict[str, Array] = {}  # output -> array of the batch that is being predicted, for `on_predict_batch_end`
         self._fitting = False
         self._interrupted: dict[str, dict[str, Any]] = {}  # the callbacks' states of a fit that was, for a checkpoint after it
         self._warned = False  # of a loss that is not finite, once in a fit
         self._position = Resume()  # of the fit under way, for checkpoints
         self._resume = Resume()  # where a loaded trainer's next fit goes on
+        self._batches: Epochs | None = None  # of the fit under way, or the last
+        self._ending: tuple[str, int, Logs] | None = None  # of what callbacks are told right now
+        self._ended: Mapping[str, Any] = {}  # the same, loaded, and not yet given to a fit
+        self._tracker_state: Mapping[str, Any] = {}  # likewise
         self._calls: CallbackList | None = None  # of the fit under way
+        self._frozen: tuple[str, ...] = ()
+        self._held: tuple[str, ...] = ()  # these, and their slots
+        self._idle: Source | None = None  # the data of the fit under way, while none of its epochs runs
         self._callback_states: dict[str, dict[str, Any]] = {}  # loaded, and not yet given to a fit
 
     def fit(
@@ -232,15 +241,18 @@ class Trainer:
             validation = None
             if validation_data is not None:
                 validation = stack.enter_context(self._source(*_triple(validation_data), batch_size, "validation"))
+            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+            for callback in callbacks:
+                if isinstance(callback, Callback):  # what is none is refused below
+                    callback.prepare(self)
             first = max(initial_epoch, self._resume.epoch)
-            start = Resume(first, self._resume.batch if first == self._resume.epoch else 0)
+            start = self._resume if first == self._resume.epoch else Resume(first)
             if epochs - first > 1 and steps_per_epoch is None:
                 training.require_re_iterable(epochs - first)
             if validation is not None and (passes := sum(map(due, range(first, epochs)))) > 1:
                 validation.require_re_iterable(passes)
-            batches = Epochs(training, steps_per_epoch, self.epoch, start.batch)
+            batches = self._batches = Epochs(training, steps_per_epoch, self.epoch, start)
             history = History()
-            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
@@ -248,28 +260,42 @@ class Trainer:
             self.history, self.batch_size, self._calls = history, training.batch_size, calls
             self.stop_training, self.stop_reason, self._warned = False, None, False
             self.last_losses.clear()
-            self._position, self._resume, self._callback_states = start, Resume(), {}
+            self._position, self._resume, self._callback_states = replace(start), Resume(), {}
+            so_far, self._tracker_state = self._tracker_state if start.batch else {}, {}
+            ended, self._ended, self._ending = self._ended if first == start.epoch else {}, {}, None
             self._fitting, self._interrupted = True, {}
             self._backend.on_gradients = calls.on_gradients if calls.gradients else None
             if not start.batch:
                 self._backend.window = 0  # gradients that an interrupted fit left behind
             logs = Logs()
             try:
+                self._idle = training
                 calls.on_train_begin(logs)
-                for epoch in range(first, epochs):
+                self._idle = None
+                if ended and not start.batch:
+                    logs, self.stop_training, self.stop_reason = Logs(ended["logs"]), ended["stop"], ended["reason"]
+                    calls.tell_loggers(ended["hook"], ended["index"], logs)
+                for epoch in range(first, epochs if not self.stop_training else first):
                     calls.on_epoch_begin(epoch, Logs())
-                    figures, rate = self._train_epoch(batches, calls)
+                    if ended and start.batch:
+                        calls.tell_loggers(ended["hook"], ended["index"], Logs(ended["logs"]))
+                        self.stop_training, self.stop_reason = ended["stop"], ended["reason"]
+                    figures, rate = self._train_epoch(batches, calls, so_far)
+                    ended = so_far = {}
                     if validation is not None and due(epoch):
                         figures |= {
                             f"val_{name}": value for name, value in self._evaluate(validation, calls, validation_steps).items()
                         }
                     self.epoch += 1
+                    self.train_losses_.append(self._tracker.loss)
                     self._position = Resume(epoch=epoch + 1)
                     logs = _logs({**figures, "learning_rate": rate})
+                    self._ending = "on_epoch_end", epoch, logs
                     calls.on_epoch_end(epoch, logs)
+                    self._ending = None
                     if self.stop_training:
                         break
-                self._position = Resume()
+                self._position, self._idle = Resume(), training
                 calls.on_train_end(logs)
             except BaseException as error:
                 if self.global_batch == done:  # not even the first step was possible
@@ -278,36 +304,46 @@ class Trainer:
                 self._interrupted = calls.state_dict()
                 raise
             finally:
-                self._calls, self._fitting, self._backend.on_gradients = None, False, None
+                self._calls, self._fitting, self._idle, self._backend.on_gradients = None, False, None, None
                 calls.on_close()
         return history
 
-    def _train_epoch(self, batches: Epochs, calls: CallbackList) -> tuple[Figures, float]:
-        """One epoch; returns the means over it, and the learning rate of its last step."""
+    def _train_epoch(self, batches: Epochs, calls: CallbackList, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
+        """One epoch, or what is left of it; returns the means over all of it, and the learning rate of its last step."""
         backend, tracker = self._backend, self._tracker
         begin, end = calls.train_batch_begin, calls.train_batch_end
-        rate = self.learning_rate
+        rate = self.learning_rate if self._position.rate is None else self._position.rate
         tracker.reset()
-        for index, batch in batches:
+        if so_far:
+            tracker.load_state_dict(so_far)
+        for index, batch in () if self.stop_training or self._position.trained else batches:
             if begin:
                 calls.on_train_batch_begin(index, Logs())
             rate = self.learning_rate
             loss = self._step(batch, rate)
-            self._position.batch = index + 1
+            self._position.batch, self._position.rate = index + 1, rate
             self.last_losses.append(loss)
             if end:
-                calls.on_train_batch_end(index, _logs({**tracker.figures(), "batch_loss": loss}))
+                logs = _logs({**tracker.figures(), "batch_loss": loss})
+                self._ending = "on_train_batch_end", index, logs
+                calls.on_train_batch_end(index, logs)
+                self._ending = None
             if self.stop_training:
                 break
             if not (math.isfinite(loss) or self._warned):
                 self._warn_of_loss(loss)
+        before = self._before_step()
         self.global_step += backend.flush(rate, self.global_step)  # a short window at the end of the epoch
-        self.train_losses_.append(tracker.loss)
+        self._position.trained = True
+        self._hold(before)
         return tracker.results(), rate
 
     def _step(self, batch: Batch, rate: float) -> float:
         """One batch; a metric that cannot take its labels or outputs leaves everything as it was."""
+        before = self._before_step()
         runner = self._backend.train(batch, rate, self.global_step, self.seed)
+        if before:
+            self._hold(before)
         try:
             loss = self._tracker.update(runner, batch)
         except Exception:
@@ -354,10 +390,12 @@ class Trainer:
             for index, batch in enumerate(data.batches(0)):
                 if calls.predict_batch_begin:
                     calls.on_predict_batch_begin(index, Logs())
-                for name, array in run(batch).prediction().items():
+                self.predicted = run(batch).prediction()
+                for name, array in self.predicted.items():
                     parts.setdefault(name, []).append(array)
                 if calls.predict_batch_end:
                     calls.on_predict_batch_end(index, Logs())
+            self.predicted = {}
             calls.on_predict_end(Logs())
         require_data(parts, "prediction")
         return _only({name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays) for name, arrays in parts.items()})
@@ -408,7 +446,9 @@ class Trainer:
 
         The penalties' gradients are added, clip_norm and clip_value applied. Forward passes that still wait are forgotten.
         """
+        before = self._before_step()
         self._hands().apply(gradients, self.learning_rate, self.global_step)
+        self._hold(before)
         self.global_step += 1
 
     def _hands(self) -> Partial:
@@ -436,6 +476,39 @@ class Trainer:
         if not (math.isfinite(value) and value >= 0):
             raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
         self._learning_rate = value
+
+    @property
+    def accumulate(self) -> int:
+        """Batches whose gradients are averaged for one update; can be set, at any time, if the Trainer was built with 2 or more."""
+        return self._backend.accumulate
+
+    @accumulate.setter
+    def accumulate(self, value: int) -> None:
+        if not isinstance(value, int) or value < 1:
+            raise SettingError(f"accumulate is a whole number of batches from 1 on, got {value!r}.")
+        if value > 1 and not self._backend.adds_up:
+            raise SettingError(
+                f"accumulate={value} needs graphs that add gradients up, which this trainer was built without: "
+                "Trainer(..., accumulate=2) or more has them, whatever is set afterwards."
+            )
+        self._backend.accumulate = value
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Weights and running statistics that no step changes: they and their slots stay as they are, byte for byte.
+
+        Set it to names or fnmatch patterns (UnknownNameError for one that matches nothing), or to `()`. The gradient is computed as before,
+        and `clip_norm` counts theirs; after a step their old values are copied back. What is to be frozen for good is better left out of
+        `weights=`.
+        """
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, patterns: Sequence[str] | str) -> None:
+        recipe = self._backend.recipe
+        self._frozen = tuple(matching(patterns, recipe.state))
+        slots = (names.slot(name, slot) for name in self._frozen for slot in recipe.slots.get(name, ()))
+        self._held = (*self._frozen, *slots)
 
     @property
     def metrics(self) -> list[OutputMetric]:
@@ -493,6 +566,29 @@ class Trainer:
         """Undo the last update: weights, slots and statistics as they were before it. Only the last one can be undone, once."""
         self._backend.revert()
 
+    def rehearse(self, rates: Iterable[float], passes: int | None = 1) -> Generator[float, None, None]:
+        """Steps on the data of the fit under way, one at each of these learning rates; yields the loss of each step's batch.
+
+        For a callback's `on_train_begin` and `on_train_end`. There are at most as many steps as batches in so many `passes` over the data
+        (None: as many as rates). When the iterator ends, or is closed, weights, slots, statistics and counters are as they were before;
+        no hook is called meanwhile. SettingError within an epoch or outside `fit`; DataError for data that can be passed over only once.
+        """
+        data = self._idle
+        if data is None:
+            raise SettingError("rehearse needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
+        data.require_re_iterable(2)
+        numbers = count() if passes is None else range(passes)
+        batches = (batch for number in numbers for batch in data.batches(number))
+        before, told = self.get_state(), self._backend.on_gradients
+        self._backend.window, self._backend.on_gradients = 0, None
+        try:
+            for rate, batch in zip(rates, batches):
+                yield self._step(batch, rate)
+        finally:
+            self.set_state(before)
+            self._backend.on_gradients = told
+            batches.close()
+
     def log(self, name: str, value: float) -> None:
         """Add a figure to the logs of the hook under way, for every callback still to be called."""
         if self._calls is None:
@@ -517,10 +613,26 @@ class Trainer:
             state=self.get_state(),
             history=self.history.state_dict(),
             train_losses=self.train_losses_,
-            resume=(self._position.epoch, self._position.batch),
+            resume=astuple(self._place()),
+            tracker=self._tracker_state or (self._tracker.state_dict() if self._position.batch else {}),
+            ended=self._end_of_epoch(),
             callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states or self._interrupted,
         )
         return checkpoint.save(path, contents)
+
+    def _end_of_epoch(self) -> Mapping[str, Any]:
+        """What loggers are still to be told of the epoch that ends, for a checkpoint written meanwhile."""
+        if self._ending is None:
+            return self._ended
+        hook, index, logs = self._ending
+        return {"hook": hook, "index": index, "logs": dict(logs), "stop": self.stop_training, "reason": self.stop_reason}
+
+    def _place(self) -> Resume:
+        """Where the fit under way stands, or one that was interrupted or loaded."""
+        if self._batches is None or self._position == Resume():
+            return self._position
+        number, in_pass = self._batches.place
+        return replace(self._position, number=number, in_pass=in_pass)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
@@ -530,19 +642,32 @@ class Trainer:
         given again, since a checkpoint holds no code. CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
         """
         contents = checkpoint.load(path, settings)
-        try:
+        with _fitting_this_version(path):
             trainer = cls(contents.model, **contents.settings)
-            trainer.set_state(contents.state)
-            trainer.history.load_state_dict(contents.history)
-            trainer.train_losses_ = [float(loss) for loss in contents.train_losses]
-            trainer._resume, trainer._position = Resume(*map(int, contents.resume)), Resume(*map(int, contents.resume))
-            # of a fit that came to its end nothing is left to go on with
-            trainer._callback_states = dict(contents.callbacks) if trainer._resume != Resume() else {}
-        except OnnxfitError:
-            raise
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}") from error
+            trainer._take(contents)
         return trainer
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Take back, into this trainer, what `save` wrote of it or of one built alike: the next `fit` goes on where that one stood.
+
+        The settings remain this trainer's. CheckpointError as for `load`; SettingError or DataError, before anything changes, for a state
+        that is another model's or another optimizer's.
+        """
+        if self._fitting:
+            raise SettingError("restore decides where a fit begins: call it before fit, or in a callback's `prepare`.")
+        contents = checkpoint.load(path, self.settings)
+        with _fitting_this_version(path):
+            self._take(contents)
+
+    def _take(self, contents: checkpoint.Contents) -> None:
+        self.set_state(contents.state)
+        self.history.load_state_dict(contents.history)
+        self.train_losses_ = [float(loss) for loss in contents.train_losses]
+        self._batches, self._interrupted = None, {}
+        self._resume, self._position = Resume(*contents.resume), Resume(*contents.resume)
+        self._tracker_state, self._ended = dict(contents.tracker), dict(contents.ended)
+        # of a fit that came to its end nothing is left to go on with
+        self._callback_states = dict(contents.callbacks) if self._resume != Resume() else {}
 
     def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
         """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
@@ -635,6 +760,16 @@ class Trainer:
             self._calls = outer
             calls.on_close()
 
+    def _before_step(self) -> Mapping[str, int]:
+        return dict(self._backend.state.changes) if self._held else {}
+
+    def _hold(self, before: Mapping[str, int]) -> None:
+        """After a step, give back to what is frozen its value before it, which the state's other set still has."""
+        state = self._backend.state
+        for name in self._held:
+            if state.changes[state.group(name)] != before[state.group(name)]:
+                state.buffer(name).write(state.buffer(name, current=False).read())
+
     def _expected_batch(self) -> dict[str, TensorSpec]:
         """A batch as the model declares it, its sizes mostly names."""
         batch = {spec.name: spec for spec in self._inputs}
@@ -654,6 +789,17 @@ class Trainer:
 
 _ALL = 2**62  # a batch size that no data set reaches
 _COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
+
+
+@contextmanager
+def _fitting_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
+    """CheckpointError where a whole checkpoint holds something that cannot be used."""
+    try:
+        yield
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}") from error
 
 
 def _refuse_names(recipe: Recipe) -> None:

@@ -39,7 +39,8 @@ class Backend(ABC):
         self.recipe = recipe
         self.window = 0  # batches whose gradients wait for an update
         self.on_gradients: Callable[[dict[str, Array]], None] | None = None  # who wants to see them before the update
-        self._accumulate = accumulate
+        self.accumulate = accumulate  # batches of a window; may change, if it was not 1 to begin with
+        self.adds_up = accumulate > 1  # there are graphs and tensors for it
         self.device = device
         self.threads = threads
         slots = {names.slot(w, slot): array for w, slots in recipe.slots.items() for slot, array in slots.items()}

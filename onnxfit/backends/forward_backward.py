@@ -53,14 +53,14 @@ class ForwardBackwardBackend(Backend):
     @property
     def kinds(self) -> tuple[str, ...]:
         penalty = ["penalty"] if self.recipe.penalties else []
-        accumulate = ["accumulate"] if self._accumulate > 1 else []
+        accumulate = ["accumulate"] if self.adds_up else []
         judged = self.recipe.judged
         return (
             "forward", *(["loss"] if judged else []), "backward", *penalty, *accumulate, "update", *(["evaluate"] if judged else []), "predict",
         )  # fmt: skip
 
     def graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        return super().graph("apply" if kind == "update" and self._accumulate == 1 else kind, batch)
+        return super().graph("apply" if kind == "update" and not self.adds_up else kind, batch)
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Report:
         chain = self.compiled("chain", batch.signature, lambda: specs(batch), self._chain)
@@ -68,17 +68,17 @@ class ForwardBackwardBackend(Backend):
         if passes.feeds:
             batch.write(passes.feeds)
         values = {} if passes.feeds else batch.arrays()
-        chain.last = forward = passes.forward(values, step * self._accumulate + self.window, seed)
+        chain.last = forward = passes.forward(values, step * self.accumulate + self.window, seed)
         try:
             gradients = self._gradients(chain, forward, batch)
-            if self._accumulate == 1:
+            if self.accumulate == 1 and not self.window:
                 self.apply(gradients, learning_rate, step)
             else:
                 self._add(gradients)
         except BaseException:
             self.state.revert(["statistics"])  # what the forward pass wrote
             raise
-        if self.window and self.window == self._accumulate:
+        if self.window >= self.accumulate:
             self.flush(learning_rate, step)
         return chain
 

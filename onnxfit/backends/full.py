@@ -16,19 +16,19 @@ class FullBackend(Backend):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("train", "evaluate", "predict") if self._accumulate == 1 else ("accumulate", "update", "evaluate", "predict")
+        return ("train", "evaluate", "predict") if not self.adds_up else ("accumulate", "update", "evaluate", "predict")
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Runner:
-        if self._accumulate == 1:
+        if self.accumulate == 1 and not self.window:
             runner = self.runner("train", batch)
             write_scalars(runner, learning_rate, step, seed)
             return run_on(runner, batch)
         runner = self.runner("accumulate", batch)
         # the draw of a window's second batch must not repeat the first's
-        write_scalars(runner, learning_rate, step * self._accumulate + self.window, seed)
+        write_scalars(runner, learning_rate, step * self.accumulate + self.window, seed)
         runner.feeds[names.FIRST][()] = self.window == 0
         run_on(runner, batch)
         self.window += 1
-        if self.window == self._accumulate:
+        if self.window >= self.accumulate:
             self.flush(learning_rate, step)
         return runner

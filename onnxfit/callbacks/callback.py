@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HOOKS", "Callback", "CallbackList", "Logs", "StatefulCallback"]
 
-PHASES = ("monitor", "checkpoint", "logger")
+PHASES = ("monitor", "checkpoint", "backup", "logger")
 
 
 class Callback:
@@ -50,7 +50,7 @@ class Callback:
     ...             self.trainer.stop_training = True
     """
 
-    phase: ClassVar[str] = "monitor"  # "monitor" before "checkpoint" before "logger", whatever the order of the list
+    phase: ClassVar[str] = "monitor"  # then "checkpoint", "backup", "logger", whatever the order of the list
 
     trainer: Trainer
     params: dict[str, Any]
@@ -71,6 +71,9 @@ class Callback:
     def listens(self, hook: str) -> bool:
         """Whether this hook is to be called: by default, whether it is overridden. Nothing is prepared for a hook nobody hears."""
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook)
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Called by `fit` before it settles at which epoch and batch to begin: the moment for `trainer.restore`. Nothing has begun yet."""
 
     def on_train_begin(self, logs: Logs) -> None: ...
     def on_train_end(self, logs: Logs) -> None: ...
@@ -137,7 +140,7 @@ def _snapshot(value: Any) -> Any:
 
 
 class CallbackList:
-    """Callbacks in their order: monitors, checkpoints, loggers; within a phase as given.
+    """Callbacks in their order: monitors, checkpoints, backups, loggers; within a phase as given.
 
     Beside each hook's method stands the tuple of those who listen to it (`train_batch_end` beside `on_train_batch_end`), empty if
     nobody does, so that the loop need not prepare what nobody reads. `states`, state_key -> state, is loaded into the callbacks it
@@ -233,6 +236,12 @@ class CallbackList:
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._call(self.epoch_end, logs, epoch, logs)
+
+    def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
+        """Tell the loggers alone of an epoch's or batch's end: checkpoints are written before they are told, so where training resumes from
+        one, they were not."""
+        loggers = [c for c in self.callbacks if c.phase == "logger" and c.listens(hook)]
+        self._call(tuple([getattr(c, hook) for c in loggers]), logs, index, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         self._call(self.train_batch_begin, logs, batch, logs)

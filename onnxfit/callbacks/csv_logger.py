@@ -22,28 +22,33 @@ Row = dict[str, Any]
 
 
 class _FileLogger(StatefulCallback):
-    """A file with one line an epoch, on disk at the end of it; cut back to the epoch where training resumes."""
+    """A file with one line an epoch, on disk at the end of it; cut back to where training resumes."""
 
     phase: ClassVar[str] = "logger"
+    remembered = ("rows",)
 
     def __init__(self, path: Union[str, os.PathLike[str]], append: bool = False) -> None:
         self.path = Path(path)
         self.append = append
+        self.rows = 0  # in the file
 
     @property
     def state_key(self) -> str:
         return f"{type(self).__name__}({self.path})"
 
     def reset(self) -> None:
-        self._write(self._read() if self.append else [])
+        rows = self._read() if self.append else []
+        self.rows = len(rows)
+        self._write(rows)
 
-    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
         if self._resumes:
-            self._resumes = False
-            self._write([row for row in self._read() if int(row["epoch"]) < epoch])
+            self._write(self._read()[: self.rows])
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._append({"epoch": epoch, **logs})
+        self.rows += 1
 
     def _read(self) -> list[Row]:
         """The file's rows; without a last line that has no end, where the process was killed while writing it."""

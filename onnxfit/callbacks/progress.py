@@ -38,6 +38,7 @@ class ProgressBar(Callback):
         self.verbose = int(verbose) if verbose != "auto" else 1 if sys.stderr.isatty() else 2
         self.interval = interval
         self._bar: Any = None
+        self._began = time.perf_counter()
 
     def listens(self, hook: str) -> bool:
         if hook == "on_train_batch_end" and self.verbose != 1:

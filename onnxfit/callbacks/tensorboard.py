@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import numpy as np
@@ -36,7 +38,8 @@ class TensorBoard(Callback):
     the batch's own loss as in the logs, the others are means since the epoch began); after each validation
     `evaluation_<metric>_vs_iterations` in validation, at `trainer.global_step`.
 
-    After every epoch all of it is in the files, even if the process is killed. `writer(run)` gives the tensorboardX writer of a
+    After every epoch all of it is in the files, even if the process is killed. Where training resumes from a checkpoint, the files of the
+    killed run are cut back to what they held at that checkpoint, so that no point is there twice. `writer(run)` gives the tensorboardX writer of a
     run, for images, figures, text and the like. SettingError: a setting out of its range.
 
     >>> TensorBoard(update_freq="step")
@@ -65,7 +68,9 @@ class TensorBoard(Callback):
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
-        self._graph_is_written = self._hparams_are_written = False
+        self._session = uuid.uuid4().hex[:12]  # in the names of its files, those of a resumed run included
+        self._resumes = self._graph_is_written = self._hparams_are_written = False
+        self._rate, self._written_step = 0.0, -1
 
     @property
     def state_key(self) -> str:
@@ -79,13 +84,37 @@ class TensorBoard(Callback):
         from onnxfit.callbacks.tensorboard_writer import RunWriter  # tensorboardX imports torch where there is one
 
         if run not in self._writers:
-            self._writers[run] = RunWriter(os.path.join(self.log_dir, run))
+            self._writers[run] = RunWriter(os.path.join(self.log_dir, run), self._session)
         return self._writers[run]
+
+    def state_dict(self) -> dict[str, Any]:
+        self._flush()
+        files = {str(path.relative_to(self.log_dir)): path.stat().st_size for path in self._files()}
+        return {
+            "session": self._session, "files": files, "graph": self._graph_is_written, "rate": self._rate, "written_step": self._written_step,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._session, self._graph_is_written = state["session"], state["graph"]
+        self._rate, self._written_step = state["rate"], state["written_step"]
+        for path in self._files():
+            size = state["files"].get(str(path.relative_to(self.log_dir)))
+            if size is None:  # begun after the checkpoint
+                path.unlink()
+            elif size < path.stat().st_size:
+                os.truncate(path, size)
+        self._resumes = True
+
+    def _files(self) -> list[Path]:
+        """The event files of this run, and of what it resumes."""
+        return sorted(Path(self.log_dir).glob(f"**/events.out.tfevents.*.{self._session}.*"))
 
     def on_train_begin(self, logs: Logs) -> None:
         self._hparams_are_written = False
         self._started = time.time()
-        self._written_step = self.trainer.global_step
+        self._begin_epoch()
+        if not self._resumes:
+            self._written_step = self.trainer.global_step
         if self.write_graph and not self._graph_is_written:
             from tensorboardX.proto.event_pb2 import Event
 
@@ -97,6 +126,9 @@ class TensorBoard(Callback):
             self._flush()
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
         self._steps_before = self.trainer.global_step
         self._epoch_began = time.perf_counter()
         self._tested = 0.0
@@ -146,6 +178,7 @@ class TensorBoard(Callback):
         self._write_end(succeeded=False)
 
     def on_close(self) -> None:
+        self._resumes = False
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             writer.close()

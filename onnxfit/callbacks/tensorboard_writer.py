@@ -25,7 +25,8 @@ FLUSH_SECONDS = 10.0
 class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
     """tensorboardX's SummaryWriter on an EventFile: the same methods, but `flush` leaves nothing behind in a queue."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, session: str) -> None:
+        self._session = session  # the base's constructor asks for a file writer
         # the suffix is for add_scalars, which opens files of its own
         super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
 
@@ -35,14 +36,14 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
 
     def _get_file_writer(self) -> FileWriter:
         if self.file_writer is None:
-            self.file_writer: Any = _RunFileWriter(self.logdir)
+            self.file_writer: Any = _RunFileWriter(self.logdir, self._session)
             self.all_writers = {self.logdir: self.file_writer}
         return self.file_writer
 
 
 class _RunFileWriter(FileWriter):  # type: ignore[misc]
-    def __init__(self, folder: str) -> None:  # in place of the base's, which opens a file and starts a thread at once
-        self.event_writer = EventFile(folder)
+    def __init__(self, folder: str, session: str) -> None:  # in place of the base's, which opens a file and starts a thread at once
+        self.event_writer = EventFile(folder, session)
         self._default_metadata: dict[str, Any] = {}
 
 
@@ -50,12 +51,12 @@ class EventFile:
     """One event file in a folder, both made at the first event.
 
     Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts after this process's earlier
-    ones, for TensorBoard reads the files of a run in the order of their names. Events are written at once and reach the file at
+    ones, for TensorBoard reads the files of a run in the order of their names. `session` tells whose it is. Events are written at once and reach the file at
     `flush`, `close`, or ten seconds after the last flush.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, session: str) -> None:
+        self._folder, self._session = folder, session
         self._file: BinaryIO | None = None
         self._lock = threading.Lock()
         self._flushed = 0.0
@@ -88,7 +89,7 @@ class EventFile:
     def _open(self) -> BinaryIO:
         os.makedirs(self._folder, exist_ok=True)
         now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{uuid.uuid4().hex[:8]}"
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{self._session}.{uuid.uuid4().hex[:8]}"
         return open(os.path.join(self._folder, name), "xb")
 
     def _flush(self) -> None:

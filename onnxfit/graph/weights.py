@@ -88,6 +88,17 @@ def _of_a_layer(value: ir.Value) -> bool:
     return False
 
 
+def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
+    """Those of the known weights that are named, or that an fnmatch pattern matches, in their order. UnknownNameError for one that finds none."""
+    found: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        more = {pattern} if pattern in known else {name for name in known if fnmatchcase(name, pattern)}
+        if not more:
+            raise UnknownNameError("trained weight", pattern, known)
+        found |= more
+    return [name for name in known if name in found]
+
+
 def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> list[str]:
     """The weights that `patterns` (names or fnmatch patterns in any order, "!pattern" excludes) select, in the model's order.
 

@@ -1,0 +1,50 @@
+"""Write predictions to files as they are made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Union
+
+import numpy as np
+
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.logs import Logs
+from onnxfit.files import write_atomically
+
+__all__ = ["PredictionWriter"]
+
+
+class PredictionWriter(Callback):
+    """Writes every batch of `trainer.predict(x, callbacks=[PredictionWriter(folder)])` to a file `batch-000000.npz`, counted from 0.
+
+    Each file maps output name -> array, and is written whole or not at all. Files of an earlier prediction are replaced, and those
+    beyond the last batch of this one are deleted when it ends. CheckpointError: the folder cannot be written.
+    """
+
+    phase: ClassVar[str] = "logger"
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]) -> None:
+        self.folder = Path(folder)
+        self._written = 0
+
+    @property
+    def state_key(self) -> str:
+        return f"PredictionWriter({self.folder})"
+
+    def on_predict_begin(self, logs: Logs) -> None:
+        self._written = 0
+
+    def on_predict_batch_end(self, batch: int, logs: Logs) -> None:
+        arrays: dict[str, Any] = dict(self.trainer.predicted)
+        write_atomically(self._path(batch), lambda file: np.savez(file, **arrays))
+        self._written = batch + 1
+
+    def on_predict_end(self, logs: Logs) -> None:
+        batch = self._written
+        while self._path(batch).exists():
+            self._path(batch).unlink()
+            batch += 1
+
+    def _path(self, batch: int) -> Path:
+        return self.folder / f"batch-{batch:06d}.npz"

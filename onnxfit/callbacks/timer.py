@@ -1,0 +1,87 @@
+"""Measure how long training takes, and end it in time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from time import monotonic
+from typing import Union
+
+from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.logs import Logs
+from onnxfit.errors import SettingError
+
+__all__ = ["Timer"]
+
+
+class Timer(StatefulCallback):
+    """Stops training once it has taken `duration`, and tells how long it took.
+
+    - `duration`: seconds > 0, or a timedelta; None only measures.
+    - `interval`: "batch" looks at the clock after every batch, "epoch" only after epochs, so that all are whole.
+
+    `elapsed` and `remaining` are seconds: of the fit, validation and callbacks included, and of those it had before it was
+    interrupted and resumed, where it was saved. `remaining` is None without a duration. SettingError: a setting out of its range.
+
+    >>> Timer(duration=0)
+    Traceback (most recent call last):
+        ...
+    onnxfit.errors.SettingError: Timer needs duration > 0 seconds, got 0.
+    """
+
+    remembered = ("elapsed",)
+
+    def __init__(self, duration: Union[float, timedelta, None] = None, interval: str = "batch") -> None:
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        if seconds is not None and not seconds > 0:
+            raise SettingError(f"Timer needs duration > 0 seconds, got {seconds:g}.")
+        if interval not in ("batch", "epoch"):
+            raise SettingError(f"Timer needs interval 'batch' or 'epoch', got {interval!r}.")
+        self.duration = seconds
+        self.interval = interval
+        self._since: float | None = None  # the last look at the clock, while a fit runs
+        self.reset()
+
+    def reset(self) -> None:
+        self._elapsed = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        self._look()
+        return self._elapsed
+
+    @elapsed.setter
+    def elapsed(self, seconds: float) -> None:
+        self._elapsed = seconds
+
+    @property
+    def remaining(self) -> float | None:
+        return None if self.duration is None else max(self.duration - self.elapsed, 0.0)
+
+    def listens(self, hook: str) -> bool:
+        return super().listens(hook) and (hook != "on_train_batch_end" or (self.interval == "batch" and self.duration is not None))
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        self._since = monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        self._stop_if_over()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        self._stop_if_over()
+
+    def on_close(self) -> None:
+        super().on_close()
+        self._look()
+        self._since = None
+
+    def _look(self) -> None:
+        if self._since is not None:
+            now = monotonic()
+            self._elapsed += now - self._since
+            self._since = now
+
+    def _stop_if_over(self) -> None:
+        if self.duration is not None and self.elapsed >= self.duration:
+            self.trainer.stop_reason = f"Timer: {self.elapsed:.1f} seconds have passed, of {self.duration:g}."
+            self.trainer.stop_training = True

@@ -1,0 +1,179 @@
+"""A run that was interrupted at any batch ends as the uninterrupted one, bit for bit: weights, slots, history, callbacks."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from onnxfit import Trainer
+from onnxfit.callbacks import Callback, CSVLogger, EarlyStopping, ReduceLROnPlateau, TensorBoard
+from onnxfit.losses import CrossEntropy
+from onnxfit.metrics import AUC, F1, Accuracy, ConfusionMatrix, Metric
+from onnxfit.optimizers import SGD, Adam
+from onnxfit.schedules import Exponential
+from tests.models import convolutional, mlp, two_outputs
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(22, 1, 8, 8)).astype(np.float32)
+CLASSES = RNG.integers(0, 3, 22)
+X = RNG.normal(size=(22, 4)).astype(np.float32)
+Y = RNG.normal(size=(22, 3)).astype(np.float32)
+COLUMN = X[:, :1]
+BATCHES = 6  # of 4 rows, the last of 2
+
+
+class Interrupted(BaseException):
+    pass
+
+
+class SavesAndDies(Callback):
+    """Saves after a batch or epoch, and ends the process, as far as Python can."""
+
+    phase = "checkpoint"
+
+    def __init__(self, path: Path, at: tuple[int, int | None]) -> None:
+        self.path, self.at, self.epoch = path, at, 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        if (self.epoch, batch) == self.at:
+            self.trainer.save(self.path)
+            raise Interrupted
+
+    def on_test_batch_end(self, batch: int, logs: Any) -> None:
+        if (self.epoch, -1) == self.at:
+            self.trainer.save(self.path)
+            raise Interrupted
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        if (epoch, None) == self.at:
+            self.trainer.save(self.path)
+            raise Interrupted
+
+
+# model, data, settings of the trainer, settings of fit
+CASES: dict[str, tuple[onnx.ModelProto, tuple[Any, ...], dict[str, Any], dict[str, Any]]] = {
+    "dropout, momentum, schedule": (
+        convolutional(dropout=0.4), (IMAGES, CLASSES),
+        {"loss": "cross_entropy", "optimizer": SGD(Exponential(0.05, 5, 0.8), momentum=0.9), "metrics": [Accuracy(), F1(average="macro")]}, {},
+    ),
+    "accumulation, averages of weights": (
+        mlp(), (X, Y), {"loss": "mse", "optimizer": Adam(0.01, ema_momentum=0.9), "accumulate": 4, "metrics": ["mae", "r2"]}, {},
+    ),
+    "two losses, sample weights": (
+        two_outputs(), (COLUMN, {"a": COLUMN, "b": -COLUMN}, np.arange(22.0)), {"loss": {"a": "mse", "b": "huber"}, "metrics": {"b": ["rmse"]}}, {},
+    ),
+    "masked labels, area under the curve": (
+        convolutional(dropout=0.2), (IMAGES, np.where(CLASSES == 2, -100, CLASSES)),
+        {"loss": CrossEntropy(ignore_index=-100), "optimizer": "adam", "metrics": [AUC(from_logits=True), ConfusionMatrix()]}, {},
+    ),
+    "epochs of 4 batches from passes of 6": (mlp(), (X, Y), {"loss": "mse", "optimizer": "adam"}, {"steps_per_epoch": 4}),
+}  # fmt: skip
+
+
+def fitted(trainer: Trainer, data: tuple[Any, ...], folder: Path, more: list[Callback], settings: dict[str, Any]) -> Trainer:
+    monitors: list[Callback] = [
+        EarlyStopping("loss", patience=3, restore_best_weights=True),
+        CSVLogger(folder / "log.csv", append=True),
+        TensorBoard(folder / "runs", update_freq="batch"),
+    ]
+    if trainer.optimizer.learning_rate.__class__ is float:
+        monitors.append(ReduceLROnPlateau("loss", factor=0.5, patience=1))
+    trainer.fit(*data, epochs=3, batch_size=4, validation_data=data, callbacks=[*monitors, *more], verbose=0, **settings)
+    return trainer
+
+
+def points(folder: Path) -> dict[tuple[str, str], list[tuple[int, str]]]:
+    """(run, tag) -> every (step, value) in the files, in their order; but for what a clock decides."""
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for run in ("train", "validation"):
+        for file in sorted((folder / run).iterdir()):
+            data, place = file.read_bytes(), 0
+            while place < len(data):
+                (length,) = struct.unpack_from("<Q", data, place)
+                event = Event.FromString(data[place + 12 : place + 12 + length])
+                place += 16 + length
+                for value in event.summary.value:
+                    if value.tag != "epoch_steps_per_second":
+                        found.setdefault((run, value.tag), []).append((event.step, repr(value.simple_value)))
+    return found
+
+
+class StopsAt(Callback):
+    """Stops in a batch, after what the other monitors saw."""
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        if self.trainer.global_batch == 8:
+            self.trainer.stop_training, self.trainer.stop_reason = True, "eight batches"
+
+
+@pytest.mark.parametrize("at", [(1, 1), (1, None)])
+def test_a_checkpoint_of_the_batch_or_epoch_in_which_training_stopped(at: tuple[int, int | None], tmp_path: Path) -> None:
+    model, data, settings, _ = CASES["dropout, momentum, schedule"]
+    for folder in ("whole", "cut"):
+        (tmp_path / folder).mkdir()
+    whole = fitted(Trainer(model, **settings), data, tmp_path / "whole", [StopsAt()], {})
+    with pytest.raises(Interrupted):
+        fitted(Trainer(model, **settings), data, tmp_path / "cut", [StopsAt(), SavesAndDies(tmp_path / "ckpt", at)], {})
+    resumed = fitted(Trainer.load(tmp_path / "ckpt"), data, tmp_path / "cut", [StopsAt()], {})
+    assert resumed.global_step == whole.global_step == 8
+    assert resumed.stop_reason == whole.stop_reason == "eight batches"
+    assert resumed.history.history == whole.history.history
+    assert (tmp_path / "cut" / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text()
+    assert points(tmp_path / "cut" / "runs") == points(tmp_path / "whole" / "runs")
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize("name", CASES)
+def test_at_every_batch(name: str, backend: str, tmp_path: Path) -> None:
+    model, data, settings, of_fit = CASES[name]
+    steps = of_fit.get("steps_per_epoch", BATCHES)
+    (tmp_path / "whole").mkdir()
+    whole = fitted(Trainer(model, backend=backend, **settings), data, tmp_path / "whole", [], of_fit)
+    # in the middle of a validation, and at the end of the epoch, too
+    places = [(epoch, batch) for epoch in range(3) for batch in (*range(steps), -1, None)]
+    for epoch, batch in places if backend == "full" else places[1::4]:
+        folder = tmp_path / f"{epoch} {batch}"
+        folder.mkdir()
+        with pytest.raises(Interrupted):
+            fitted(
+                Trainer(model, backend=backend, **settings), data, folder, [SavesAndDies(folder / "ckpt", (epoch, batch))], of_fit
+            )
+        loaded = Trainer.load(folder / "ckpt")
+        if batch == 0:  # twice, without a step in between
+            loaded = Trainer.load(loaded.save(folder / "again"))
+        resumed = fitted(loaded, data, folder, [], of_fit)
+        where = f"{epoch}, {batch}"
+        for part, entries in whole.get_state().items():
+            for entry, value in entries.items():
+                np.testing.assert_array_equal(resumed.get_state()[part][entry], value, err_msg=f"{where}: {part} {entry}")
+        assert resumed.history.epoch == whole.history.epoch, where
+        for figure, values in whole.history.history.items():
+            assert resumed.history.history[figure] == values, f"{where}: {figure}"
+        assert resumed.train_losses_ == whole.train_losses_, where
+        assert resumed.stop_reason == whole.stop_reason
+        assert (folder / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text(), where
+        assert points(folder / "runs") == points(tmp_path / "whole" / "runs"), where
+
+
+def test_every_metric_goes_on_from_its_state() -> None:
+    """A law of metrics: the state, through a checkpoint's JSON and arrays, is all that is remembered."""
+    from onnxfit.registry import registry
+
+    for name, kind in registry("onnxfit.metrics", Metric).items():
+        metric, copy = kind(), kind()
+        one_hot = np.eye(3, dtype=np.float32)[CLASSES]
+        labels, outputs = (CLASSES, Y) if "sparse" in name else (one_hot, np.exp(Y) / np.exp(Y).sum(1, keepdims=True))
+        metric.update(labels[:9].copy(), outputs[:9].copy())
+        copy.load_state_dict(metric.state_dict())
+        for one in (metric, copy):
+            one.update(labels[9:].copy(), outputs[9:].copy())
+        np.testing.assert_array_equal(copy.result(), metric.result(), err_msg=name)
