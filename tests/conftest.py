@@ -15,7 +15,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)  # n
 
 # `make test` and `make test-plain` say which onnxruntime they installed
 BUILDS = {"training": True, "plain": False}
-COMPARED_WITH = ("torch", "sklearn", "skl2onnx", "flit_core", "matplotlib", "tensorboard")
+COMPARED_WITH = ("torch", "sklearn", "skl2onnx", "flit_core", "matplotlib", "tensorboard", "yaml", "pyarrow", "PIL")
 DOORS = ("torch", "sklearn")  # modules of ours that cannot be imported without the library they open to
 
 

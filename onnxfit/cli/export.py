@@ -1,0 +1,32 @@
+"""`onnxfit export`: the model of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit import checkpoint
+from onnxfit.cli.models import WITHOUT_CODE
+from onnxfit.files import write_atomically
+from onnxfit.trainer import Trainer
+
+
+@click.command(short_help="Write the model of a checkpoint as .onnx.")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="CHECKPOINT")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The .onnx file to write.")
+@click.option(
+    "--averaged", is_flag=True, help="Take the averages that an optimizer with ema_momentum keeps, such as adam:ema_momentum=0.99."
+)
+def export(path: str, output: Path, averaged: bool) -> None:
+    """Write the model in CHECKPOINT as a .onnx for inference: the original with the trained weights in place.
+
+    \b
+    onnxfit export checkpoints/last.onnxfit -o trained.onnx
+    """
+    if averaged:
+        Trainer.load(path).export(output, averaged=True)
+    else:
+        model = checkpoint.load(path, WITHOUT_CODE).model
+        write_atomically(output, lambda file: file.write(model.SerializeToString()))
+    click.echo(f"{path} -> {output}")

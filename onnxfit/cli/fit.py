@@ -1,0 +1,179 @@
+"""`onnxfit fit`: train a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from onnxfit.cli import job, options
+from onnxfit.cli.config import config_option
+from onnxfit.cli.models import is_checkpoint
+from onnxfit.errors import SettingError
+from onnxfit.gradients import SOURCES
+from onnxfit.trainer import BACKENDS
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_COUNT = click.IntRange(min=1)
+_FILE = click.Path(dir_okay=False)
+
+
+@click.command(short_help="Train a model on data.")
+@click.argument("model", type=options.MODEL)
+@options.data
+@options.label
+@options.loss
+@click.option(
+    "--optimizer",
+    default="sgd",
+    show_default=True,
+    metavar="NAME",
+    help="sgd, adam, adamw, rmsprop, lion, ...; settings follow a colon, as in sgd:momentum=0.9,nesterov=true.",
+)
+@click.option(
+    "--lr",
+    "--learning-rate",
+    "learning_rate",
+    metavar="RATE",
+    help="Above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, counted in updates. By default the optimizer's own: 0.01 for "
+    "sgd, 0.001 for adam.",
+)
+@click.option("-e", "--epochs", type=_COUNT, default=1, show_default=True, metavar="N", help="Passes over the data, 1 or more.")
+@options.batch_size
+@click.option(
+    "-w",
+    "--weights",
+    multiple=True,
+    metavar="PATTERN",
+    help="Train only the weights called so, such as 'head.*'; may be repeated, '!PATTERN' leaves out. By default all.",
+)
+@click.option(
+    "--penalty",
+    multiple=True,
+    metavar="[PATTERN=]NUMBER",
+    help="Add NUMBER times the sum of the squared weights to the loss, or of their absolute values as l1:NUMBER; of all weights, or those called "
+    "like PATTERN. May be repeated.",
+)
+@options.metrics
+@click.option(
+    "--validation-data",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="Data to evaluate after every epoch, as for --data.",
+)
+@click.option(
+    "--validation-split",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    metavar="PART",
+    help="The same with the last PART of the data, between 0 and 1, which is not trained on.",
+)
+@click.option(
+    "--clip-norm", type=_POSITIVE, metavar="NORM", help="Scale the gradients so that their common L2 norm is at most NORM, above 0."
+)
+@click.option(
+    "--clip-value",
+    type=_POSITIVE,
+    metavar="VALUE",
+    help="Cut every element of the gradients to at most VALUE, above 0, either way.",
+)
+@click.option(
+    "--accumulate",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Batches whose gradients are averaged for one update.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="A whole number for the order of rows and for dropout: the same seed gives the same weights.",
+)
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["train", "frozen"]),
+    default="train",
+    show_default=True,
+    help="BatchNormalization by each batch, or by its running statistics as they are.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(list(BACKENDS)),
+    default="full",
+    show_default=True,
+    help="A step as one graph, or as one for each pass.",
+)
+@click.option(
+    "--gradient",
+    type=click.Choice(SOURCES),
+    default="auto",
+    show_default=True,
+    help="Gradients from the rules of `onnxfit ops` (onnx), from onnxruntime's training build (onnxruntime), or from whichever knows every operator.",
+)
+@options.device
+@click.option(
+    "--early-stopping",
+    type=click.IntRange(min=0),
+    metavar="PATIENCE",
+    help="Stop after PATIENCE epochs without a better val_loss (or loss, where nothing validates), and go back to the weights of the best epoch.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=_FILE,
+    metavar="FILE",
+    help="Write the trained model there, as .onnx: the original with the new weights in place.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Path(),
+    metavar="FOLDER/FILE",
+    help="Save the whole state of the training there after every epoch and on Ctrl-C, for `onnxfit resume`. {epoch} and {val_loss:.3f} in FILE keep "
+    "several; a folder alone keeps last.onnxfit.",
+)
+@click.option(
+    "--overwrite", is_flag=True, help="Begin anew where --checkpoint has the checkpoints of an earlier training, which are deleted."
+)
+@click.option("--csv", type=_FILE, metavar="FILE", help="Write the figures of every epoch there, a line each.")
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False),
+    metavar="FOLDER",
+    help="Write curves and the graph there, for tensorboard --logdir.",
+)
+@config_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
+@options.as_json
+def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
+    """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best with --early-stopping.
+
+    After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation; with --checkpoint it can go on
+    later as if nothing had happened: onnxfit resume.
+
+    \b
+    onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam --epochs 10 --metrics accuracy \\
+        --validation-split 0.2 --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
+    """
+    if not (typed["output"] or typed["checkpoint"]):
+        raise click.UsageError("Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE, or both.")
+    if typed["validation_data"] and typed["validation_split"]:
+        raise click.UsageError("Give --validation-data or --validation-split, not both.")
+    typed = job.absolute(typed)
+    if typed["checkpoint"]:
+        _make_room(job.Place(typed["checkpoint"]), overwrite)
+    job.run(typed, quiet=quiet, as_json=as_json)
+
+
+def _make_room(place: job.Place, overwrite: bool) -> None:
+    """An earlier training's checkpoints are neither replaced nor mixed with new ones unasked."""
+    found = place.checkpoints()
+    if found and not overwrite:
+        raise SettingError(
+            f"{str(place.folder)!r} has a checkpoint of an earlier training, {found[0].name}: `onnxfit resume` goes on with it, --overwrite "
+            "deletes it and begins anew; or give this training another folder."
+        )
+    for path in filter(is_checkpoint, found):
+        path.unlink()

@@ -1,0 +1,52 @@
+"""What a command is given as a model: a .onnx, or a checkpoint."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit import checkpoint
+from onnxfit.backends.backend import run_on
+from onnxfit.cli.arrays import inputs_of
+from onnxfit.data import source
+from onnxfit.errors import ModelError
+from onnxfit.graph.model import load_model
+from onnxfit.runtime import Device, Runner, State
+
+# a checkpoint holds no code: without these it can be read even where they were somebody's own
+WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a file is a checkpoint (a zip archive), and not a model."""
+    return zipfile.is_zipfile(path)
+
+
+def model_of(path: str) -> onnx.ModelProto:
+    """The model of a .onnx, or the trained one of a checkpoint, with its tensors for outputs."""
+    model = checkpoint.load(path, WITHOUT_CODE).model if is_checkpoint(path) else load_model(path)
+    tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
+    if not tensors:
+        raise ModelError(f"No output of {path} is a tensor.")
+    del model.graph.output[:]
+    model.graph.output.extend(tensors)
+    return model
+
+
+def predict(model: onnx.ModelProto, x: Any, batch_size: int, device: str) -> dict[str, npt.NDArray[Any]]:
+    """Every output for every row, from the model as it stands: it needs no weight, no loss and no gradient."""
+    place = Device.parse(device)
+    runner = Runner(model, State({}, place), place, None, "prediction")
+    parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
+    with source(
+        x, None, None, inputs=inputs_of(model), targets={}, batch_size=batch_size, shuffle=False, seed=0, what="prediction"
+    ) as data:
+        for batch in data.batches(0):
+            for name, array in run_on(runner, batch).prediction().items():
+                parts[name].append(array)
+    return {name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays) for name, arrays in parts.items()}

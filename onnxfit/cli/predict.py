@@ -1,0 +1,53 @@
+"""`onnxfit predict`: a model's outputs for data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit.cli import arrays, models, options
+from onnxfit.cli.config import config_option
+
+
+@click.command(short_help="Write a model's outputs for data.")
+@click.argument("model", type=options.MODEL)
+@options.data
+@options.label
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write: .npy for one output, .npz for any number, .csv for tables; else standard output, as .csv.",
+)
+@options.batch_size
+@options.device
+@config_option
+@options.as_json
+def predict(
+    model: str, data: tuple[str, ...], label: tuple[str, ...], output: Path | None, batch_size: int, device: str, as_json: bool
+) -> None:
+    """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in its order. Labels are passed over.
+
+    Any model will do, whether it can be trained or not. With --output, a line for each output says what was written.
+
+    \b
+    onnxfit predict trained.onnx --data new.csv --output predictions.npy
+    """
+    proto = models.model_of(model)
+    names = [value.name for value in proto.graph.output]
+    if output is not None:
+        arrays.check_output(output, names)
+    x, _, _ = arrays.read(data, arrays.Wanted(arrays.inputs_of(proto), names, label, predicting=True))
+    found = models.predict(proto, x, batch_size, device)
+    if output is not None:
+        arrays.write(output, found)
+        shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in found.items()}
+        if as_json:
+            options.print_figures({"file": str(output), "outputs": shapes}, as_json)
+        else:
+            click.echo("\n".join(f"{name}: {shape} -> {output}" for name, shape in shapes.items()))
+    elif as_json:
+        options.print_figures(found, as_json)
+    else:
+        click.echo(arrays.as_csv(found), nl=False)
