@@ -1,7 +1,7 @@
 """onnxfit trains ONNX models: fit, evaluate, predict, callbacks, TensorBoard, and a trained .onnx back."""
 
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
-from onnxfit.data import DataLoader
+from onnxfit.data import DataLoader, ImageFolder, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
 from onnxfit.errors import (
     CheckpointError,
@@ -28,9 +28,12 @@ __all__ = [
     "DataLoader",
     "DivergenceError",
     "GradientError",
+    "ImageFolder",
     "InstallationError",
     "ModelError",
     "OnnxfitError",
+    "ParquetLoader",
+    "Prefetch",
     "SettingError",
     "StepError",
     "Trainer",

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfit.data import Batch, DataLoader, Prefetch, PrefetchedSource, Source, permutation, source, validation_split
+from onnxfit.data.prefetch import Ahead
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 
@@ -201,6 +202,9 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "function": lambda: ((lambda: iter(cut())),),
     "generator function": lambda: ((lambda: (batch for batch in cut())),),
     "generator": lambda: ((batch for batch in cut()),),
+    "prefetched batches": lambda: (Prefetch(cut()),),
+    "prefetched function": lambda: (Prefetch(lambda: (batch for batch in cut()), depth=1),),
+    "prefetched loader": lambda: (Prefetch(DataLoader(X, Y, W, batch_size=SIZE, shuffle=False)),),
     "columns": lambda: (Columns(NAMED),),
     "streamed columns": lambda: (StreamedColumns(NAMED),),
 }
@@ -531,7 +535,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no rows": ({"x": X[:0], "y": Y[:0]}, "The training data is empty: 0 rows"),
     "an empty list": ({"x": [], "y": []}, "empty"),
     "no data": ({"x": None}, "The training data is None: expected arrays"),
-    "a path": ({"x": "train.csv"}, "of type str: expected arrays"),
+    "a path": ({"x": "train.csv"}, r"'train.csv' is a path, and those of .npy and .npz.*ParquetLoader.*ImageFolder"),
     "a number": ({"x": 3.0}, "of type float: expected arrays"),
     "no labels": ({"x": X}, "no labels, and the loss of 'out' needs them"),
     "missing input": ({"x": {"a": X}, "y": Y, "inputs": AB}, r"Missing: b: float32\[N, 1\]\. Expected: a: float32\[N, 2\]; b: float32\[N, 1\]"),
@@ -840,7 +844,7 @@ def test_the_thread_is_never_further_ahead_than_told() -> None:
             made.append(number)
             yield number
 
-    ahead = Prefetch(numbers(), 3)
+    ahead = Ahead(numbers(), 3)
     for taken in range(10):
         assert next(ahead) == taken
         assert len(made) <= taken + 1 + 3

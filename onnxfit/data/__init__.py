@@ -7,11 +7,14 @@ from typing import Any
 
 from onnxfit.data.batch import Batch, Source, Target
 from onnxfit.data.feed import Feed
-from onnxfit.data.loader import DataLoader
+from onnxfit.data.images import ImageFolder
+from onnxfit.data.loader import DataLoader, Loader
+from onnxfit.data.mapped import is_mapped, opened
 from onnxfit.data.memory import ArraySource, validation_split
 from onnxfit.data.order import check_fixed, checked_batch_size, permutation
+from onnxfit.data.parquet import ParquetLoader
 from onnxfit.data.prefetch import Prefetch, PrefetchedSource
-from onnxfit.data.stream import stream_source
+from onnxfit.data.stream import loader_source, mapped_source, stream_source
 from onnxfit.data.structure import holds_arrays
 from onnxfit.data.weights import checked_class_weight
 from onnxfit.errors import SettingError
@@ -20,6 +23,9 @@ from onnxfit.graph.spec import TensorSpec
 __all__ = [
     "Batch",
     "DataLoader",
+    "ImageFolder",
+    "Loader",
+    "ParquetLoader",
     "Prefetch",
     "PrefetchedSource",
     "Source",
@@ -47,38 +53,42 @@ def source(
     """The batches of whatever a user calls data.
 
     - arrays, dicts and lists of arrays, pandas, `DataLoader`: cast and checked here, once;
-    - HF datasets, objects with `__len__` and `__getitem__` of batches, iterables of batches, functions that return an iterator: each
-      batch is cast and checked when it comes.
+    - `np.memmap`, paths of .npy and .npz files, wherever an array may stand: each batch is read, cast and checked when it comes;
+    - `ParquetLoader`, `ImageFolder`, HF datasets, objects with `__len__` and `__getitem__` of batches, iterables of batches, functions
+      that return an iterator: each batch is cast and checked when it comes;
+    - `Prefetch` of any that gives batches: the same, in a thread.
 
     `shuffle` is for the rows of arrays, and for the order of batches that can be had by number (as in Keras); iterables have their own.
     `targets` maps output -> Target, in the model's order. `what` is "training", "evaluation" or "prediction", which needs no labels.
 
     DataError: the data does not fit `inputs` or `targets`. SettingError: settings that exclude each other.
     """
-    if isinstance(x, DataLoader):
+    fitted: dict[str, Any] = {"inputs": inputs, "targets": targets, "class_weight": class_weight, "what": what}
+    if isinstance(x, (Loader, Prefetch)):
         _refuse_beside_batches(x, y, sample_weight)
-        made = source(
-            x.X,
-            x.y,
-            x.sample_weight,
-            inputs=inputs,
-            targets=targets,
-            batch_size=x.batch_size,
-            shuffle=x.shuffle and what == "training",
-            seed=seed if x.seed is None else x.seed,
-            drop_last=x.drop_last,
-            class_weight=class_weight,
-            what=what,
-        )
-        return PrefetchedSource(made, x.prefetch) if x.prefetch else made
+    if isinstance(x, Prefetch):
+        return PrefetchedSource(source(x.data, None, None, batch_size=batch_size, shuffle=shuffle, seed=seed, **fitted), x.depth)
     feed = Feed(tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what)
+    if isinstance(x, Loader):
+        seed = seed if x.seed is None else x.seed
+        mixed = x.shuffle and what == "training"
+        if isinstance(x, DataLoader):
+            fitted |= {"batch_size": x.batch_size, "shuffle": mixed, "seed": seed, "drop_last": x.drop_last}
+            made = source(x.X, x.y, x.sample_weight, **fitted)
+        else:
+            made = loader_source(x, feed, seed if mixed else None)
+        return PrefetchedSource(made, x.prefetch) if x.prefetch else made
     batch_size = checked_batch_size(batch_size)
-    if holds_arrays(x):
-        prepared = feed.prepare(x, y, sample_weight)
-        check_fixed(feed.fixed, prepared.rows, batch_size, drop_last, what)
-        return ArraySource(prepared, batch_size, shuffle, seed, drop_last, what)
-    _refuse_beside_batches(x, y, sample_weight)
-    return stream_source(x, feed, batch_size, shuffle, seed)
+    x, y, sample_weight = opened(x), opened(y), opened(sample_weight)
+    if not holds_arrays(x):
+        _refuse_beside_batches(x, y, sample_weight)
+        return stream_source(x, feed, batch_size, shuffle, seed)
+    named = feed.named(x, y, sample_weight)
+    if any(is_mapped(value) for _, value in named.leaves()):
+        return mapped_source(named, feed, batch_size, shuffle, seed, drop_last)
+    prepared = feed.prepare_named(named)
+    check_fixed(feed.fixed, prepared.rows, batch_size, drop_last, what)
+    return ArraySource(prepared, batch_size, shuffle, seed, drop_last, what)
 
 
 def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -96,3 +97,15 @@ class Source(ABC):
 
 
 S = TypeVar("S", bound=Source)
+It = TypeVar("It", bound=Iterator[Any])
+
+
+@contextmanager
+def ended(iterator: It) -> Iterator[It]:
+    """The iterator, which is closed in the end if it is a generator; one of the caller's own comes as an islice, which leaves it open."""
+    try:
+        yield iterator
+    finally:
+        end = getattr(iterator, "close", None)
+        if callable(end):
+            end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,27 @@ from onnxfit.graph.spec import TensorSpec
 T = TypeVar("T")
 
 LABEL_KEYS = ("label", "labels", "y")  # what data sets call the only target
+
+
+@dataclass(frozen=True)
+class Named:
+    """What was given for each input, by its name, and as labels of each output; nothing is read yet."""
+
+    inputs: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    sample_weight: Any
+
+    def leaves(self) -> list[tuple[str, Any]]:
+        """Everything, and where it stands."""
+        labels = ((f"y for {output}", value) for output, value in self.labels.items())
+        weights = () if self.sample_weight is None else ((SAMPLE_WEIGHT, self.sample_weight),)
+        return [*self.inputs.items(), *labels, *weights]
+
+    def map(self, function: Callable[[str, Any], Any]) -> Named:
+        """The same with function(place, value) of each value."""
+        inputs = {name: function(name, value) for name, value in self.inputs.items()}
+        labels = {output: function(f"y for {output}", value) for output, value in self.labels.items()}
+        return Named(inputs, labels, None if self.sample_weight is None else function(SAMPLE_WEIGHT, self.sample_weight))
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,11 @@ class Feed:
                     "Several inputs are a tuple or dict inside: ((a, b), y)."
                 )
             x, y, sample_weight = (*given, None, None)[:3]
-        prepared = self.prepare(x, y, sample_weight)
+        return self.named_batch(self.named(x, y, sample_weight))
+
+    def named_batch(self, given: Named) -> Batch:
+        """A batch of what was found before."""
+        prepared = self.prepare_named(given)
         if self.fixed is not None and self.fixed.shape is not None and prepared.rows != self.fixed.shape[0]:
             raise DataError(
                 f"the batch dimension of input {self.fixed} is fixed, and this batch has {prepared.rows} rows. "
@@ -72,12 +97,21 @@ class Feed:
 
     def prepare(self, x: Any, y: Any, sample_weight: Any) -> Prepared:
         """Everything as the graph wants it. DataError where it does not fit."""
+        return self.prepare_named(self.named(x, y, sample_weight))
+
+    def named(self, x: Any, y: Any, sample_weight: Any) -> Named:
+        """Every input and label, found but not looked at. DataError for what is missing or left over."""
         x, y, sample_weight = self._out_of_dict(x, y, sample_weight)
-        raw_inputs, raw_labels = self._inputs(x), self._labels(y)
+        inputs, labels = self._inputs(x), self._labels(y)
         if sample_weight is not None and not self.targets:
             sample_weight = self._ignore("sample weights", None)
         if sample_weight is not None and self.class_weight is not None:
             raise SettingError("Give class_weight or sample_weight, not both: multiply the class weights into sample_weight.")
+        return Named(inputs, labels, sample_weight)
+
+    def prepare_named(self, given: Named) -> Prepared:
+        """What was found, checked and cast."""
+        raw_inputs, raw_labels, sample_weight = given.inputs, given.labels, given.sample_weight
         inputs = [in_shape(as_array(raw_inputs[spec.name], spec), spec) for spec in self.inputs]
         labels = {output: as_array(value, f"y for {output}") for output, value in raw_labels.items()}
         weights = None if sample_weight is None else row_weights(sample_weight)

@@ -9,9 +9,10 @@ from typing import Any
 
 from onnxfit.data.batch import Batch, Source
 from onnxfit.data.feed import Prepared
-from onnxfit.data.order import batch_indices, count_steps
-from onnxfit.data.structure import common_rows, holds_arrays, leaves_of, length_of, map_arrays
-from onnxfit.errors import DataError, SettingError
+from onnxfit.data.mapped import opened
+from onnxfit.data.order import batch_indices, check_steps, count_steps
+from onnxfit.data.structure import common_rows, holds_arrays, leaves_of, map_arrays, rows_of
+from onnxfit.errors import SettingError
 
 
 class ArraySource(Source):
@@ -21,10 +22,7 @@ class ArraySource(Source):
         rows = prepared.rows
         self.what, self.rows, self.batch_size = what, rows, batch_size
         self.steps: int = count_steps(rows, batch_size, drop_last)
-        if not self.steps:
-            raise DataError(
-                f"drop_last=True leaves nothing of the {what} data: {rows} rows are fewer than batch_size={batch_size}."
-            )
+        check_steps(rows, batch_size, drop_last, what)
         self._prepared = prepared
         self._size = min(batch_size, rows)
         self._seed = seed if shuffle else None
@@ -53,6 +51,7 @@ def validation_split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tup
     """
     if not 0 < fraction < 1:
         raise SettingError(f"validation_split is a part of the rows, between 0 and 1, got {fraction}.")
+    x, y, sample_weight = opened(x), opened(y), opened(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
             f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself and pass validation_data, "
@@ -72,10 +71,4 @@ def validation_split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tup
 
 def _cut(data: Any, rows: slice) -> Any:
     """Some rows of everything; what has no rows stays."""
-
-    def cut(value: Any) -> Any:
-        if length_of(value) is None:
-            return value
-        return value.iloc[rows] if hasattr(value, "iloc") else value[rows]
-
-    return None if data is None else map_arrays(data, cut)
+    return None if data is None else map_arrays(data, lambda value: rows_of(value, rows))

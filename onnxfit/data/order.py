@@ -13,9 +13,10 @@ from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 
 
-def permutation(seed: int, epoch: int, rows: int) -> Array:
-    """The order of rows in an epoch: a pure function of its arguments."""
-    return np.random.Generator(np.random.PCG64([seed % 2**64, epoch % 2**64])).permutation(rows)
+def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
+    """The order of rows in an epoch, or in a block of it, counted from 1: a pure function of its arguments."""
+    entropy = [seed % 2**64, epoch % 2**64, block] if block else [seed % 2**64, epoch % 2**64]
+    return np.random.Generator(np.random.PCG64(entropy)).permutation(rows)
 
 
 def batch_indices(rows: int, size: int, steps: int, seed: int | None, epoch: int, skip: int) -> Iterator[slice | Array]:
@@ -31,6 +32,12 @@ def count_steps(rows: int, batch_size: int, drop_last: bool) -> int:
     return rows // batch_size if drop_last else -(-rows // batch_size)
 
 
+def check_steps(rows: int, batch_size: int, drop_last: bool, what: str) -> None:
+    """DataError where a pass would have no batch."""
+    if not count_steps(rows, batch_size, drop_last):
+        raise DataError(f"drop_last=True leaves nothing of the {what} data: {rows} rows are fewer than batch_size={batch_size}.")
+
+
 def checked_batch_size(batch_size: Any) -> int:
     try:
         size = operator.index(batch_size)
@@ -41,7 +48,9 @@ def checked_batch_size(batch_size: Any) -> int:
     return size
 
 
-def check_fixed(fixed: TensorSpec | None, rows: int, batch_size: int, drop_last: bool, what: str) -> None:
+def check_fixed(
+    fixed: TensorSpec | None, rows: int, batch_size: int, drop_last: bool, what: str, loader: str = "DataLoader"
+) -> None:
     """DataError where a model's fixed batch dimension and the batches to come differ."""
     if fixed is None:
         return
@@ -53,9 +62,10 @@ def check_fixed(fixed: TensorSpec | None, rows: int, batch_size: int, drop_last:
         return
     if rows < needed:
         raise DataError(f"The batch dimension of input {fixed} is fixed, and the {what} data has only {rows} rows.")
-    loader = f"DataLoader(x, y, batch_size={needed}{', drop_last=True' if rest else ''})"
+    arguments = "x, y" if loader == "DataLoader" else "..."
+    call = f"{loader}({arguments}, batch_size={needed}{', drop_last=True' if rest else ''})"
     raise DataError(
         f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows, and batches of {size} from {rows} rows "
         "do not give that. "
-        f"Pass batch_size={needed}" + (f"; drop_last=True leaves out the last {rest} rows: {loader}." if rest else ".")
+        f"Pass batch_size={needed}" + (f"; drop_last=True leaves out the last {rest} rows: {call}." if rest else ".")
     )

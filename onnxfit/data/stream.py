@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from onnxfit.data.batch import Batch, Source
-from onnxfit.data.feed import Feed
-from onnxfit.data.order import batch_indices, check_fixed, count_steps, permutation
-from onnxfit.data.structure import length_of
+from onnxfit.data.batch import Batch, Source, ended
+from onnxfit.data.convert import as_array
+from onnxfit.data.feed import Feed, Named
+from onnxfit.data.loader import Loader
+from onnxfit.data.order import batch_indices, check_fixed, check_steps, count_steps, permutation
+from onnxfit.data.structure import common_rows, length_of, rows_of
 from onnxfit.errors import DataError
 
 
 class StreamSource(Source):
-    """Batches made elsewhere; `passes(epoch, skip)` begins a pass over them."""
+    """Batches made elsewhere; `passes(epoch, skip)` begins a pass over them, and `make` fits each to the model."""
 
     def __init__(
         self,
@@ -25,26 +27,22 @@ class StreamSource(Source):
         rows: int | None = None,
         batch_size: int | None = None,
         re_iterable: bool = True,
+        make: Callable[[Any], Batch] | None = None,
     ) -> None:
         self.what, self.steps, self.rows, self.batch_size, self.re_iterable = feed.what, steps, rows, batch_size, re_iterable
-        self._feed = feed
+        self._make = feed.batch if make is None else make
         self._passes = passes
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        given = self._passes(epoch, skip)
         number = skip
-        try:
+        with ended(self._passes(epoch, skip)) as given:
             for item in given:
                 try:
-                    batch = self._feed.batch(item)
+                    batch = self._make(item)
                 except DataError as error:
                     raise DataError(f"In batch {number} of the {self.what} data: {error}") from None
                 yield batch
                 number += 1
-        finally:
-            end = getattr(given, "close", None)
-            if callable(end):  # a generator; one of the caller's own comes as an islice, which leaves it open
-                end()
         if not number:
             used = "" if self.re_iterable else " An iterator can be passed over once: is it used up?"
             raise DataError(f"The {self.what} data gave no batch.{used}")
@@ -77,6 +75,38 @@ def stream_source(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: i
     raise DataError(
         f"The {what} data is {'None' if data is None else 'of type ' + type(data).__name__}: expected arrays, a dict or list of "
         "arrays, an onnxfit.DataLoader, an iterable of batches, or a function that returns an iterator of batches."
+    )
+
+
+def mapped_source(given: Named, feed: Feed, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Source:
+    """Arrays of which some are on disk: each batch is read, cast and checked when it comes, and only a first row before."""
+    given = given.map(lambda place, value: value if hasattr(value, "__array__") else as_array(value, place))
+    rows = common_rows(given.leaves(), feed.what)
+    check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
+    check_steps(rows, batch_size, drop_last, feed.what)
+    feed.prepare_named(_some(given, slice(0, 1)))
+    size, steps = min(batch_size, rows), count_steps(rows, batch_size, drop_last)
+
+    def gather(epoch: int, skip: int) -> Iterator[Any]:
+        indices = batch_indices(rows, size, steps, seed if shuffle else None, epoch, skip)
+        return (_some(given, index) for index in indices)
+
+    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.named_batch)
+
+
+def _some(given: Named, index: Any) -> Named:
+    return given.map(lambda place, value: rows_of(value, index))
+
+
+def loader_source(loader: Loader, feed: Feed, seed: int | None) -> Source:
+    """A loader of files; seed None keeps the order of its rows."""
+    check_fixed(feed.fixed, loader.rows, loader.batch_size, loader.drop_last, feed.what, type(loader).__name__)
+    return StreamSource(
+        feed,
+        lambda epoch, skip: loader.batches(epoch, skip, seed),
+        steps=len(loader),
+        rows=loader.rows,
+        batch_size=loader.batch_size,
     )
 
 

@@ -33,7 +33,9 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     if hasattr(data, "columns") and len(names) > 1:
-        return {str(column): data[column] for column in data.columns}
+        return {
+            str(column): data[column] for column in getattr(data, "column_names", data.columns)
+        }  # pyarrow's columns are no names
     several = isinstance(data, (list, tuple)) and (len(names) > 1 or is_list_of_arrays(data))
     if not several and len(names) == 1:
         return {names[0]: data}
@@ -78,6 +80,13 @@ def common_rows(arrays: Iterable[tuple[object, Any]], what: str) -> int:
     if not rows:
         raise DataError(f"The {what} data is empty: 0 rows.")
     return rows
+
+
+def rows_of(value: Any, index: Any) -> Any:
+    """Some rows of an array or table; what has no rows stays."""
+    if length_of(value) is None:
+        return value
+    return value.iloc[index] if hasattr(value, "iloc") else value[index]
 
 
 def length_of(data: Any) -> int | None:
