@@ -31,7 +31,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain lint format dist bench exports mutate docs screenshots clean python
+.PHONY: help demo test test-plain lint format dist bench gallery exports mutate docs screenshots clean python
 
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -65,6 +65,9 @@ bench: .venv-dev/installed  ## time one training step and one batch of fit; the 
 	$(dev) benchmarks/step.py
 	$(dev) benchmarks/gradients.py
 	$(dev) benchmarks/gradients.py --build
+
+gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery (on a quiet machine: some are times)
+	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
 
 screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard for the README (needs chromium)
 	$(demo) examples/digits.py

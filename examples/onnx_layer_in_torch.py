@@ -1,35 +1,30 @@
 """A layer from a .onnx file in the middle of a PyTorch network, trained by torch.optim, beside the same network in torch alone.
 
-    python examples/onnx_layer_in_torch.py [folder]
+    python examples/onnx_layer_in_torch.py [--out docs/gallery]
 
 Both start with the same weights and see the same batches; ends with an error if their weights drift apart by more than 1e-4. Writes
-onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png (the curves) into the folder, the current one by default.
+onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png (the curves).
 """
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections import OrderedDict
-from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import onnx
 import torch
+from figures import GREY, INK, ORANGE, arguments, label, panels, save, write_csv
 from models import dense
 
 from onnxfit.torch import OnnxModule
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 EPOCHS, ROWS = 60, 32
 WANTED = 1e-4
-TORCH, MIXED, INK, FAINT = "#9aa5b1", "#d9480f", "#1f2933", "#e4e7eb"
 
 
-def main(folder: Path) -> None:
+def main() -> None:
+    options = arguments(__doc__)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = dense(16, 32, 16)  # Gemm, Relu, Gemm, as any exporter would write it
@@ -58,12 +53,20 @@ def main(folder: Path) -> None:
     (output,) = trained.graph.output
     onnx.checker.check_model(trained)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "onnx_layer_in_torch.csv", "w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["epoch", "loss_torch", "loss_mixed", "largest_weight_difference"])
-        rows.writerows((i + 1, f"{a:.6f}", f"{b:.6f}", f"{d:.1e}") for i, (a, b, d) in enumerate(zip(*losses.values(), apart)))
-    draw(losses, apart, folder / "onnx_layer_in_torch.png")
+    epochs = range(1, EPOCHS + 1)
+    columns = {"epoch": epochs, "loss_torch": losses["torch"], "loss_mixed": losses["mixed"], "largest_weight_difference": apart}
+    write_csv(options.out / "onnx_layer_in_torch.csv", columns)
+    figure, (left, right) = panels(f"A layer from a file in the middle of torch: the weights of torch alone, to {max(apart):.0e}")
+    left.plot(epochs, losses["torch"], color=GREY, linewidth=7, solid_capstyle="round", label="torch alone")
+    left.plot(epochs, losses["mixed"], color=ORANGE, linewidth=1.8, label="with an ONNX layer in the middle")
+    left.set_ylim(bottom=0)
+    label(left, "Binary cross entropy", "epoch")
+    right.semilogy(epochs, apart, color=ORANGE, linewidth=1.8)
+    right.axhline(WANTED, color=INK, linewidth=1, linestyle=":")
+    right.annotate("at most", (1, WANTED), (0, 3), textcoords="offset points", va="bottom")
+    right.set_ylim(1e-8, 1e-3)
+    label(right, "Largest difference between the weights", "epoch")
+    save(figure, options.out / "onnx_layer_in_torch.png")
 
     print("epoch    torch alone    with an ONNX layer")
     for i in sorted({*range(0, EPOCHS, 10), EPOCHS - 1}):
@@ -104,31 +107,5 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     return max((tensor - others[name]).abs().max().item() for name, tensor in a.state_dict().items())
 
 
-def draw(losses: dict[str, list[float]], apart: list[float], path: Path) -> None:
-    """The losses, one upon the other, and how far the weights are apart, as two panels."""
-    style = {"axes.edgecolor": FAINT, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK}
-    epochs = np.arange(1, EPOCHS + 1)
-    with plt.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), dpi=130, layout="constrained")
-        left.plot(epochs, losses["torch"], color=TORCH, linewidth=6, solid_capstyle="round", label="torch alone")
-        left.plot(epochs, losses["mixed"], color=MIXED, linewidth=1.8, label="with an ONNX layer in the middle")
-        left.set_ylim(bottom=0)
-        left.legend(frameon=False)
-        right.semilogy(epochs, apart, color=MIXED, linewidth=1.8)
-        right.axhline(WANTED, color=INK, linewidth=1, linestyle=":")
-        right.annotate("at most", (1, WANTED), (0, 3), textcoords="offset points", va="bottom")
-        right.set_ylim(1e-8, 1e-3)
-        for panel, title in ((left, "Binary cross entropy"), (right, "Largest difference between the weights")):
-            panel.set_title(title, loc="left", fontsize=11, fontweight="bold")
-            panel.set_xlabel("epoch")
-            panel.grid(axis="y", color=FAINT, linewidth=0.8)
-            panel.set_axisbelow(True)
-            panel.spines[["top", "right", "left"]].set_visible(False)
-            panel.tick_params(length=0, which="both")
-            panel.margins(x=0.02)
-        figure.savefig(path)
-        plt.close(figure)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())
+    main()
