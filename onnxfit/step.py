@@ -35,6 +35,7 @@ from onnxfit.graph.values import Op, Value, values_of
 from onnxfit.graph.weights import select_weights
 from onnxfit.objectives import Losses, Objective, get_objectives
 from onnxfit.optimizers import Optimizer, apply_update, clip_gradients
+from onnxfit.passes import PASSES
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
@@ -296,6 +297,9 @@ def pruned(op: Op) -> ir.Model:
 
 
 def finished(op: Op) -> onnx.ModelProto:
+    pruned(op)
+    for rewrite in PASSES:
+        rewrite(op.graph)
     model = ir.to_proto(pruned(op))
     model.producer_name = "onnxfit"
     return model

@@ -25,6 +25,8 @@ def reduce_to(op: Op, dx: Value, x: Value) -> Value:
         rows = [d for d in dx.shape[: len(axes)] if isinstance(d, int)]
         if not axes:
             return dx
+        if all(dx.shape[axis] == 1 for axis in axes):  # leading ones that x does not have
+            return op.Reshape(dx, op.shape(x))
         if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank:
             return _sum_of_rows(op, dx, len(axes), int(np.prod(rows)), x)
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))

@@ -40,6 +40,7 @@ CASES = [
     Case("Conv 3-D depthwise", "float[1,2,3,3,2] a, float[2,1,2,2,2] b", "y = Conv<group=2>(a, b)"),
     Case("Conv few stops", "float[2,2,3,3] a, float[5,2,2,2] b", "y = Conv(a, b)"),
     Case("Conv few stops, grouped", "float[2,4,2,2] a, float[8,2,2,2] b", "y = Conv<group=2, pads=[0,0,1,0]>(a, b)"),
+    Case("Conv wide", "float[2,16,2,3] a, float[16,16,1,2] b", "y = Conv(a, b)", single=True),
     Case("Conv both from one", "float[2,2,3,3] a", "y = Conv<pads=[1,1,1,1]>(a, a)"),
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfit.gradients.broadcasting import reduce_to
 from onnxfit.gradients.table import Gradients, Values, gradient
 from onnxfit.graph.values import Op, Value
 
@@ -23,18 +24,20 @@ def add(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
 
 @gradient("Sub", broadcasts=True)
 def sub(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
-    return dy, lambda: -dy
+    return dy, lambda: -reduce_to(op, dy, b)  # the sum first: there is less to negate
 
 
 @gradient("Mul", broadcasts=True)
 def mul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    if a.ir is b.ir:
+        return lambda: 2 * dy * a, None
     return lambda: dy * b, lambda: dy * a
 
 
 @gradient("Div", broadcasts=True)
 def div(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     da = dy / b
-    return da, lambda: -(da * y)
+    return da, lambda: -reduce_to(op, da * y, b)
 
 
 @gradient("Mod", broadcasts=True)

@@ -129,7 +129,7 @@ def reduce_l2(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
 
 @reduction("ReduceSumSquare", of_one=False)
 def reduce_sum_square(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
-    return 2 * over(dy) * x
+    return x * (2 * over(dy))
 
 
 @reduction("ReduceLogSum", of_one=False)

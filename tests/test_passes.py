@@ -1,0 +1,83 @@
+"""The passes over a finished step: the same numbers, by other nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import onnxfit
+from onnxfit import step
+from onnxfit.passes import PASSES, broadcast_late
+
+NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
+    <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
+    { c = Conv(x, w) n = BatchNormalization(c, s, b, m, v) r = Relu(n) a = Add(r, c) y = GlobalAveragePool(a) }"""
+POOLED = """<ir_version: 8, opset_import: ["": 18]> pooled (float[batch,4,2] x) => (float[batch,2] y) <float[2,2] w = {1,2,3,4}, int64[1] axes = {1}>
+    { h = MatMul(x, w) t = Tanh(h) m = ReduceMean<keepdims=0>(t, axes) q = ReduceSumSquare<keepdims=0>(h, axes) y = Add(m, q) }"""
+MODELS = {"normalised": NORMALISED, "pooled": POOLED}
+
+
+def graph_of(text: str, known: bool) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text.replace("batch", "6") if known else text)
+    trainer = onnxfit.Trainer(model, loss="mse", penalty=0.1, optimizer="adam")
+    return onnx.ModelProto.FromString(trainer.save_onnx_graph(bytes)["train"])
+
+
+def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for value in model.graph.input:
+        shape = [d.dim_value or 6 for d in value.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feeds[value.name] = np.asarray(np.abs(rng.standard_normal(shape)), dtype)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in model.graph.output]
+    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()})))
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rewrite", PASSES, ids=lambda rewrite: rewrite.__name__)
+def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "PASSES", ())
+    plain = graph_of(MODELS[model], known)
+    monkeypatch.setattr(step, "PASSES", (rewrite,))
+    found = graph_of(MODELS[model], known)
+    onnx.checker.check_model(found, full_check=True)
+    assert [n.op_type for n in found.graph.node] != [n.op_type for n in plain.graph.node]  # else this says nothing
+    expected = results(plain)
+    for name, array in results(found).items():
+        np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") -> list[str]:
+    """The operators of a graph after the pass."""
+    text = f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) <int64[2] shape = {{2, 3}}> {{ {body} }}'
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+    broadcast_late(model.graph)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    return [node.op_type for node in model.graph]
+
+
+def test_what_spreads_by_itself_is_not_expanded() -> None:
+    assert rewritten("e = Expand(a, shape) y = Mul(e, b)") == ["Mul"]
+    assert rewritten("e = Expand(a, shape) m = Mul(c, e) y = Add(m, b)") == ["Mul", "Add"]
+    assert rewritten("e = Expand(a, shape) n = Neg(e) m = Mul(n, n) y = Sub(b, m)") == ["Neg", "Mul", "Sub"]
+    assert rewritten("e = Expand(a, shape) s = Sum(b, e, b) y = Neg(s)") == ["Add", "Add", "Neg"]
+    assert rewritten("e = Expand(a, shape) s = Sum(b, e, b, b) y = Neg(s)") == ["Sum", "Add", "Neg"]
+
+
+def test_what_must_be_large_stays_large() -> None:
+    assert rewritten("e = Expand(a, shape) y = Identity(e)") == ["Expand", "Identity"]
+    assert rewritten("e = Expand(a, shape) m = Mul(c, e) y = Identity(m)") == ["Mul", "Expand", "Identity"]
+    assert rewritten("e = Expand(a, shape) y = Neg(e)") == ["Expand", "Neg"]  # an output keeps its node
+
+
+def test_two_that_make_each_other_large_need_no_expand() -> None:
+    body = "e = Expand(a, shape) f = Expand(d, shape) y = Mul(e, f)"
+    assert rewritten(body, "float[1,3] a, float[2,1] d") == ["Mul"]
