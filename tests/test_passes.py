@@ -11,14 +11,20 @@ import pytest
 
 import onnxfit
 from onnxfit import step
-from onnxfit.passes import PASSES, broadcast_late
+from onnxfit.passes import PASSES, broadcast_late, join_pieces
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
     <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
     { c = Conv(x, w) n = BatchNormalization(c, s, b, m, v) r = Relu(n) a = Add(r, c) y = GlobalAveragePool(a) }"""
 POOLED = """<ir_version: 8, opset_import: ["": 18]> pooled (float[batch,4,2] x) => (float[batch,2] y) <float[2,2] w = {1,2,3,4}, int64[1] axes = {1}>
     { h = MatMul(x, w) t = Tanh(h) m = ReduceMean<keepdims=0>(t, axes) q = ReduceSumSquare<keepdims=0>(h, axes) y = Add(m, q) }"""
-MODELS = {"normalised": NORMALISED, "pooled": POOLED}
+CUT = """<ir_version: 8, opset_import: ["": 17]> cut (float[batch,6] x) => (float[batch,2] y)
+    <float[6,6] w = {1,2,3,4,5,6,6,5,4,3,2,1,1,0,1,0,1,0,0,1,0,1,0,1,1,1,2,2,3,3,0,0,1,1,0,0},
+     int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}, int64[1] six = {6}, int64[1] axis = {1}>
+    { h = MatMul(x, w) q = Slice(h, zero, two, axis) k = Slice(h, two, four, axis) v = Slice(h, four, six, axis) p = Mul(q, k) y = Add(p, v) }"""
+MODELS = {"normalised": NORMALISED, "pooled": POOLED, "cut": CUT}
+# what each pass is for
+CASES = [(broadcast_late, "normalised"), (broadcast_late, "pooled"), (join_pieces, "cut")]
 
 
 def graph_of(text: str, known: bool) -> onnx.ModelProto:
@@ -40,8 +46,7 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rewrite", PASSES, ids=lambda rewrite: rewrite.__name__)
+@pytest.mark.parametrize(("rewrite", "model"), CASES)
 def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "PASSES", ())
     plain = graph_of(MODELS[model], known)
@@ -54,11 +59,21 @@ def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch:
         np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+def test_every_pass_has_a_case() -> None:
+    assert {rewrite for rewrite, _ in CASES} == set(PASSES)
+
+
+CONSTANTS = (
+    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4] middle = {0,1,0,1}, float one = {1}>"
+)
+
+
 def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") -> list[str]:
-    """The operators of a graph after the pass."""
-    text = f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) <int64[2] shape = {{2, 3}}> {{ {body} }}'
+    """The operators of a graph after the passes."""
+    text = f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) {CONSTANTS} {{ {body} }}'
     model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
-    broadcast_late(model.graph)
+    for rewrite in PASSES:
+        rewrite(model.graph)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     return [node.op_type for node in model.graph]
@@ -81,3 +96,26 @@ def test_what_must_be_large_stays_large() -> None:
 def test_two_that_make_each_other_large_need_no_expand() -> None:
     body = "e = Expand(a, shape) f = Expand(d, shape) y = Mul(e, f)"
     assert rewritten(body, "float[1,3] a, float[2,1] d") == ["Mul"]
+
+
+HALVES = "float[2,1] a, float[2,2] b"
+
+
+@pytest.mark.parametrize("total", ["y = Add(p, q)", "y = Sum(q, p)"])
+def test_pieces_that_fill_the_whole_are_joined(total: str) -> None:
+    """Whatever their order."""
+    assert rewritten(f"p = Pad(a, left) q = Pad(b, right) {total}", HALVES) == ["Concat"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "p = Pad(a, left) q = Pad(b, right) z = Neg(q) y = Sum(p, q, z)",
+        "p = Pad(a, middle) q = Pad(b, right) y = Add(p, q)",
+        'p = Pad<mode="edge">(a, left) q = Pad(b, right) y = Add(p, q)',
+        "p = Pad(a, left, one) q = Pad(b, right) y = Add(p, q)",
+    ],
+    ids=["with a third", "overlapping", "of the edge", "of ones"],
+)
+def test_other_sums_stay(body: str) -> None:
+    assert "Concat" not in rewritten(body, HALVES)
