@@ -2,7 +2,8 @@
 
 from onnxfit.passes.broadcast import broadcast_late
 from onnxfit.passes.joining import join_pieces
+from onnxfit.passes.updating import update_in_product
 
-PASSES = (broadcast_late, join_pieces)
+PASSES = (broadcast_late, join_pieces, update_in_product)
 
-__all__ = ["PASSES", "broadcast_late", "join_pieces"]
+__all__ = ["PASSES", "broadcast_late", "join_pieces", "update_in_product"]
