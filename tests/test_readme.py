@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/from-onnxcustom.md", "docs/callbacks.md", "docs/data.md"]
+PAGES = ["README.md", "docs/from-onnxcustom.md", "docs/callbacks.md", "docs/data.md", "docs/tensorboard.md"]
 every_page = pytest.mark.parametrize("page", PAGES)
 
 

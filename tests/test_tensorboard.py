@@ -102,6 +102,16 @@ def test_values_are_those_of_the_logs(tmp_path):
     assert train["epoch_steps_per_second"][0] > 0
 
 
+def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_path):
+    class Own(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.trainer.log("own", epoch * 2.0)
+
+    fit(Own(), TensorBoard(tmp_path), epochs=4, validation_data=(X, Y), validation_freq=2)
+    assert scalars(tmp_path / "train")["epoch_own"] == {0: 0, 1: 2, 2: 4, 3: 6}
+    assert steps(tmp_path / "validation") == {"epoch_loss": [1, 3], "evaluation_loss_vs_iterations": [4, 8]}
+
+
 def test_a_run_folder_is_made_at_its_first_write(tmp_path):
     fit(TensorBoard(tmp_path / "new" / "logs"))
     assert (tmp_path / "new" / "logs" / "train").is_dir()
@@ -200,9 +210,9 @@ def test_hparams_list_the_settings_and_point_to_the_metrics(tmp_path):
         "fast": True,
     }
     assert hparams["loss"].string_value in ("mse", "MeanSquaredError")
-    named = [(info.name.group, info.name.tag) for info in data["_hparams_/experiment"].experiment.metric_infos]
-    assert named == [("train", "epoch_loss"), ("validation", "epoch_loss")]
-    assert all(tag in scalars(tmp_path / group) for group, tag in named)
+    named = [(info.display_name, info.name.group, info.name.tag) for info in data["_hparams_/experiment"].experiment.metric_infos]
+    assert named == [("val_loss", "validation", "epoch_loss"), ("loss", "train", "epoch_loss")]
+    assert all(tag in scalars(tmp_path / group) for _, group, tag in named)
     assert data["_hparams_/session_end_info"].session_end_info.status == 1  # success
 
 
@@ -265,8 +275,10 @@ def test_the_graph_has_every_node_with_all_its_inputs_and_outputs():
     assert ops["a/w"] == ops["half"] == "Const"
     assert ops["y"] == ops["where"] == "Output"
     assert sorted(op for op in ops.values() if op not in ("Placeholder", "Const", "Output")) == [
-        "Add", "Constant", "If", "MatMul", "Neg", "Relu", "TopK",
+        "Add", "If", "MatMul", "Neg", "Relu", "TopK",
     ]  # fmt: skip
+    (one,) = (node for node in nodes.values() if node.op == "Const" and b"one" in node.attr["outputs"].s)  # a Constant
+    assert one.attr["value"].s == b"int64[1] [1]"
     assert list(nodes["a/MatMul"].input) == ["x_0", "a/w"]
     (topk,) = (node for node in nodes.values() if node.op == "TopK")
     assert topk.name == "a/TopK"
@@ -288,6 +300,69 @@ def test_the_graph_s_element_types_and_shapes():
     assert list(nodes["a/TopK"].attr["output_types"].list.type) == [1, 9]  # float, int64
     assert [[d.size for d in shape.dim] for shape in nodes["a/TopK"].attr["_output_shapes"].list.shape] == [[-1, 1], [-1, 1]]
     assert [d.size for d in nodes["a/w"].attr["_output_shapes"].list.shape[0].dim] == [2, 2]
+
+
+def flat(*modules):
+    """A chain without scopes in its names: per module a MatMul with its weight and a Relu."""
+    lines, here = [], "x"
+    for i, module in enumerate(modules):
+        lines += [f'["node_linear_{i}"] h{i} = MatMul ({here}, "{module}.weight")', f'["node_relu_{i}"] r{i} = Relu (h{i})']
+        here = f"r{i}"
+    declared = ", ".join(f'float[1, 1] "{module}.weight" = {{1}}' for module in modules)
+    body = " ".join(lines)
+    return f'<ir_version: 8, opset_import: ["": 17]> m (float[N, 1] x) => (float[N, 1] {here}) <{declared}> {{ {body} }}'
+
+
+def inputs_of(model):
+    return {name: list(node.input) for name, node in drawn(model).items() if node.op not in ("Const", "Placeholder", "Output")}
+
+
+def test_scopes_from_the_names_of_weights_with_what_stands_between_in_the_scope_they_share():
+    assert inputs_of(flat("layer1.0.fc1", "layer1.0.fc2", "layer2.0.fc1", "layer2.0.fc2", "head")) == {
+        "layer1/0/linear_0": ["x", "layer1/0/fc1.weight"],
+        "layer1/0/relu_0": ["layer1/0/linear_0"],
+        "layer1/0/linear_1": ["layer1/0/relu_0", "layer1/0/fc2.weight"],
+        "relu_1": ["layer1/0/linear_1"],
+        "layer2/0/linear_2": ["relu_1", "layer2/0/fc1.weight"],
+        "layer2/0/relu_2": ["layer2/0/linear_2"],
+        "layer2/0/linear_3": ["layer2/0/relu_2", "layer2/0/fc2.weight"],
+        "relu_3": ["layer2/0/linear_3"],
+        "linear_4": ["relu_3", "head.weight"],
+        "relu_4": ["linear_4"],
+    }
+    assert drawn(flat("head"))["linear_0"].attr["name"].s == b"node_linear_0"
+
+
+def test_a_scope_around_everything_and_one_of_a_single_operator_are_left_out():
+    names = set(inputs_of(flat("model.a.fc1", "model.a.fc2", "model.b.fc")))
+    assert names == {"a/linear_0", "a/relu_0", "a/linear_1", "relu_1", "linear_2", "relu_2"}
+
+
+def test_scopes_that_torch_noted_come_before_the_names_of_weights():
+    from onnxfit.callbacks.tensorboard_graph import graph_def
+
+    model = onnx.parser.parse_model(flat("p1", "p2", "p3"))
+    for node, module in zip(model.graph.node, ["up", "up", "down.0", "down.0", "down.1", "down.1"]):
+        scopes = ["", *([module.split(".")[0]] if "." in module else []), module, "call"]
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
+    nodes = [node.name for node in graph_def(model).node if node.op in ("MatMul", "Relu")]
+    assert nodes == ["up/linear_0", "up/relu_0", "down/0/linear_1", "down/0/relu_1", "down/1/linear_2", "down/1/relu_2"]
+
+
+def test_weights_are_drawn_beside_the_nodes_whose_names_have_scopes():
+    model = """<ir_version: 8, opset_import: ["": 17]> m (float[N, 1] x) => (float[N, 1] y)
+    <float[1, 1] "layer1.0.conv1.weight" = {1}, float[1, 1] "onnx::MatMul_7" = {1}, float[1, 1] shared = {1}> {
+        ["/layer1/layer1.0/conv1/MatMul"] a = MatMul (x, "layer1.0.conv1.weight")
+        ["/layer1/layer1.0/Add"] b = Add (a, shared)
+        ["/head/MatMul"] c = MatMul (b, "onnx::MatMul_7")
+        ["/head/Add"] y = Add (c, shared)
+    }"""
+    assert inputs_of(model) == {
+        "layer1/layer1.0/conv1/MatMul": ["x", "layer1/layer1.0/conv1/weight"],
+        "layer1/layer1.0/Add": ["layer1/layer1.0/conv1/MatMul", "shared"],
+        "head/MatMul": ["layer1/layer1.0/Add", "head/onnx__MatMul_7"],
+        "head/Add": ["head/MatMul", "shared"],
+    }
 
 
 def test_the_graph_is_in_the_train_run_once(tmp_path):
@@ -325,7 +400,8 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
     assert ("w/histogram", 1) in histograms(tmp_path / "train")
 
 
-def test_two_trainers_on_one_folder_lose_nothing(tmp_path):
+def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxfit.callbacks.tensorboard_writer.time.time_ns", lambda: 1_700_000_000 * 10**9)
     boards = [TensorBoard(tmp_path, write_graph=False) for _ in range(2)]
     inner = trainer()
     fit(

@@ -31,6 +31,7 @@ class TensorBoard(Callback):
     - `write_graph`: the ONNX model in the graph tab.
     - `update_freq`: "epoch"; "batch" for curves over updates too, or n for every n-th update.
     - `hparams`: what the hparams tab lists besides optimizer, learning rate, loss and batch size; name -> number, string or bool.
+      TensorBoard takes the columns from one of the runs it shows, so runs to be compared should have the same names.
 
     Tags: `epoch_<metric>` in both runs (`val_` is dropped, so that the curves lie over each other), `epoch_learning_rate` and
     `epoch_steps_per_second` (updates per second of training, validation not counted) in train, at the epoch, from 0;
@@ -158,17 +159,19 @@ class TensorBoard(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         seconds = time.perf_counter() - self._epoch_began - self._tested
-        tags = []
+        tags = {}
         for name, value in logs.items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
-            tags.append((run, f"epoch_{metric}"))
+            tags[name] = (run, f"epoch_{metric}")
             self.writer(run).add_scalar(f"epoch_{metric}", value, epoch)
         steps = self.trainer.global_step - self._steps_before
         self.writer("train").add_scalar("epoch_steps_per_second", steps / max(seconds, 1e-9), epoch)
         if self.histogram_freq and (epoch + 1) % self.histogram_freq == 0:
             self._write_histograms(epoch)
         if not self._hparams_are_written:
-            self._write_hparams([tag for tag in tags if tag[1] != "epoch_learning_rate"])
+            tags.pop("learning_rate", None)
+            # what settings are compared by comes first: the page is not wide enough for all
+            self._write_hparams(dict(sorted(tags.items(), key=lambda item: item[1][0] != "validation")))
         self._flush()
 
     def on_train_end(self, logs: Logs) -> None:
@@ -194,7 +197,7 @@ class TensorBoard(Callback):
             if values.size:  # an empty tensor has no histogram, nor has one that is NaN all over
                 self.writer("train").add_histogram(f"{name}/histogram", values, epoch)
 
-    def _write_hparams(self, metrics: list[tuple[str, str]]) -> None:
+    def _write_hparams(self, metrics: Mapping[str, tuple[str, str]]) -> None:
         from onnxfit.callbacks.tensorboard_writer import hparams_of_run
 
         trainer = self.trainer

@@ -16,6 +16,8 @@ from tensorboardX.proto.node_def_pb2 import NodeDef
 from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.proto.versions_pb2 import VersionDef
 
+from onnxfit.callbacks.tensorboard_scopes import name_of_weight, reads, scopes_of_nodes
+
 # TensorFlow's numbers of the element types; those it lacks (float8, int4) are 0, "invalid"
 ELEMENT_TYPES: dict[int, int] = {
     TensorProto.FLOAT: 1,
@@ -35,6 +37,7 @@ ELEMENT_TYPES: dict[int, int] = {
     TensorProto.UINT32: 22,
     TensorProto.UINT64: 23,
 }
+SHOWN = 8  # elements of a constant that are written out
 LARGE = 1024  # elements; shape inference reads only small tensors
 
 Type = tuple[int, "list[int] | None"]  # ONNX element type (0 unknown), sizes (-1 unknown; None: unknown rank)
@@ -44,8 +47,10 @@ UNKNOWN: Type = (0, None)
 def graph_def(model: onnx.ModelProto) -> GraphDef:
     """Draw inputs (`Placeholder`), initializers (`Const`), every node, those in control flow's bodies too, and outputs (`Output`).
 
-    The parts of a name between `/` are the scopes that the tab folds. `dtype` or `T` is the element type of a node's first output,
-    `output_types` and `_output_shapes` tell all of them, `outputs` their names in the model.
+    The parts of a name between `/` are the scopes that the tab folds; a node without them gets those of `scopes_of_nodes`, and
+    initializers are beside their readers. `name` is then a node's name in the model. A `Constant` is drawn as `Const`. `dtype` or
+    `T` is the element type of a node's first output, `output_types` and `_output_shapes` tell all of them, `outputs` their names in
+    the model.
     """
     model = _with_shapes(model)
     drawing = _Drawing()
@@ -69,28 +74,39 @@ class _Drawing:
         for name, data_type, dims in initializers:
             types[name] = (data_type, list(dims))
         constant = {name for name, _, _ in initializers}
+        # a body's names are under its node's already
+        scopes = [()] * len(graph.node) if scope else scopes_of_nodes(graph)
+        readers: dict[str, list[tuple[str, ...]]] = {}
+        for node, steps in zip(graph.node, scopes):
+            for name in reads(node):
+                readers.setdefault(name, []).append(steps)
         for name in constant | {value.name for value in graph.input}:
-            sources[name] = self._name(scope + name)
+            sources[name] = self._name(scope + (name_of_weight(name, readers.get(name, ())) if name in constant else name))
         for name in [*(value.name for value in graph.input if value.name not in constant), *(name for name, _, _ in initializers)]:
             self._draw(sources[name], "Const" if name in constant else "Placeholder", (), [name], types, "dtype")
         outputs = [] if scope else [(value.name, self._name(value.name)) for value in graph.output]
-        for node in graph.node:
-            self._add_node(node, scope, sources, types)
+        for node, steps in zip(graph.node, scopes):
+            self._add_node(node, scope, steps, sources, types)
         for name, drawn in outputs:
             self._draw(drawn, "Output", [sources.get(name, name)], [name], types, "T")
         return [sources.get(value.name, value.name) for value in graph.output]
 
-    def _add_node(self, node: onnx.NodeProto, scope: str, sources: dict[str, str], types: Mapping[str, Type]) -> None:
-        first = next((name for name in node.output if name), "")
-        name = self._name(scope + (node.name or "/".join([*first.split("/")[:-1], node.op_type])))
+    def _add_node(
+        self, node: onnx.NodeProto, scope: str, steps: tuple[str, ...], sources: dict[str, str], types: Mapping[str, Type]
+    ) -> None:
+        leaf = node.name.split("/")[-1].removeprefix("node_") or node.op_type  # torch's prefix leaves no room for what follows it
+        name = self._name(scope + "/".join([*steps, leaf]))
         inputs = [sources.get(tensor, tensor) for tensor in node.input if tensor]
         for attribute in node.attribute:
             for i, body in enumerate([attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs):
                 inputs += self.add(body, f"{name}/{attribute.name}{i or ''}/", sources, types)
         attributes = {attribute.name: value for attribute in node.attribute if (value := _attribute(attribute)) is not None}
+        if node.name != name:
+            attributes["name"] = AttrValue(s=node.name.encode())
         if node.domain:
             attributes["domain"] = AttrValue(s=node.domain.encode())
-        self._draw(name, node.op_type, inputs, node.output, types, "T", attributes)
+        op = "Const" if node.op_type == "Constant" else node.op_type  # which the tab draws small, beside its reader
+        self._draw(name, op, inputs, node.output, types, "T", attributes)
         for index, tensor in enumerate(node.output):
             sources[tensor] = f"{name}:{index}" if index else name
 
@@ -184,5 +200,8 @@ def _attribute(attribute: AttributeProto) -> AttrValue | None:
     if kind == AttributeProto.STRINGS:
         return AttrValue(list=AttrValue.ListValue(s=value))
     if kind == AttributeProto.TENSOR:
-        return AttrValue(s=f"{TensorProto.DataType.Name(value.data_type).lower()}{list(value.dims)}".encode())
+        text = f"{TensorProto.DataType.Name(value.data_type).lower()}{list(value.dims)}"
+        if math.prod(value.dims) <= SHOWN and value.data_location != TensorProto.EXTERNAL:
+            text += f" {onnx.numpy_helper.to_array(value).tolist()}"
+        return AttrValue(s=text.encode())
     return AttrValue(s=AttributeProto.AttributeType.Name(kind).lower().encode())

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tensorboardX import SummaryWriter
@@ -51,8 +51,8 @@ class EventFile:
     """One event file in a folder, both made at the first event.
 
     Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts after this process's earlier
-    ones, for TensorBoard reads the files of a run in the order of their names. `session` tells whose it is. Events are written at once and reach the file at
-    `flush`, `close`, or ten seconds after the last flush.
+    ones, for TensorBoard reads the files of a run in the order of their names. `session` tells whose it is. Events are written at
+    once and reach the file at `flush`, `close`, or ten seconds after the last flush.
     """
 
     def __init__(self, folder: str, session: str) -> None:
@@ -104,8 +104,8 @@ class EventFile:
         file.write(length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data)))
 
 
-def hparams_of_run(hparams: Mapping[str, Any], metrics: Iterable[tuple[str, str]], began: float) -> list[Event]:
-    """What the hparams tab reads of a run that began: settings, and metrics as (run folder, tag): it shows the last value."""
+def hparams_of_run(hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, str]], began: float) -> list[Event]:
+    """What the hparams tab reads of a run that began: settings, and columns of metrics: title -> (run folder, tag of the last value)."""
     start = SessionStartInfo(start_time_secs=began)
     infos = []
     for name, value in hparams.items():
@@ -116,7 +116,7 @@ def hparams_of_run(hparams: Mapping[str, Any], metrics: Iterable[tuple[str, str]
         else:
             start.hparams[name].string_value, kind = str(value), "DATA_TYPE_STRING"
         infos.append(HParamInfo(name=name, type=DataType.Value(kind)))
-    names = [MetricInfo(name=MetricName(group=group, tag=tag)) for group, tag in metrics]
+    names = [MetricInfo(name=MetricName(group=group, tag=tag), display_name=title) for title, (group, tag) in metrics.items()]
     return [
         _hparams_event("_hparams_/experiment", experiment=Experiment(hparam_infos=infos, metric_infos=names)),
         _hparams_event("_hparams_/session_start_info", session_start_info=start),
