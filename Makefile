@@ -22,6 +22,7 @@ demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
+benching := .venv-bench/bin/python
 
 # For the other onnxruntime, the plain one without gradients: the newest Python that it has wheels for, where there is one.
 newest := import sys, ensurepip; sys.exit(not (3, 13) <= sys.version_info[:2] <= (3, 14))
@@ -31,7 +32,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain lint format dist bench gallery exports mutate docs screenshots clean python
+.PHONY: help demo test test-plain lint format dist bench guard soak fuzz gallery exports mutate docs screenshots clean python
 
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -61,15 +62,25 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel into a fr
 	$(dev) -m build --outdir dist .
 	$(dev) scripts/try_wheel.py dist/*.whl
 
-bench: .venv-dev/installed  ## time one training step and one batch of fit; the gradient rules against onnxruntime's own gradients
-	$(dev) benchmarks/step.py
-	$(dev) benchmarks/gradients.py
+bench: .venv-dev/installed .venv-plain/installed .venv-bench/installed  ## time training beside PyTorch, Keras, Lightning, ... into docs/benchmarks.md (an hour)
+	$(dev) benchmarks/suite --write-docs
+	$(dev) benchmarks/suite/scale.py --write-docs
 	$(dev) benchmarks/gradients.py --build
+
+guard: .venv-dev/installed  ## have two small networks become slower, measured against PyTorch in the same run?
+	$(dev) benchmarks/suite/guard.py
+
+soak: .venv-dev/installed  ## hundreds of fits, thousands of epochs, kills at random moments, files above 2 GB (half an hour)
+	$(dev) scripts/soak.py
+	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/test_survival.py tests/test_checkpoints.py $(ARGS)
+
+fuzz: .venv-dev/installed  ## 10,000 damaged models and checkpoints: an error or success, nothing else (half an hour)
+	$(dev) scripts/fuzz.py
 
 gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery (on a quiet machine: some are times)
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
 
-screenshots: .venv/installed  ## run the demo, then photograph its TensorBoard for the README (needs chromium)
+screenshots: .venv/installed  ## run the demo and a sweep, then photograph their TensorBoard for README and docs (needs chromium)
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
 
@@ -83,7 +94,7 @@ docs: .venv-dev/installed  ## write docs/operators.md anew
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -112,6 +123,13 @@ python:
 	$(plain) $(pip_install) -e '.[test,demo]'
 	$(plain) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
 	$(plain) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
+	@touch $@
+
+.venv-bench/installed: pyproject.toml | python
+	@echo "Installing PyTorch, Keras, JAX, Lightning and skorch into .venv-bench ..."
+	$(PYTHON) -m venv .venv-bench
+	$(if $(TORCH),$(benching) $(pip_install) $(TORCH))
+	$(benching) $(pip_install) keras jax lightning skorch scikit-learn torch
 	@touch $@
 
 .venv-exports/installed: pyproject.toml | python

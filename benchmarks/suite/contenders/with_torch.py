@@ -1,0 +1,105 @@
+"""PyTorch, eager and compiled, in a plain loop with the fused optimizers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from workloads import Array, Job
+
+from contenders.contender import Contender, first_losses, over
+
+
+class Eager(Contender):
+    packages = ("torch", "numpy")
+
+    def load(self) -> None:
+        import torch
+
+        self.torch = torch
+
+    def build(self, job: Job) -> None:
+        torch = self.torch
+        torch.set_num_threads(job.threads)
+        self.job = job
+        self.module = torch_module(job)
+        self.loss = loss_of(job)
+        self.optimizer = fused_optimizer(job, self.module)
+        self.data = tuple(map(torch.from_numpy, job.workload.data()))
+        self.forward: Callable[[Any, Any], Any] = self._forward
+
+    def _forward(self, x: Any, y: Any) -> Any:
+        output = self.module(x)
+        return self.loss(output, y), output
+
+    def _step(self, x: Any, y: Any) -> Any:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, self.output = self.forward(x, y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _batches(self) -> list[Any]:
+        return [tuple(map(self.torch.from_numpy, batch)) for batch in self.job.workload.split()]
+
+    def losses(self) -> list[float]:
+        return first_losses(self._step, self._batches())
+
+    def step(self) -> Callable[[], object]:
+        return over(self._step, self._batches())
+
+    def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
+        """The fastest loop that PyTorch allows: rows are gathered by index, not collected one by one as its DataLoader does."""
+        torch, (x, y), work = self.torch, self.data, self.job.workload
+        history = []
+        for _ in range(epochs):
+            total, right = 0.0, 0
+            for rows in torch.randperm(len(x)).split(work.batch_size):
+                inputs, labels = x[rows], y[rows]
+                total += self._step(inputs, labels).item() * len(rows)
+                if work.classifies:
+                    right += (self.output.detach().argmax(-1) == labels).sum().item()
+                on_batch()
+            history.append((total / len(x), right / y.numel()))
+
+
+class Compiled(Eager):
+    def build(self, job: Job) -> None:
+        super().build(job)
+        warnings.simplefilter("ignore")
+        self.torch._dynamo.reset()
+        self.forward = self.torch.compile(self._forward)
+
+
+def torch_module(job: Job) -> Any:
+    """The network with the job's weights."""
+    import networks
+    import torch
+
+    module = networks.network(job.workload.name)
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in job.weights().items()})
+    return module
+
+
+def loss_of(job: Job) -> Callable[[Any, Any], Any]:
+    from torch.nn import functional
+
+    if not job.workload.classifies:
+        return functional.mse_loss
+    classes = job.workload.outputs[-1]
+    return lambda output, y: functional.cross_entropy(output.view(-1, classes), y.view(-1))
+
+
+def fused_optimizer(job: Job, module: Any) -> Any:
+    import torch
+
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[job.optimizer]
+    return kind(module.parameters(), lr=job.learning_rate, fused=True)
+
+
+def rows_of(x: Array, y: Array) -> Any:
+    """A data set that torch's DataLoader reads."""
+    import torch
+
+    return torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))

@@ -1,0 +1,69 @@
+"""Does a change make training slow? `python benchmarks/suite/guard.py` ends with 1 where a ratio is far beyond what it is.
+
+Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that of eager PyTorch, and `fit` per batch
+to the bare step. They are medians of rounds in which both take turns, and the bounds leave about twice the room of what a quiet machine
+gives. Half a minute; needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from measure import Field, Plan, Row
+from processes import export, find_pythons, surroundings
+
+# workload -> at most: onnxfit's step to PyTorch's, fit per batch to the bare step
+BOUNDS = {"linear": (0.2, 4.0), "mlp": (1.3, 3.0)}
+
+
+def ratios(workload: str, rows: dict[str, Row]) -> list[tuple[str, float, float]]:
+    """What is judged: a title, the figure, its bound."""
+    to_torch, to_step = BOUNDS[workload]
+    ours = rows["full-onnx"]
+    return [
+        (f"{workload}: onnxfit's step / PyTorch's", ours.step.median / rows["torch"].step.median, to_torch),
+        (f"{workload}: fit per batch / bare step", ours.fit.median / ours.step.median, to_step),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/suite/guard.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--room", type=float, default=1.0, help="a factor for all bounds")
+    room = parser.parse_args().room
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path, threads = Path(folder), 2
+        environment = surroundings(threads, path)
+        plan = Plan(
+            list(BOUNDS),
+            ["sgd"],
+            ["full-onnx", "torch"],
+            rounds=7,
+            seconds=0.06,
+            budget=0.6,
+            threads=threads,
+            folder=path,
+            pythons=find_pythons({}),
+            environment=environment,
+        )
+        export(sys.executable, path, plan.workloads, environment, plan.log)
+        field = Field(plan, stack)
+        slow = False
+        for workload in plan.workloads:
+            rows = {row.contender: row for row in field.race(workload, "sgd")}
+            for row in rows.values():
+                if row.remark:
+                    sys.exit(f"{workload}, {row.title}: {row.remark}")
+            for title, ratio, bound in ratios(workload, rows):
+                slow |= ratio > room * bound
+                print(f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}")
+    sys.exit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()

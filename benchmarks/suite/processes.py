@@ -1,0 +1,107 @@
+"""Workers as objects: start them, ask them, end them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PATIENCE = 900.0  # seconds without an answer
+Answer = dict[str, Any]
+
+
+def find_pythons(given: Mapping[str, str]) -> dict[str, str]:
+    """Environment -> Python, of those that are there: this one for "training", and what `make` puts beside it for the others."""
+    found = {
+        "training": sys.executable,
+        "plain": str(ROOT / ".venv-plain/bin/python"),
+        "bench": str(ROOT / ".venv-bench/bin/python"),
+    }
+    return {name: python for name, python in {**found, **given}.items() if Path(python).is_file()}
+
+
+def surroundings(threads: int, folder: Path) -> dict[str, str]:
+    """Environment variables that hold every library to as many threads, and compiled code to a folder of ours."""
+    count = str(threads)
+    pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {
+        **os.environ, **dict.fromkeys(pools, count), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERAS_HOME": str(folder / "keras"),
+        "TORCHINDUCTOR_COMPILE_THREADS": count, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3",
+    }  # fmt: skip
+
+
+class Process:
+    """A worker that waits for requests."""
+
+    def __init__(self, python: str, contender: str, environment: Mapping[str, str], log: Path) -> None:
+        self._log = log.open("a")
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), contender], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            env=dict(environment), text=True,
+        )  # fmt: skip
+
+    def ask(self, do: str, **what: Any) -> Answer:
+        """The answer; "failed" where the process ended or takes too long, and then it is no more."""
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+            self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+                self._process.kill()
+                return {"failed": f"no answer in {PATIENCE:.0f} s"}
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer: Answer = json.loads(line) if line else {"failed": f"the process ended ({self._process.wait()})"}
+        return answer
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def run_json(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Answer:
+    """The last line that a program prints, as JSON; "failed" where it ends in another way."""
+    with log.open("a") as errors:
+        done = subprocess.run(list(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(environment), check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"failed": f"the process ended with {done.returncode}; see {log}"}
+    answer: Answer = json.loads(lines[-1])
+    return answer
+
+
+def alone(python: str, contender: str, job: str, environment: Mapping[str, str], log: Path) -> Answer:
+    """Import, build and one epoch in a process that does nothing else."""
+    return run_json([python, str(HERE / "worker.py"), contender, "--alone", job], environment, log)
+
+
+def export(python: str, folder: Path, names: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    """Write the models that are not in the folder, or are older than the file that makes them."""
+    written = (HERE / "networks.py").stat().st_mtime
+    missing = [n for n in names for f in [folder / f"{n}.onnx"] if not f.exists() or f.stat().st_mtime < written]
+    if not missing:
+        return
+    print(f"exporting {', '.join(missing)} ...", flush=True)
+    with log.open("a") as errors:
+        command = [python, str(HERE / "networks.py"), str(folder), *missing]
+        if subprocess.run(command, stdout=errors, stderr=errors, env=dict(environment), check=False).returncode:
+            sys.exit(f"The models could not be exported, which takes PyTorch in {python}: see {log}.")

@@ -1,0 +1,131 @@
+"""What is trained: data, sizes, and the bars. Nothing here needs more than numpy, so that every process can read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+LEARNING_RATES = {"sgd": 0.01, "adam": 0.001}
+OPTIMIZERS = tuple(LEARNING_RATES)
+COMPARED_STEPS = 5  # whose losses must agree
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`inputs` and `outputs` are shapes without the batch; a workload with a `vocabulary` reads tokens. `batches` make an epoch."""
+
+    name: str
+    title: str
+    loss: str  # "mse" or "cross_entropy"
+    batch_size: int
+    batches: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    vocabulary: int = 0
+    sizes: tuple[int, ...] = ()  # of the layers of a dense network
+    pace: float = 1.0  # of the learning rate: smaller where rounding alone would lead the contenders apart in a few steps
+    bar: float = 1.0  # of onnxfit's step, as a part of the faster PyTorch's
+    products: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
+    """Matrix products of the forward pass: (how many, m, k, n); the first needs no gradient of its input."""
+
+    @property
+    def classifies(self) -> bool:
+        return self.loss == "cross_entropy"
+
+    @property
+    def rows(self) -> int:
+        return self.batch_size * self.batches
+
+    def data(self) -> tuple[Array, Array]:
+        """The rows of an epoch, the same in every process."""
+        x, y = self._drawn()
+        return x[: self.rows], y[: self.rows]
+
+    def split(self) -> list[tuple[Array, Array]]:
+        """The batches of an epoch, and more where those are too few to be compared: on rows seen before, losses soon are next to nothing."""
+        x, y = self._drawn()
+        return [(x[i : i + self.batch_size], y[i : i + self.batch_size]) for i in range(0, len(x), self.batch_size)]
+
+    def _drawn(self) -> tuple[Array, Array]:
+        rng = np.random.default_rng(0)
+        rows = self.batch_size * max(self.batches, COMPARED_STEPS)
+        if self.vocabulary:
+            x: Array = rng.integers(0, self.vocabulary, (rows, *self.inputs))
+        else:
+            x = rng.standard_normal((rows, *self.inputs)).astype(np.float32)
+        if not self.classifies:
+            return x, rng.standard_normal((rows, *self.outputs)).astype(np.float32)
+        return x, rng.integers(0, self.outputs[-1], (rows, *self.outputs[:-1]))
+
+
+def dense_products(batch: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:
+    return tuple((1, batch, before, after) for before, after in pairwise(sizes))
+
+
+def transformer_products(batch: int, tokens: int, width: int, layers: int, heads: int) -> tuple[tuple[int, int, int, int], ...]:
+    rows, part = batch * tokens, width // heads
+    layer = (
+        (1, rows, width, 3 * width), (batch * heads, tokens, part, tokens), (batch * heads, tokens, tokens, part),
+        (1, rows, width, width), (1, rows, width, 4 * width), (1, rows, 4 * width, width),
+    )  # fmt: skip
+    return layer * layers
+
+
+MLP = (784, 256, 128, 10)
+ALL = [
+    Workload("linear", "linear regression, 10 features, batch 64", "mse", 64, 200, (10,), (1,), sizes=(10, 1), bar=0.10),
+    Workload("tabular", "MLP 100-50-10-1, batch 15", "mse", 15, 200, (100,), (1,), sizes=(100, 50, 10, 1), bar=0.15),
+    Workload(
+        "mlp", "MLP 784-256-128-10, batch 128", "cross_entropy", 128, 40, (784,), (10,), sizes=MLP, bar=0.65,
+        products=dense_products(128, MLP),
+    ),
+    Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.90),
+    Workload("resnet", "ResNet-18, 32×32, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,), pace=0.1),
+    Workload(
+        "transformer", "transformer encoder, d 128, 2 layers, 64 tokens, batch 16", "cross_entropy", 16, 10, (64,), (10,), 1000, bar=0.90,
+        products=transformer_products(16, 64, 128, 2, 4),
+    ),
+    Workload("decoder", "GPT-2-style decoder, d 256, 4 layers, 128 tokens, batch 4", "cross_entropy", 4, 6, (128,), (128, 1000), 1000),
+    Workload("lstm", "LSTM classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)),
+]  # fmt: skip
+WORKLOADS = {workload.name: workload for workload in ALL}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a contender is told to build."""
+
+    workload: Workload
+    optimizer: str
+    folder: Path  # where the exported models are
+    threads: int
+
+    @property
+    def learning_rate(self) -> float:
+        return LEARNING_RATES[self.optimizer] * self.workload.pace
+
+    @property
+    def model(self) -> Path:
+        return self.folder / f"{self.workload.name}.onnx"
+
+    def weights(self) -> Mapping[str, Array]:
+        """The first weights, by PyTorch's names."""
+        with np.load(self.folder / f"{self.workload.name}.npz") as file:
+            return dict(file)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        given = json.loads(text)
+        return cls(WORKLOADS[given["workload"]], given["optimizer"], Path(given["folder"]), given["threads"])
+
+    def to_json(self) -> str:
+        given = {"workload": self.workload.name, "optimizer": self.optimizer, "folder": str(self.folder), "threads": self.threads}
+        return json.dumps(given)
