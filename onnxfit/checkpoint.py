@@ -1,38 +1,55 @@
-"""One file with a whole training state: a zip archive of `onnxfit.json`, `model.onnx` and `state.safetensors`.
+"""One file with a whole training state: a zip archive of `onnxfit.json`, `model.onnx`, `model.onnx.data` and `state.safetensors`.
 
 No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or not there; every entry carries zip's CRC-32.
-The weights live in `model.onnx` alone, which any ONNX tool can take out of the archive.
+`model.onnx` is the trained model, its weights in `model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Weights go
+from memory to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX can hold.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import google.protobuf.message
 import numpy as np
 import onnx
 import safetensors
-import safetensors.numpy
 
-from onnxfit.errors import CheckpointError, ModelError, SettingError
+from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
-from onnxfit.graph.model import initializer_arrays, read_model
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
+from onnxfit.tensors import (
+    attach,
+    detached,
+    initializer_arrays,
+    read_safetensors,
+    safetensors_size,
+    tensors_size,
+    write_safetensors,
+    write_tensors,
+)
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
-INFO, MODEL, STATE = "onnxfit.json", "model.onnx", "state.safetensors"
+INFO, MODEL, DATA, STATE = "onnxfit.json", "model.onnx", "model.onnx.data", "state.safetensors"
 REGISTRIES = tuple(f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules"))
+DAMAGE = (  # what readers raise at bytes that are not what they should be
+    zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError, struct.error,
+    AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass
 class Contents:
-    """What a checkpoint holds. `model` carries the trained weights; `state` is `Trainer.get_state`; `resume` are the fields of `loop.Resume`."""
+    """What a checkpoint holds. `state` is `Trainer.get_state`, whose weights stand for those in `model`; `resume` are the fields of `loop.Resume`."""
 
     model: onnx.ModelProto
     settings: dict[str, Any]
@@ -45,30 +62,64 @@ class Contents:
     callbacks: Mapping[str, dict[str, Any]]
 
 
-def save(path: str | os.PathLike[str], contents: Contents) -> Path:
-    """Write a checkpoint, atomically. CheckpointError where the folder or the disk refuses: nothing is changed then."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    info = {
-        "format": FORMAT,
-        "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
-        "weights": list(contents.state["weights"]),
-        "slots": _without_arrays(contents.state["slots"], arrays),
-        "counters": contents.state["counters"],
-        "history": _without_arrays(contents.history, arrays),
-        "train_losses": contents.train_losses,
-        "resume": list(contents.resume),
-        "tracker": _without_arrays(contents.tracker, arrays),
-        "ended": dict(contents.ended),
-        "callbacks": _without_arrays(dict(contents.callbacks), arrays),
-    }
-    parts = {INFO: json.dumps(info).encode(), MODEL: contents.model.SerializeToString(), STATE: safetensors.numpy.save(arrays)}
+class Snapshot:
+    """A training state as it was at one moment, whatever has become of the training since; any thread may write it."""
 
-    def write(file: BinaryIO) -> None:
+    def __init__(self, contents: Contents) -> None:
+        """The arrays are kept and not copied: nobody may write into them any more."""
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+        model, self._tensors = detached(contents.model, contents.state["weights"], DATA)
+        to_inference_form(model)
+        self._model = model.SerializeToString()
+        info = {
+            "format": FORMAT,
+            "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
+            "weights": list(contents.state["weights"]),
+            "slots": self._without_arrays(contents.state["slots"]),
+            "counters": contents.state["counters"],
+            "history": self._without_arrays(contents.history),
+            "train_losses": contents.train_losses,
+            "resume": list(contents.resume),
+            "tracker": self._without_arrays(contents.tracker),
+            "ended": dict(contents.ended),
+            "callbacks": self._without_arrays(contents.callbacks),
+        }
+        self._info = json.dumps(info).encode()
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as a checkpoint, atomically. CheckpointError where the folder or the disk refuses: nothing is changed then."""
+        try:
+            return write_atomically(path, self._write)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} Training is unharmed.") from error.__cause__
+
+    def _write(self, file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            for name, data in parts.items():
-                archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
 
-    return write_atomically(path, write)
+            def entry(name: str, size: int) -> Any:
+                info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                info.file_size = size  # above 2 GB, zip needs to know it before
+                return archive.open(info, "w")
+
+            for name, data in {INFO: self._info, MODEL: self._model}.items():
+                with entry(name, len(data)) as inside:
+                    inside.write(data)
+            with entry(DATA, tensors_size(self._tensors)) as inside:
+                write_tensors(inside, self._tensors)
+            with entry(STATE, safetensors_size(self._arrays)) as inside:
+                write_safetensors(inside, self._arrays)
+
+    def _without_arrays(self, value: Any) -> Any:
+        """JSON with every array moved aside."""
+        if isinstance(value, np.ndarray):
+            key = str(len(self._arrays))
+            self._arrays[key] = value
+            return {"onnxfit:array": key}
+        if isinstance(value, Mapping):
+            return {str(k): self._without_arrays(v) for k, v in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self._without_arrays(v) for v in value]
+        return value.item() if isinstance(value, np.generic) else value
 
 
 def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
@@ -76,7 +127,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:
-            for entry in (INFO, MODEL, STATE):
+            for entry in (INFO, MODEL, DATA, STATE):
                 if archive.getinfo(entry).compress_type != zipfile.ZIP_STORED or archive.getinfo(entry).flag_bits & 1:
                     raise CheckpointError(
                         f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or encrypted."
@@ -88,23 +139,17 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
                 raise CheckpointError(
                     f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to {FORMAT}: upgrade."
                 )
-            model = read_model(archive.read(MODEL))
-            arrays = safetensors.numpy.load(archive.read(STATE))
+            model = onnx.ModelProto.FromString(archive.read(MODEL))
+            with archive.open(DATA) as data:
+                attach(model, data)
+            require_valid(model, "its model")
+            arrays = read_safetensors(archive.read(STATE))
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint {name!r}.") from None
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        EOFError,
-        NotImplementedError,
-        OSError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        RecursionError,
-    ) as error:
+    except DAMAGE as error:
         raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
-    except (ModelError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{name!r} is damaged: {error}") from None
     try:
         return Contents(
             model=model,
@@ -116,13 +161,19 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
             },
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
-            resume=info["resume"],
+            resume=_place(info["resume"]),
             tracker=_with_arrays(info["tracker"], arrays),
             ended=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
+
+
+def _place(resume: Any) -> list[float | None]:
+    if not all(value is None or isinstance(value, (int, float)) for value in resume):
+        raise TypeError(f"training cannot go on at {resume}")
+    return list(resume)
 
 
 def _in_folder(path: Path) -> Path:
@@ -172,19 +223,6 @@ def _decode_setting(setting: str, value: Any, path: str) -> Any:
                 raise CheckpointError(f"{path!r} asks for a {setting} that this onnxfit does not know: {error}") from None
         return {k: _decode_setting(setting, v, path) for k, v in value.items()}
     return value
-
-
-def _without_arrays(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """JSON with every array moved into `arrays`."""
-    if isinstance(value, np.ndarray):
-        key = str(len(arrays))
-        arrays[key] = np.ascontiguousarray(value).reshape(value.shape)
-        return {"onnxfit:array": key}
-    if isinstance(value, Mapping):
-        return {str(k): _without_arrays(v, arrays) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_without_arrays(v, arrays) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:

@@ -36,7 +36,7 @@ class Epochs:
     def __init__(self, data: Source, steps_per_epoch: int | None, number: int, start: Resume) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
-        self._data = data
+        self.data = data
         self._steps = steps_per_epoch
         self._number = number if start.number is None else start.number
         self._done = 0 if start.trained else start.batch  # batches of the next epoch
@@ -45,10 +45,19 @@ class Epochs:
         self._pass: Iterator[Batch] = iter(())
         self._in_pass = 0  # batches taken from the pass under way; 0: the next pass has not begun
 
+    def cut(self, batch_size: int) -> None:
+        """Batches of so many rows from now on; for a pass that has not begun. DataError or SettingError for data that do not allow it."""
+        data = self.data.cut(batch_size)
+        self.data.close()
+        self.data = data
+
+    def close(self) -> None:
+        self.data.close()
+
     @property
     def steps(self) -> int | None:
         """Batches of an epoch, None where only the data can tell."""
-        known = self._data.steps
+        known = self.data.steps
         if self._steps is None or known is None:
             return self._steps or known
         return min(self._steps, known)
@@ -65,7 +74,7 @@ class Epochs:
                 length, self._in_pass = self._in_pass, 0
                 if self._steps is None:
                     return
-                if length < self._steps or not self._data.re_iterable:
+                if length < self._steps or not self.data.re_iterable:
                     self._ran_out(index)
                     return
                 self._begin(0)
@@ -80,7 +89,7 @@ class Epochs:
         return (self._number - 1, self._in_pass) if self._in_pass else (self._number, 0)
 
     def _begin(self, skip: int) -> None:
-        self._pass = self._data.batches(self._number, skip)
+        self._pass = self.data.batches(self._number, skip)
         self._number += 1
         self._in_pass = skip
 

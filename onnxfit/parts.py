@@ -19,7 +19,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
-from onnxfit.graph.model import OPSET, infer_shapes, spec_of
+from onnxfit.graph.model import OPSET, fitting_itself, infer_shapes, spec_of
 from onnxfit.graph.values import Op, Value, infer_outputs, values_of
 from onnxfit.step import Batch, Recipe, add_loss_to, add_update, finished, pruned, training_forward
 
@@ -80,6 +80,7 @@ def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[s
     )
 
 
+@fitting_itself()
 def pullback(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]) -> tuple[Pullback, list[str]]:
     """Both passes as one graph; and its outputs that are the next running statistics."""
     op, statistics = training_forward(recipe, batch)

@@ -74,8 +74,19 @@ class Buffer:
 
     def __init__(self, dtype: npt.DTypeLike, shape: Sequence[int], device: Device = CPU) -> None:
         self.device = device
-        self.value = C.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, device.handle)
+        try:
+            self.value = C.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, device.handle)
+        except (MemoryError, RuntimeError) as error:  # RuntimeError: more bytes than a number can count
+            raise StepError(f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}") from None
         self.array = _view(self.value, np.dtype(dtype), tuple(shape)) if device.kind == "cpu" else np.zeros(shape, dtype)
+
+    @classmethod
+    def around(cls, array: Array, device: Device) -> Buffer:
+        """A buffer that is not to be written; on the CPU it is the array itself."""
+        buffer = cls.__new__(cls)
+        buffer.device, buffer.array = device, array
+        buffer.value = ort_value(array, device)
+        return buffer
 
     def read(self) -> Array:
         """A copy of the contents."""
@@ -105,9 +116,13 @@ class State:
 
     So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN has spoiled nothing: the last values
     are in the other set. Tensors that different graphs write (with accumulated gradients: weights and sums) swap apart: a group each.
+    `constants` are read as the others are, but nothing changes them; they have one set, on the CPU the arrays themselves, and no iteration
+    over the state comes to them.
     """
 
-    def __init__(self, groups: Mapping[str, Mapping[str, Array]], device: Device) -> None:
+    def __init__(
+        self, groups: Mapping[str, Mapping[str, Array]], device: Device, constants: Mapping[str, Array] | None = None
+    ) -> None:
         self.device = device
         self.version = 0  # grows with every change
         self.changes = dict.fromkeys(groups, 0)  # the same for each group
@@ -116,6 +131,7 @@ class State:
         self._current = dict.fromkeys(self._groups, 0)
         self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
         self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
+        self._constants = {name: Buffer.around(array, device) for name, array in (constants or {}).items()}
         for arrays in groups.values():
             for name, array in arrays.items():
                 self._pairs[name] = (Buffer(array.dtype, array.shape, device), Buffer(array.dtype, array.shape, device))
@@ -123,18 +139,20 @@ class State:
                     buffer.write(array)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._pairs
+        return name in self._pairs or name in self._constants
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pairs)
 
     def group(self, name: str) -> str:
-        return self._group_of[name]
+        return self._group_of.get(name, "")
 
     def parity(self, group: str) -> int:
-        return self._current[group]
+        return self._current.get(group, 0)
 
     def buffer(self, name: str, *, current: bool = True) -> Buffer:
+        if name in self._constants:
+            return self._constants[name]
         parity = self._current[self._group_of[name]]
         return self._pairs[name][parity if current else 1 - parity]
 
@@ -150,6 +168,10 @@ class State:
         undone = self._undoable.intersection(groups)
         self.swap(sorted(undone))
         self._undoable -= undone
+
+    def settle(self, groups: Iterable[str]) -> None:
+        """The last swap of these groups can no longer be reverted."""
+        self._undoable -= set(groups)
 
     def get(self, name: str) -> Array:
         return self.buffer(name).read()

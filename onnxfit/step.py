@@ -15,12 +15,14 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
+from onnxfit import tensors
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients import Blocker, GradientSource
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     OPSET,
     ModelSource,
+    fitting_itself,
     infer_shapes,
     read_model,
     spec_of,
@@ -61,9 +63,16 @@ class Recipe:
     clip_norm: float | None = None
     clip_value: float | None = None
     statistics: tuple[str, ...] = field(init=False)
+    large: bool = field(init=False)  # more than one graph can hold
+    constants: tuple[str, ...] = field(init=False)  # then, frozen tensors that are inputs of every step, too
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm)))
+        sizes = {name: value.const_value.nbytes for name, value in self.model.graph.initializers.items() if value.const_value}
+        large = sum(sizes.values()) > tensors.LARGE
+        frozen = [name for name, size in sizes.items() if large and size > tensors.INSIDE and name not in self.state]
+        object.__setattr__(self, "constants", tuple(frozen))
+        object.__setattr__(self, "large", large)
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -119,6 +128,7 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
+@fitting_itself()
 def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss and penalty, as in inference: no dropout, running statistics."""
     op = forward(recipe, batch)
@@ -128,6 +138,7 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
+@fitting_itself()
 def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """The model itself, with its trained weights as inputs."""
     op = forward(recipe, batch)
@@ -135,6 +146,7 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
+@fitting_itself()
 def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
     """The model with its trained weights inside, which onnxruntime optimises as it does the exported one."""
     op = Op(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
@@ -144,8 +156,8 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
 
 def forward(recipe: Recipe, batch: Batch) -> Op:
     """The model with its training state as inputs, specialised to the shapes of the batch where they are numbers."""
-    model = ir.from_proto(ir.to_proto(recipe.model))
-    for name in recipe.state:
+    model = recipe.model.clone()
+    for name in (*recipe.state, *recipe.constants):
         value = model.graph.initializers.pop(name)
         value.const_value = None
         model.graph.inputs.append(value)
@@ -156,6 +168,7 @@ def forward(recipe: Recipe, batch: Batch) -> Op:
     return Op(specialise(model, shapes).graph)
 
 
+@fitting_itself()
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
     """Forward as in training, and the next values of the running statistics."""
     op = forward(recipe, batch)
@@ -163,6 +176,7 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]
     return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
+@fitting_itself()
 def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
     """Every node between the weights and the loss that the source of gradients cannot differentiate, without running anything."""
     return recipe.gradient.blockers(with_loss(recipe, batch), names.TOTAL, recipe.weights)
@@ -178,6 +192,7 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
     return infer_shapes(pruned(op))
 
 
+@fitting_itself()
 def _gradient(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
     model, found = recipe.gradient.add_gradients(with_loss(recipe, batch), names.TOTAL, recipe.weights)
     op = Op(model.graph)
@@ -220,7 +235,7 @@ def add_loss(
 def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
     """Add labels, the loss of every output, penalties, and their sum as output `names.TOTAL`."""
     outputs = {v.name or "": v for v in op.graph.outputs}
-    tensors = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
+    values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
     sample_weight: Value | None = None
     if names.SAMPLE_WEIGHT in batch:
         spec = batch[names.SAMPLE_WEIGHT]
@@ -252,7 +267,7 @@ def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[
         terms.append(value if objective.weight == 1 else value * objective.weight)
     for weight, penalty in penalties.items():
         with op.scope(f"penalty/{weight}"):
-            terms.append(penalty(op, op.wrap(tensors[weight])))
+            terms.append(penalty(op, op.wrap(values[weight])))
     with op.scope("loss"):
         total = terms[0]
         for term in terms[1:]:
@@ -290,10 +305,26 @@ def pruned(op: Op) -> ir.Model:
     """The graph without what no output needs, nodes in order."""
     model = ir.Model(op.graph, ir_version=10)
     TopologicalSortPass()(model)
-    RemoveUnusedNodesPass()(model)
+    _remove_unused(model)
     unused = {names.SEED, names.STEP, names.LEARNING_RATE}
     op.graph.inputs[:] = [v for v in op.graph.inputs if v.name not in unused or v.uses()]
     return model
+
+
+def _remove_unused(model: ir.Model) -> None:
+    """onnx-ir takes away a node, but goes on to count what its bodies capture as used: these are emptied, and it looks again."""
+    emptied: list[ir.Graph] | None = None
+    while emptied is None or emptied:
+        before = list(model.graph)
+        RemoveUnusedNodesPass()(model)
+        kept = set(model.graph)
+        attributes = [a for node in before if node not in kept for a in node.attributes.values()]
+        emptied = [a.as_graph() for a in attributes if a.type == ir.AttributeType.GRAPH]
+        for body in emptied:
+            for node in ir.traversal.RecursiveGraphIterator(body):
+                for i in range(len(node.inputs)):
+                    node.replace_input_with(i, None)
+            body.outputs.clear()
 
 
 def finished(op: Op) -> onnx.ModelProto:

@@ -23,7 +23,6 @@ from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     ModelSource,
-    initializer_arrays,
     read_model,
     spec_of,
     tensor_outputs,
@@ -37,6 +36,7 @@ from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
 from onnxfit.runtime import Call, Device, from_dlpack
 from onnxfit.step import Recipe
+from onnxfit.tensors import initializer_arrays
 
 try:
     import torch

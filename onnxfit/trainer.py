@@ -7,7 +7,8 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from copy import deepcopy
 from dataclasses import astuple, replace
 from itertools import count, islice
 from pathlib import Path
@@ -28,13 +29,12 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, Source, source
 from onnxfit.data import validation_split as split_rows
+from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError, UnknownNameError
-from onnxfit.files import write_atomically
 from onnxfit.gradients import gradient_source, reachable, refuse
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     ModelSource,
-    initializer_arrays,
     read_model,
     spec_of,
     tensor_outputs,
@@ -52,6 +52,7 @@ from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, lear
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime import Device, Runner
 from onnxfit.step import Recipe, blockers
+from onnxfit.tensors import initializer_arrays, write_model
 from onnxfit.tracker import Figures, Tracker
 
 Array = npt.NDArray[Any]
@@ -119,6 +120,8 @@ class Trainer:
             raise SettingError(f"accumulate is a whole number of batches from 1 on, got {accumulate!r}.")
         if not isinstance(seed, int):
             raise SettingError(f"seed is a whole number, got {seed!r}.")
+        if threads is not None and not (isinstance(threads, int) and 0 <= threads <= 1024):
+            raise SettingError(f"threads is a whole number up to 1024, or None, got {threads!r}.")
         for setting, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if value is not None and not value > 0:
                 raise SettingError(f"{setting} is a positive number or None, got {value}.")
@@ -180,7 +183,6 @@ class Trainer:
         self.history = History()
         self.train_losses_: list[float] = []
         self.epoch = self.global_step = self.global_batch = self.samples_seen = 0
-        self.batch_size: int | None = None
         self.stop_training = False
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
@@ -252,15 +254,19 @@ class Trainer:
             if validation is not None and (passes := sum(map(due, range(first, epochs)))) > 1:
                 validation.require_re_iterable(passes)
             batches = self._batches = Epochs(training, steps_per_epoch, self.epoch, start)
+            stack.callback(batches.close)
             history = History()
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
             before, done = self.history, self.global_batch
-            self.history, self.batch_size, self._calls = history, training.batch_size, calls
+            self.history, self._calls = history, calls
             self.stop_training, self.stop_reason, self._warned = False, None, False
             self.last_losses.clear()
-            self._position, self._resume, self._callback_states = replace(start), Resume(), {}
+            self._position = replace(
+                start, number=batches.place[0]
+            )  # unlike Resume(): a fit is under way, before its first batch, too
+            self._resume, self._callback_states = Resume(), {}
             so_far, self._tracker_state = self._tracker_state if start.batch else {}, {}
             ended, self._ended, self._ending = self._ended if first == start.epoch else {}, {}, None
             self._fitting, self._interrupted = True, {}
@@ -295,7 +301,7 @@ class Trainer:
                     self._ending = None
                     if self.stop_training:
                         break
-                self._position, self._idle = Resume(), training
+                self._position, self._idle = Resume(), batches.data
                 calls.on_train_end(logs)
             except BaseException as error:
                 if self.global_batch == done:  # not even the first step was possible
@@ -478,6 +484,25 @@ class Trainer:
         self._learning_rate = value
 
     @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch in the fit under way, or the last; None where only the data can tell. A callback can set it in `on_train_begin`.
+
+        The validation data keep theirs. SettingError for data that come in batches, DataError for a model whose batch size is fixed.
+        """
+        return self._batches.data.batch_size if self._batches is not None else None
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        if self._batches is None or self._calls is None or self._idle is None or self._position == Resume():
+            raise SettingError(
+                "batch_size can be set before the first epoch of a fit: in on_train_begin, or by fit(batch_size=...)."
+            )
+        self._batches.cut(checked_batch_size(value))
+        self._idle = self._batches.data
+        for callback in self._calls:
+            callback.params["steps"] = self._batches.steps
+
+    @property
     def accumulate(self) -> int:
         """Batches whose gradients are averaged for one update; can be set, at any time, if the Trainer was built with 2 or more."""
         return self._backend.accumulate
@@ -556,6 +581,10 @@ class Trainer:
                 )
         if (counters["learning_rate"] is None) != (self._learning_rate is None):
             raise SettingError("The state's learning rate follows a schedule and this trainer's does not, or the other way round.")
+        counts = [counters[name] for name in (*_COUNTERS, "window")]
+        whole = all(isinstance(count, int) and 0 <= count < 2**63 for count in counts)
+        if not whole or not isinstance(counters["learning_rate"], (int, float, type(None))):
+            raise SettingError(f"A state counts in whole numbers, and its learning rate is one number; got {counters}.")
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in _COUNTERS:
             setattr(self, name, counters[name])
@@ -566,28 +595,37 @@ class Trainer:
         """Undo the last update: weights, slots and statistics as they were before it. Only the last one can be undone, once."""
         self._backend.revert()
 
-    def rehearse(self, rates: Iterable[float], passes: int | None = 1) -> Generator[float, None, None]:
+    def rehearse(
+        self, rates: Iterable[float], passes: int | None = 1, batch_size: int | None = None
+    ) -> Generator[float, None, None]:
         """Steps on the data of the fit under way, one at each of these learning rates; yields the loss of each step's batch.
 
         For a callback's `on_train_begin` and `on_train_end`. There are at most as many steps as batches in so many `passes` over the data
-        (None: as many as rates). When the iterator ends, or is closed, weights, slots, statistics and counters are as they were before;
-        no hook is called meanwhile. SettingError within an epoch or outside `fit`; DataError for data that can be passed over only once.
+        (None: as many as rates). With a `batch_size` they are whole batches of so many rows, and there is none where the data have fewer.
+        When the iterator ends, or is closed, weights, slots, statistics and counters are as they were before; no hook is called
+        meanwhile. SettingError within an epoch or outside `fit`, or for a batch size of data that come in batches; DataError for data
+        that can be passed over only once.
         """
         data = self._idle
         if data is None:
             raise SettingError("rehearse needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
-        data.require_re_iterable(2)
-        numbers = count() if passes is None else range(passes)
-        batches = (batch for number in numbers for batch in data.batches(number))
-        before, told = self.get_state(), self._backend.on_gradients
-        self._backend.window, self._backend.on_gradients = 0, None
-        try:
-            for rate, batch in zip(rates, batches):
-                yield self._step(batch, rate)
-        finally:
-            self.set_state(before)
-            self._backend.on_gradients = told
-            batches.close()
+        if batch_size is not None and data.rows is not None and batch_size > data.rows:
+            return
+        with ExitStack() as stack:
+            if batch_size is not None:
+                data = stack.enter_context(data.cut(batch_size, drop_last=True))
+                stack.enter_context(self._backend.trying())
+            data.require_re_iterable(2)
+            numbers = count() if passes is None else range(passes)
+            batches = stack.enter_context(closing(batch for number in numbers for batch in data.batches(number)))
+            before, told = self.get_state(), self._backend.on_gradients
+            self._backend.window, self._backend.on_gradients = 0, None
+            try:
+                for rate, batch in zip(rates, batches):
+                    yield self._step(batch, rate)
+            finally:
+                self.set_state(before)
+                self._backend.on_gradients = told
 
     def log(self, name: str, value: float) -> None:
         """Add a figure to the logs of the hook under way, for every callback still to be called."""
@@ -607,18 +645,22 @@ class Trainer:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the whole training state into one file, atomically: model, weights, slots, counters, settings, history, callbacks."""
+        return self.snapshot().write(path)
+
+    def snapshot(self) -> checkpoint.Snapshot:
+        """A copy in memory of what `save` writes: its `write(path)` may come later, or in another thread, while training goes on."""
         contents = checkpoint.Contents(
-            model=self.export(None),
+            model=self.model,
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
             train_losses=self.train_losses_,
             resume=astuple(self._place()),
-            tracker=self._tracker_state or (self._tracker.state_dict() if self._position.batch else {}),
+            tracker=deepcopy(self._tracker_state or (self._tracker.state_dict() if self._position.batch else {})),
             ended=self._end_of_epoch(),
             callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states or self._interrupted,
         )
-        return checkpoint.save(path, contents)
+        return checkpoint.Snapshot(contents)
 
     def _end_of_epoch(self) -> Mapping[str, Any]:
         """What loggers are still to be told of the epoch that ends, for a checkpoint written meanwhile."""
@@ -672,7 +714,8 @@ class Trainer:
     def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
         """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
 
-        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps.
+        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. The file holds all of the model; only above
+        2 GB, which is more than it can, the tensors are in a file `<path>.data` beside it. CheckpointError where it cannot be written.
         """
         arrays = self.get_weights()
         if averaged:
@@ -684,7 +727,7 @@ class Trainer:
         model = with_initializers(self.model, arrays)
         to_inference_form(model)
         if path is not None:
-            write_atomically(path, lambda file: file.write(model.SerializeToString()))
+            write_model(path, model, self._backend.recipe.state)
         return model
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
@@ -693,17 +736,17 @@ class Trainer:
         They are `train`, `evaluate`, `predict` (backend "full"), or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`, `predict`
         ("forward_backward"); with `accumulate`, `accumulate` and `update` as well. `folder` is a path, and the result maps graph name -> file
         name `<prefix><graph name><suffix>.onnx`; beside them lies a checkpoint, so that `Trainer.load(folder)` goes on from there. Or `folder`
-        is the type `bytes`, and the result holds the serialized graphs: the same bytes.
+        is the type `bytes`, and the result holds the serialized graphs: the same bytes. A graph with more than 2 GB of tensors has them in a file
+        `<file name>.data` beside it, and no serialized form.
         """
         graphs = {"model": self.model, "trained": self.export(None)}
         graphs |= {kind: self._backend.any_graph(kind, self._expected_batch()) for kind in self._backend.kinds}
-        serialized = {name: graph.SerializeToString(deterministic=True) for name, graph in graphs.items()}
         if folder is bytes:
-            return dict(serialized)
+            return {name: graph.SerializeToString(deterministic=True) for name, graph in graphs.items()}
         files = {}
-        for name, data in serialized.items():
+        for name, graph in graphs.items():
             files[name] = f"{prefix}{name}{suffix}.onnx"
-            write_atomically(Path(folder) / files[name], lambda file, data=data: file.write(data))  # type: ignore[misc]
+            write_model(Path(folder) / files[name], graph, self._backend.recipe.state)
         self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 
@@ -798,7 +841,7 @@ def _fitting_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OnnxfitError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}") from error
 
 

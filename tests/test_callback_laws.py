@@ -35,7 +35,12 @@ MINIMAL = {
     "ThresholdStop": ("loss", 0.0),
     "Unfreeze": ({1: "fc0.*"},),
 }
-SETTINGS = {"EarlyStopping": {"monitor": "loss"}, "ReduceLROnPlateau": {"monitor": "loss"}, "LearningRateFinder": {"steps": 4}}
+SETTINGS = {
+    "BatchSizeFinder": {"min_gain": None, "steps_per_trial": 1, "init_val": 4},  # no clock decides
+    "EarlyStopping": {"monitor": "loss"},
+    "LearningRateFinder": {"steps": 4},
+    "ReduceLROnPlateau": {"monitor": "loss"},
+}
 every_class = pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("Callback", "History")]
 )  # fit has its own History
@@ -211,12 +216,59 @@ def test_evaluation_and_prediction_take_it_too(name, backend):
 
 @every_class
 @both_backends
-def test_its_state_goes_through_a_checkpoint_and_into_another_instance(name, backend):
+def test_an_error_of_its_own_reaches_the_caller_and_the_others_are_closed(name, backend):
+    on = trainer(backend)
+    for hook in [h for h in HOOKS if "predict" not in h and make(name).listens(h)]:
+        callback, watching = make(name), Closing()
+        if hook == "on_exception" or (hook == "on_gradients" and backend == "full"):
+            continue  # the one is of errors, the other's class is refused
+        error, own = OSError(hook), getattr(callback, hook)
+
+        def fail(*arguments, error=error, own=own):
+            own(*arguments)
+            raise error
+
+        setattr(callback, hook, fail)
+        with pytest.raises(OSError, match=hook) as raised:
+            fit(on, [watching, callback])
+        assert raised.value is error, hook
+        assert watching.told == [*([error] if hook != "on_close" else []), "closed"]
+        shutil.rmtree("backup", ignore_errors=True)
+        assert (on.frozen, on.accumulate) == ((), 2), hook
+    assert fit(on, [make(name)], epochs=1).epoch == [0]
+
+
+@every_class
+@both_backends
+@pytest.mark.parametrize("hook", ["on_exception", "on_close"])
+def test_a_neighbour_that_fails_to_end_keeps_it_from_nothing(name, backend, hook):
+    on, callback, cause = trainer(backend), make(name), KeyError("the cause")
+    failing, watching = Closing(hook, OSError("disk full")), Closing("on_epoch_end", cause)
+    with pytest.warns(RuntimeWarning, match=rf"Closing.{hook} failed with OSError"), pytest.raises(KeyError) as raised:
+        fit(on, [failing, callback, watching])
+    assert raised.value is cause
+    assert watching.told == [cause, "closed"]
+    assert (on.frozen, on.accumulate) == ((), 2)
+
+
+@every_class
+@both_backends
+@pytest.mark.parametrize("at", [(0, None), (1, 0), (1, 1), (1, None)], ids=str)
+def test_its_state_goes_through_a_checkpoint_and_into_another_instance(name, backend, at):
     class Save(Callback):
         phase = "backup"
 
+        def on_epoch_begin(self, epoch, logs):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs):
+            self.save(batch)
+
         def on_epoch_end(self, epoch, logs):
-            if epoch == 0:
+            self.save(None)
+
+        def save(self, batch):
+            if (self.epoch, batch) == at:
                 self.trainer.save("saved.onnxfit")
 
     settings = {"epochs": 3, "shuffle": True}
@@ -242,14 +294,50 @@ def test_its_state_goes_through_a_checkpoint_and_into_another_instance(name, bac
                 other.load_state_dict({})
 
 
+def plain(value):
+    """Whether a value is what checkpoints hold: JSON and arrays."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and plain(entry) for key, entry in value.items())
+    if isinstance(value, list):
+        return all(map(plain, value))
+    return value is None or type(value) in (bool, int, float, str) or (isinstance(value, np.ndarray) and value.dtype != object)
+
+
 @every_class
-def test_it_can_be_pickled_before_its_first_fit(name):
+@both_backends
+def test_its_state_is_numbers_strings_lists_dicts_and_arrays_at_every_moment(name, backend):
+    callback, wrong = make(name), []
+
+    def look(hook):
+        return lambda *arguments: plain(callback.state_dict()) or wrong.append((hook, callback.state_dict()))
+
+    looking = Closing()
+    for hook in (
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_end",
+        "on_test_end",
+        "on_epoch_end",
+        "on_train_end",
+        "on_close",
+    ):
+        setattr(looking, hook, look(hook))
+    fit(trainer(backend), [callback, looking])
+    assert plain(callback.state_dict())
+    assert not wrong
+
+
+@every_class
+@both_backends
+def test_it_can_be_pickled_before_and_after_a_fit(name, backend):
     callback = make(name)
-    copy = pickle.loads(pickle.dumps(callback))
-    assert type(copy) is type(callback)
-    assert copy.state_key == callback.state_key
-    assert repr(copy.state_dict()) == repr(callback.state_dict())
-    fit(trainer("full"), [copy])
+    for _ in range(2):
+        copy = pickle.loads(pickle.dumps(callback))
+        assert type(copy) is type(callback)
+        assert copy.state_key == callback.state_key
+        assert repr(copy.state_dict()) == repr(callback.state_dict())
+        fit(trainer(backend), [copy])
+        fit(trainer(backend), [callback])
 
 
 @every_class

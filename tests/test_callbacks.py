@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import pickle
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -296,6 +298,16 @@ def test_history_of_a_new_fit_begins_afresh():
     on = trainer()
     first, second = on.fit(X, Y, epochs=2, verbose=0), on.fit(X, Y, epochs=1, verbose=0)
     assert (first.epoch, second.epoch) == ([0, 1], [0])
+
+
+def test_a_history_can_be_kept_and_sent_elsewhere_without_the_trainer():
+    history = trainer().fit(X, Y, epochs=2, verbose=0)
+    data = pickle.dumps(history)
+    for copy in (pickle.loads(data), deepcopy(history)):
+        assert (copy.epoch, copy.history) == (history.epoch, history.history)
+        assert not hasattr(copy, "trainer")
+    assert len(data) < 1000
+    assert history.trainer.epoch == 2
 
 
 def rows(path, separator=","):

@@ -1,5 +1,6 @@
 """EarlyStopping, ReduceLROnPlateau, LearningRateScheduler and ModelCheckpoint on scripted values of the monitored figure."""
 
+import functools
 import json
 import math
 
@@ -13,6 +14,7 @@ from onnxfit.callbacks import Callback, EarlyStopping, LambdaCallback, LearningR
 from onnxfit.errors import CheckpointError, SettingError, UnknownNameError
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
+from tests.builds import every_way
 
 NAN, INF = math.nan, math.inf
 X, Y = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
@@ -24,6 +26,25 @@ def trainer(learning_rate=0.1, **settings):
         '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }'
     )
     return onnxfit.Trainer(model, loss="mse", optimizer=learning_rate, **settings)
+
+
+@functools.cache
+def built(learning_rate, backend, gradient):
+    on = trainer(learning_rate, backend=backend, gradient=gradient)
+    return on, on.get_state()
+
+
+def ready(way, learning_rate=0.1):
+    """A trainer that trains this way, as new; made once, for compiling takes longer than all the rest."""
+    on, state = built(learning_rate, **way)
+    on.set_state(state)
+    return on
+
+
+def row(values, settings, *expected):
+    """A row of a table, named by what it is about."""
+    named = " ".join(f"{name} {value}" for name, value in settings.items())
+    return pytest.param(values, settings, *expected, id=f"{values} {named}".replace(" True", ""))
 
 
 class Script(Callback):
@@ -59,37 +80,38 @@ def same(one, other):
 LONG = [10, 9, 8, 9, 8.9, 8.8, 8.7, 8.6, 8.5]
 
 
+@every_way
 @pytest.mark.parametrize(
     ("values", "settings", "ran", "best"),
     [
-        (LONG, {"patience": 0}, 4, 8),
-        (LONG, {"patience": 1}, 4, 8),
-        (LONG, {"patience": 2}, 5, 8),
-        (LONG, {"patience": 3}, 6, 8),
-        ([1, 1, 1], {"patience": 0}, 2, 1),
-        ([0.6, 0.4, 0.41, 0.42, 0.43], {"baseline": 0.5, "patience": 2}, 4, 0.4),
-        ([0.9, 0.8, 0.7, 0.6, 0.55, 0.54], {"baseline": 0.5, "patience": 3}, 3, 0.7),
-        ([4, 3.5, 3, 2.5], {"min_delta": 0.5, "patience": 1}, 2, 4),
-        ([4, 3.74, 3.49, 3], {"min_delta": 0.25, "patience": 1}, 3, 3.74),
-        ([1, NAN, 0.5, 0.2, 0.1], {"patience": 3}, 5, 0.1),
-        ([9, 8, 7, 6, 5, 6, 4, 3, 2, 1], {"stopping_threshold": 2.9, "patience": 3}, 9, 2),
-        ([9, 4, 2, 16, 32, 64], {"divergence_threshold": 15.9, "patience": 9}, 4, 2),
-        ([4, 3, INF, 2, 1], {"check_finite": True, "patience": 9}, 3, 3),
-        ([4, 3, NAN, 2, 1], {"check_finite": True, "patience": 9}, 3, 3),
-        ([6, 5, 5, 5, 5, 5], {"patience": 3}, 5, 5),
-        ([6, 5, 4, 4, 3, 3], {"patience": 1}, 4, 4),
-        ([6, 5, 6, 5, 5, 5], {"patience": 3}, 5, 5),
+        row(LONG, {"patience": 0}, 4, 8),
+        row(LONG, {"patience": 1}, 4, 8),
+        row(LONG, {"patience": 2}, 5, 8),
+        row(LONG, {"patience": 3}, 6, 8),
+        row([1, 1, 1], {"patience": 0}, 2, 1),
+        row([0.6, 0.4, 0.41, 0.42, 0.43], {"baseline": 0.5, "patience": 2}, 4, 0.4),
+        row([0.9, 0.8, 0.7, 0.6, 0.55, 0.54], {"baseline": 0.5, "patience": 3}, 3, 0.7),
+        row([4, 3.5, 3, 2.5], {"min_delta": 0.5, "patience": 1}, 2, 4),
+        row([4, 3.74, 3.49, 3], {"min_delta": 0.25, "patience": 1}, 3, 3.74),
+        row([1, NAN, 0.5, 0.2, 0.1], {"patience": 3}, 5, 0.1),
+        row([9, 8, 7, 6, 5, 6, 4, 3, 2, 1], {"stopping_threshold": 2.9, "patience": 3}, 9, 2),
+        row([9, 4, 2, 16, 32, 64], {"divergence_threshold": 15.9, "patience": 3}, 4, 2),
+        row([4, 3, INF, 2, 1], {"check_finite": True, "patience": 9}, 3, 3),
+        row([4, 3, NAN, 2, 1], {"check_finite": True, "patience": 9}, 3, 3),
+        row([6, 5, 5, 5, 5, 5], {"patience": 3}, 5, 5),
+        row([6, 5, 4, 4, 3, 3], {"patience": 1}, 4, 4),
+        row([6, 5, 6, 5, 5, 5], {"patience": 3}, 5, 5),
     ],
 )
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_early_stopping_stops_after(values, settings, ran, best, mode):
+def test_early_stopping_stops_after(way, values, settings, ran, best, mode):
     sign = 1 if mode == "min" else -1  # the mirror image behaves alike
     settings = {
         name: sign * value if name in ("baseline", "stopping_threshold", "divergence_threshold") else value
         for name, value in settings.items()
     }
     stopping = EarlyStopping(mode=mode, **settings)
-    script = run([sign * value for value in values], stopping)
+    script = run([sign * value for value in values], stopping, on=ready(way))
     assert script.ran == ran
     assert stopping.best == sign * best
     if ran < len(values):
@@ -101,22 +123,23 @@ def test_early_stopping_stops_after(values, settings, ran, best, mode):
         assert script.trainer.stop_reason is None
 
 
+@every_way
 @pytest.mark.parametrize(
     ("values", "settings", "ran", "best_epoch"),
     [
-        ([0.2, 0.15, 0.1, 0.11, 0.12], {"patience": 2}, 5, 2),
-        ([5, 1, 2, 3], {"patience": 10}, 4, 1),
-        ([0.9, 0.8, 0.7, 0.71, 0.72, 0.73], {"baseline": 0.5, "patience": 5}, 5, 2),
-        ([1, 2, 3, 3], {"start_from_epoch": 2, "patience": 1}, 4, 2),
-        ([0.1, 0.1, 0.1, 1, 2, 3, 4], {"start_from_epoch": 3, "patience": 2}, 6, 3),
-        ([0.3, 0.1, 0.2], {"start_from_epoch": 5}, 3, None),
-        ([NAN, 1, 0.5, 0.2, 0.1], {"patience": 3}, 5, 4),
-        ([NAN, NAN, NAN], {"patience": 1}, 2, None),
+        row([0.2, 0.15, 0.1, 0.11, 0.12], {"patience": 2}, 5, 2),
+        row([5, 1, 2, 3], {"patience": 10}, 4, 1),
+        row([0.9, 0.8, 0.7, 0.71, 0.72, 0.73], {"baseline": 0.5, "patience": 5}, 5, 2),
+        row([1, 2, 3, 3], {"start_from_epoch": 2, "patience": 1}, 4, 2),
+        row([0.1, 0.1, 0.1, 1, 2, 3, 4], {"start_from_epoch": 3, "patience": 2}, 6, 3),
+        row([0.3, 0.1, 0.2], {"start_from_epoch": 5}, 3, None),
+        row([NAN, 1, 0.5, 0.2, 0.1], {"patience": 3}, 5, 4),
+        row([NAN, NAN, NAN], {"patience": 1}, 2, None),
     ],
 )
-def test_early_stopping_restores_the_weights_of_the_best_epoch(values, settings, ran, best_epoch):
+def test_early_stopping_restores_the_weights_of_the_best_epoch(way, values, settings, ran, best_epoch):
     stopping = EarlyStopping(restore_best_weights=True, **settings)
-    script = run(values, stopping)
+    script = run(values, stopping, on=ready(way))
     assert script.ran == ran
     assert stopping.best_epoch == best_epoch
     assert same(script.trainer.get_weights(), script.weights[-1 if best_epoch is None else best_epoch])
@@ -133,21 +156,23 @@ def test_early_stopping_passes_over_epochs_without_the_figure_with_one_warning()
         assert run([1, None, 1, None, 1], EarlyStopping(patience=2)).ran == 5
 
 
-def test_early_stopping_begins_afresh_in_every_fit():
+@every_way
+def test_early_stopping_begins_afresh_in_every_fit(way):
     stopping = EarlyStopping(patience=1, restore_best_weights=True)
     for values, best in (([1, 0.9, 0.9, 0.1], 0.9), ([5, 4, 4, 1], 4)):
-        script = run(values, stopping)
+        script = run(values, stopping, on=ready(way))
         assert (script.ran, stopping.stopped_epoch, stopping.best) == (3, 2, best)
         assert same(script.trainer.get_weights(), script.weights[1])
 
 
+@every_way
 @pytest.mark.parametrize("k", range(7))
-def test_early_stopping_resumed_after_any_epoch_stops_where_it_would_have(k):
+def test_early_stopping_resumed_after_any_epoch_stops_where_it_would_have(way, k):
     values, settings = [9, 7, 8, 6, 7, 6.5, 6.4, 6.3, 1], {"patience": 4, "restore_best_weights": True}
     whole = EarlyStopping(**settings)
-    run(values, whole)
+    run(values, whole, on=ready(way))
     first, second = EarlyStopping(**settings), EarlyStopping(**settings)
-    on = trainer()
+    on = ready(way)
     on.fit(X, Y, epochs=k + 1, batch_size=2, verbose=0, callbacks=[Script(values), first])
     second.load_state_dict(first.state_dict())
     on.fit(X, Y, initial_epoch=k + 1, epochs=len(values), batch_size=2, verbose=0, callbacks=[Script(values), second])
@@ -169,22 +194,23 @@ def test_mode_auto_asks_the_trainer_which_way_is_better(monitor, ran):
 # ---------------------------------------------------------------- learning rate
 
 
+@every_way
 @pytest.mark.parametrize(
     ("values", "settings", "rates"),
     [
-        ([1] * 6, {"patience": 1, "factor": 0.1}, [1, 0.1, 0.01, 1e-3, 1e-4, 1e-5]),
-        ([1] * 8, {"patience": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]),
-        ([1] * 8, {"patience": 1, "cooldown": 2, "factor": 0.5}, [1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]),
-        ([1] * 10, {"patience": 2, "cooldown": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]),
-        ([1] * 6, {"patience": 1, "factor": 0.5, "min_lr": 0.3}, [1, 0.5, 0.3, 0.3, 0.3, 0.3]),
-        ([1, 0.95, 0.9, 0.85, 0.8], {"patience": 2, "factor": 0.5, "min_delta": 0.1}, [1, 1, 0.5, 0.5, 0.5]),
-        ([1, NAN, NAN, 0.5], {"patience": 2, "factor": 0.5}, [1, 1, 0.5, 0.5]),
+        row([1] * 6, {"patience": 1, "factor": 0.1}, [1, 0.1, 0.01, 1e-3, 1e-4, 1e-5]),
+        row([1] * 8, {"patience": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]),
+        row([1] * 8, {"patience": 1, "cooldown": 2, "factor": 0.5}, [1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]),
+        row([1] * 10, {"patience": 2, "cooldown": 2, "factor": 0.5}, [1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]),
+        row([1] * 6, {"patience": 1, "factor": 0.5, "min_lr": 0.3}, [1, 0.5, 0.3, 0.3, 0.3, 0.3]),
+        row([1, 0.95, 0.9, 0.85, 0.8], {"patience": 2, "factor": 0.5, "min_delta": 0.1}, [1, 1, 0.5, 0.5, 0.5]),
+        row([1, NAN, NAN, 0.5], {"patience": 2, "factor": 0.5}, [1, 1, 0.5, 0.5]),
     ],
 )
-def test_reduce_lr_on_plateau(values, settings, rates):
+def test_reduce_lr_on_plateau(way, values, settings, rates):
     seen = []
     look = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(look.trainer.learning_rate))
-    script = run(values, ReduceLROnPlateau(**settings), look, on=trainer(1.0))
+    script = run(values, ReduceLROnPlateau(**settings), look, on=ready(way, 1.0))
     assert seen == pytest.approx(rates, rel=1e-12)
     # the logs have the rate that the epoch was trained with
     assert script.trainer.history.history["learning_rate"] == pytest.approx([1, *rates[:-1]], rel=1e-12)
@@ -209,8 +235,9 @@ def test_reduce_lr_on_plateau_resumed_after_any_epoch_goes_on_as_it_would_have(k
     assert on.learning_rate == 0.125
 
 
-def test_learning_rate_scheduler_by_epoch_and_by_the_rate_in_force():
-    on = trainer(0.03)
+@every_way
+def test_learning_rate_scheduler_by_epoch_and_by_the_rate_in_force(way):
+    on = ready(way, 0.03)
     run([1, 1], LearningRateScheduler(lambda epoch, lr: lr / 2), on=on)
     assert on.learning_rate == pytest.approx(0.0075, rel=1e-12)
     on.fit(X, Y, epochs=3, verbose=0, callbacks=[LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -52,6 +53,7 @@ class Backend(ABC):
                 "sums": sums,
             },
             device,
+            {name: recipe.model.graph.initializers[name].const_value.numpy() for name in recipe.constants},  # type: ignore[union-attr]
         )
         self._fixed: dict[str, OrderedDict[str, Any]] = {}
         self._open: dict[str, Any] = {}
@@ -86,7 +88,12 @@ class Backend(ABC):
         return run_on(self.runner("predict", batch), batch)
 
     def deployed(self, batch: Batch) -> Runner:
-        """The model compiled with its weights inside, as whoever loads the exported file has it: faster, and equal to it to the last bit."""
+        """The model compiled with its weights inside, as whoever loads the exported file has it: faster, and equal to it to the last bit.
+
+        A model that is larger than a session takes with its tensors inside is run as in `predict`.
+        """
+        if self.recipe.large:
+            return self.predict(batch)
         if self._deployed is None or self._deployed[0] != self.state.version:
             model = deployed_graph(self.recipe, {name: self.state.get(name) for name in self.recipe.state})
             self._deployed = self.state.version, Runner(model, self.state, self.device, self.threads, "prediction")
@@ -97,6 +104,7 @@ class Backend(ABC):
         if self.window:
             self.window = 0
             self.state.revert(["statistics"])
+            self.state.settle(["weights"])  # the update before was not the last step
         else:
             self.state.revert(["weights", "statistics"])
 
@@ -157,6 +165,15 @@ class Backend(ABC):
         if len(fixed) > 4 * STATIC_SIGNATURES:
             fixed.popitem(last=False)
         return made
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """What is compiled meanwhile for batches is forgotten afterwards: it is of no use to training, and would count as a shape of its batches."""
+        fixed, opened = {kind: found.copy() for kind, found in self._fixed.items()}, dict(self._open)
+        try:
+            yield
+        finally:
+            self._fixed, self._open = fixed, opened
 
     def _declared(self, name: str) -> TensorSpec | None:
         return next((spec_of(v) for v in self.recipe.model.graph.inputs if v.name == name), None)

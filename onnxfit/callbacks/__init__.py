@@ -3,6 +3,7 @@
 from onnxfit.callbacks.accumulation import GradientAccumulationScheduler
 from onnxfit.callbacks.averaging import StochasticWeightAveraging, SwapEMAWeights
 from onnxfit.callbacks.backup import BackupAndRestore
+from onnxfit.callbacks.batch_size_finder import BatchSizeFinder
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.csv_logger import CSVLogger, JSONLLogger
 from onnxfit.callbacks.device_stats import DeviceStats
@@ -26,6 +27,7 @@ from onnxfit.callbacks.timer import Timer
 
 __all__ = [
     "BackupAndRestore",
+    "BatchSizeFinder",
     "CSVLogger",
     "Callback",
     "CallbackList",

@@ -68,6 +68,10 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a pickle, made after a fit has what the callback found out, and not the trainer it stood beside."""
+        return {name: value for name, value in vars(self).items() if name not in ("trainer", "callbacks")}
+
     def listens(self, hook: str) -> bool:
         """Whether this hook is to be called: by default, whether it is overridden. Nothing is prepared for a hook nobody hears."""
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook)

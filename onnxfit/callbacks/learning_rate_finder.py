@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxfit.callbacks.callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import InstallationError, SettingError
-from onnxfit.files import write_atomically
+from onnxfit.callbacks.plot import plot_curve
+from onnxfit.errors import SettingError
 
 __all__ = ["LearningRateFinder"]
 
@@ -106,16 +106,6 @@ class LearningRateFinder(StatefulCallback):
 
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
         """Draw losses over rates, the suggestion marked, into a PNG file. Needs matplotlib (InstallationError)."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InstallationError("LearningRateFinder.plot needs matplotlib: pip install matplotlib.") from None
-        figure = Figure(figsize=(6, 4), layout="tight")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel="learning rate", ylabel="loss", xscale="log" if self.mode == "exponential" else "linear")
-        axes.plot(self.rates, self.losses)
-        if self.suggestion is not None:
-            axes.axvline(self.suggestion, linestyle="--", color="tab:red", label=f"suggestion {self.suggestion:.2g}")
-            axes.legend()
-        write_atomically(path, lambda file: figure.savefig(file, format="png"))
+        scale = "log" if self.mode == "exponential" else "linear"
+        axes = {"xlabel": "learning rate", "ylabel": "loss", "xscale": scale}
+        plot_curve(path, "LearningRateFinder", self.rates, self.losses, self.suggestion, **axes)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import os
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
-import safetensors.numpy
-
+from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.files import write_atomically
+from onnxfit.files import remove_leftovers, write_atomically
+from onnxfit.tensors import write_model, write_safetensors
 
 __all__ = ["ModelCheckpoint"]
 
 
-class ModelCheckpoint(StatefulCallback):
+class ModelCheckpoint(SavingCallback, StatefulCallback):
     """Saves a checkpoint after epochs or steps: all of them, the best ones, the last.
 
     - `path`: a file, or a template such as "checkpoints/{epoch:03d}-{val_loss:.3f}.ckpt" whose fields are `epoch` (from 0, as in
@@ -35,13 +36,16 @@ class ModelCheckpoint(StatefulCallback):
       the last. The file from which training resumed is never deleted.
     - `save_last`: besides, at each of those occasions, "last" with the suffix of `path`, beside it.
     - `initial_value_threshold`: nothing is saved while the figure is not better than this.
+    - `background`: training waits only for a copy of its state in memory, and goes on while that is written. A file is whole when the
+      next one is begun, and all are when `fit` returns or raises. False: it is whole when the hook returns, which other callbacks'
+      hooks may rely upon.
 
     Afterwards `best_model_path` and `best_model_score` are the best file and its figure, `last_model_path` the file written last. A
     checkpoint has the state of every callback as it is after the epoch, this one's included. Every `fit` begins afresh unless a
     saved state was loaded.
 
     SettingError: a setting out of its range. UnknownNameError (a KeyError) at the first save: the template names a figure that the
-    logs lack.
+    logs lack. CheckpointError: a file could not be written; in the background, it comes with the next one or at the end of training.
 
     >>> ModelCheckpoint("model.onnx")
     Traceback (most recent call last):
@@ -64,6 +68,7 @@ class ModelCheckpoint(StatefulCallback):
         top_k: int | None = None,
         save_last: bool = False,
         initial_value_threshold: float | None = None,
+        background: bool = True,
     ) -> None:
         self.path = os.fspath(path)
         self.monitor = Monitor("ModelCheckpoint", monitor, mode)
@@ -74,6 +79,7 @@ class ModelCheckpoint(StatefulCallback):
         self.top_k = top_k
         self.save_last = save_last
         self.initial_value_threshold = initial_value_threshold
+        self.background = background
         self._check()
         self._event: Logs | None = None
         self._to_write: list[str] = []
@@ -128,6 +134,7 @@ class ModelCheckpoint(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         self.monitor.start(self.trainer)
+        remove_leftovers(Path(self.last_path).parent)
         # the state lay in a file of its own step: that file is where training resumes from
         self._protected = {os.path.realpath(path) for path in self.written} if self.step == self.trainer.global_step else set()
         self.step = self.trainer.global_step
@@ -146,11 +153,18 @@ class ModelCheckpoint(StatefulCallback):
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback._event is not logs:
                 callback._decide(logs, at_epoch_end)
-        for path in self._to_write:
-            self._write(path)
-        for path in self._to_delete:
-            if os.path.realpath(path) not in self._protected:
-                Path(path).unlink(missing_ok=True)
+        if self._to_write or self._to_delete:
+            self.finish_save()
+            write, paths, worst, protected = self._writer(), self._to_write, self._to_delete, self._protected
+
+            def job() -> None:
+                for path in paths:
+                    write(path)
+                for path in worst:  # only now that there is something better
+                    if os.path.realpath(path) not in protected:
+                        Path(path).unlink(missing_ok=True)
+
+            self.save(job)
 
     def _decide(self, logs: Logs, at_epoch_end: bool) -> None:
         """What to write and what to delete in this event; the state is from here on what it is after it."""
@@ -214,14 +228,15 @@ class ModelCheckpoint(StatefulCallback):
                 raise UnknownNameError(f"field of the path {self.path!r}", name, {"epoch", "step", *logs})
         return self.path.format(**fields)
 
-    def _write(self, path: str) -> None:
+    def _writer(self) -> Callable[[str], object]:
+        """What writes a file of the training as it is now, whenever it is called."""
         if not self.save_weights_only:
-            self.trainer.save(path)
-        elif path.endswith(".onnx"):
-            self.trainer.export(path)
-        else:
-            weights = self.trainer.get_weights()
-            write_atomically(path, lambda file: file.write(safetensors.numpy.save(weights)))
+            return self.trainer.snapshot().write
+        if self.path.endswith(".onnx"):
+            model = self.trainer.export(None)
+            return lambda path: write_model(path, model)
+        weights = self.trainer.get_weights()
+        return lambda path: write_atomically(path, lambda file: write_safetensors(file, weights))
 
 
 def _fields(template: str) -> list[str]:

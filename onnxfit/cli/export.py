@@ -8,7 +8,7 @@ import click
 
 from onnxfit import checkpoint
 from onnxfit.cli.models import WITHOUT_CODE
-from onnxfit.files import write_atomically
+from onnxfit.tensors import write_model
 from onnxfit.trainer import Trainer
 
 
@@ -27,6 +27,5 @@ def export(path: str, output: Path, averaged: bool) -> None:
     if averaged:
         Trainer.load(path).export(output, averaged=True)
     else:
-        model = checkpoint.load(path, WITHOUT_CODE).model
-        write_atomically(output, lambda file: file.write(model.SerializeToString()))
+        write_model(output, checkpoint.load(path, WITHOUT_CODE).model)
     click.echo(f"{path} -> {output}")

@@ -11,7 +11,7 @@ from onnxfit.data.images import ImageFolder
 from onnxfit.data.loader import DataLoader, Loader
 from onnxfit.data.mapped import is_mapped, opened
 from onnxfit.data.memory import ArraySource, validation_split
-from onnxfit.data.order import check_fixed, checked_batch_size, permutation
+from onnxfit.data.order import checked_batch_size, permutation
 from onnxfit.data.parquet import ParquetLoader
 from onnxfit.data.prefetch import Prefetch, PrefetchedSource
 from onnxfit.data.stream import loader_source, mapped_source, stream_source
@@ -86,9 +86,7 @@ def source(
     named = feed.named(x, y, sample_weight)
     if any(is_mapped(value) for _, value in named.leaves()):
         return mapped_source(named, feed, batch_size, shuffle, seed, drop_last)
-    prepared = feed.prepare_named(named)
-    check_fixed(feed.fixed, prepared.rows, batch_size, drop_last, what)
-    return ArraySource(prepared, batch_size, shuffle, seed, drop_last, what)
+    return ArraySource(feed.prepare_named(named), feed, batch_size, seed if shuffle else None, drop_last)
 
 
 def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
-from onnxfit.errors import DataError
+from onnxfit.errors import DataError, SettingError
 
 Array = npt.NDArray[Any]
 Columns = tuple[tuple[str, Array], ...]
@@ -85,6 +85,12 @@ class Source(ABC):
                 "Pass something that can be iterated anew: the function that returns the generator (fit(batches), not "
                 "fit(batches())), a list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
+
+    def cut(self, batch_size: int, drop_last: bool | None = None) -> Source:
+        """The same data in batches of another size; `drop_last` None: as they are. SettingError where they come in batches already."""
+        raise SettingError(
+            f"The batch size of the {self.what} data cannot be chosen, as they come in batches: pass arrays, a DataLoader or a loader of files."
+        )
 
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """End what runs in the background."""

@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any
 
 from onnxfit.data.batch import Batch, Source
-from onnxfit.data.feed import Prepared
+from onnxfit.data.feed import Feed, Prepared
 from onnxfit.data.mapped import opened
-from onnxfit.data.order import batch_indices, check_steps, count_steps
+from onnxfit.data.order import batch_indices, check_fixed, check_steps, count_steps
 from onnxfit.data.structure import common_rows, holds_arrays, leaves_of, map_arrays, rows_of
 from onnxfit.errors import SettingError
 
@@ -18,14 +18,18 @@ from onnxfit.errors import SettingError
 class ArraySource(Source):
     """Prepared arrays, in batches."""
 
-    def __init__(self, prepared: Prepared, batch_size: int, shuffle: bool, seed: int, drop_last: bool, what: str) -> None:
+    def __init__(self, prepared: Prepared, feed: Feed, batch_size: int, seed: int | None, drop_last: bool) -> None:
+        """`seed` None keeps the order of the rows."""
         rows = prepared.rows
-        self.what, self.rows, self.batch_size = what, rows, batch_size
+        check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
+        check_steps(rows, batch_size, drop_last, feed.what)
+        self.what, self.rows, self.batch_size = feed.what, rows, batch_size
         self.steps: int = count_steps(rows, batch_size, drop_last)
-        check_steps(rows, batch_size, drop_last, what)
-        self._prepared = prepared
+        self._prepared, self._feed, self._seed, self._drop_last = prepared, feed, seed, drop_last
         self._size = min(batch_size, rows)
-        self._seed = seed if shuffle else None
+
+    def cut(self, batch_size: int, drop_last: bool | None = None) -> ArraySource:
+        return ArraySource(self._prepared, self._feed, batch_size, self._seed, self._drop_last if drop_last is None else drop_last)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         columns, scalars, size = self._prepared.columns, self._prepared.scalars, self._size

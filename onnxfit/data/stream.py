@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -28,10 +29,16 @@ class StreamSource(Source):
         batch_size: int | None = None,
         re_iterable: bool = True,
         make: Callable[[Any], Batch] | None = None,
+        again: Callable[[int, bool | None], Source] | None = None,
     ) -> None:
+        """`again`, for data that are cut here: the source for another batch size, with or without a short last batch."""
         self.what, self.steps, self.rows, self.batch_size, self.re_iterable = feed.what, steps, rows, batch_size, re_iterable
         self._make = feed.batch if make is None else make
         self._passes = passes
+        self._again = again
+
+    def cut(self, batch_size: int, drop_last: bool | None = None) -> Source:
+        return super().cut(batch_size) if self._again is None else self._again(batch_size, drop_last)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         number = skip
@@ -91,7 +98,10 @@ def mapped_source(given: Named, feed: Feed, batch_size: int, shuffle: bool, seed
         indices = batch_indices(rows, size, steps, seed if shuffle else None, epoch, skip)
         return (_some(given, index) for index in indices)
 
-    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.named_batch)
+    def again(batch_size: int, last: bool | None) -> Source:
+        return mapped_source(given, feed, batch_size, shuffle, seed, drop_last if last is None else last)
+
+    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.named_batch, again=again)
 
 
 def _some(given: Named, index: Any) -> Named:
@@ -101,28 +111,38 @@ def _some(given: Named, index: Any) -> Named:
 def loader_source(loader: Loader, feed: Feed, seed: int | None) -> Source:
     """A loader of files; seed None keeps the order of its rows."""
     check_fixed(feed.fixed, loader.rows, loader.batch_size, loader.drop_last, feed.what, type(loader).__name__)
+
+    def again(batch_size: int, drop_last: bool | None) -> Source:
+        other = copy(loader)  # of the caller's own nothing changes
+        other.batch_size, other.drop_last = batch_size, loader.drop_last if drop_last is None else drop_last
+        return loader_source(other, feed, seed)
+
     return StreamSource(
         feed,
         lambda epoch, skip: loader.batches(epoch, skip, seed),
         steps=len(loader),
         rows=loader.rows,
         batch_size=loader.batch_size,
+        again=again,
     )
 
 
-def _columns_stream(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: int) -> Source:
+def _columns_stream(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False) -> Source:
     """A HF dataset: rows by their numbers, or, where it is a stream itself, in its own order."""
     rows = length_of(data)
     if rows is None:
         return StreamSource(feed, _iterated_passes(data, lambda: data.iter(batch_size=batch_size)), batch_size=batch_size)
-    size, steps = min(batch_size, max(rows, 1)), count_steps(rows, batch_size, False)
-    check_fixed(feed.fixed, rows, batch_size, False, feed.what)
+    size, steps = min(batch_size, max(rows, 1)), count_steps(rows, batch_size, drop_last)
+    check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
 
     def gather(epoch: int, skip: int) -> Iterator[Any]:
         for index in batch_indices(rows, size, steps, seed if shuffle else None, epoch, skip):
             yield data[index if isinstance(index, slice) else index.tolist()]
 
-    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size)
+    def again(batch_size: int, last: bool | None) -> Source:
+        return _columns_stream(data, feed, batch_size, shuffle, seed, drop_last if last is None else last)
+
+    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, again=again)
 
 
 def _indexed_passes(data: Any, seed: int | None) -> Callable[[int, int], Iterator[Any]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Union
 
@@ -23,7 +24,9 @@ from onnxfit.graph.classical import without_zip_maps, write_out_classical
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.values import Op, infer_outputs
+from onnxfit.graph.validity import require_bodies, require_valid
+from onnxfit.graph.values import InputsError, Op, infer_outputs
+from onnxfit.tensors import detached, is_external, is_large
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
@@ -77,18 +80,37 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         raise ModelError(f"{what} is not an ONNX model: {error}.") from None
     except (OSError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{what} cannot be read: {error}") from None
-    if any(t.data_location == onnx.TensorProto.EXTERNAL for t in model.graph.initializer):
-        raise ModelError(
-            f"{what} keeps weights in other files, which only its path leads to: pass the path, or call onnx.load first."
-        )
+    require_valid(model, what)
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_within_bounds(model))
     except onnx.checker.ValidationError as error:
         if "GroupNormalization is deprecated" not in str(
             error
         ):  # opsets 18 to 20 had one that ONNX withdrew and runtimes still run
             raise ModelError(f"{what} is not a valid ONNX model: {error}") from None
     return model, what
+
+
+def _within_bounds(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model itself; or, where it is too large for ONNX's own functions, a copy whose larger tensors are inputs."""
+    if not is_large(model):
+        return model
+    copy, _ = detached(model, {}, "")
+    known = {value.name for value in copy.graph.input}
+    for tensor in [t for t in copy.graph.initializer if is_external(t)]:
+        if tensor.name not in known:
+            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        copy.graph.initializer.remove(tensor)
+    return copy
+
+
+def _put_back(graph: ir.Graph, model: onnx.ModelProto) -> None:
+    """Give inputs that `_within_bounds` made of tensors these again."""
+    tensors = {t.name: t for t in model.graph.initializer}
+    for value in [v for v in graph.inputs if v.name in tensors]:
+        graph.inputs.remove(value)
+        value.const_value = ir.tensor(onnx.numpy_helper.to_array(tensors[value.name or ""]), name=value.name)
+        graph.register_initializer(value)
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
@@ -138,28 +160,63 @@ def _untie_batch_norms(model: onnx.ModelProto) -> None:
                 node.input[i] = own
 
 
+@contextmanager
+def fitting_itself() -> Iterator[None]:
+    """ModelError where operators of the model, which nobody but its author put together, do not take each other's outputs."""
+    try:
+        yield
+    except InputsError as error:
+        raise ModelError(f"The model contradicts itself: {error}") from None
+
+
+@fitting_itself()
 def working_form(model: onnx.ModelProto) -> ir.Model:
     """The same computation in the opset and IR version every step is built in, functions inlined, every node and value named.
 
     Raises ModelError where the model's opset cannot be converted.
     """
     work = onnx.ModelProto()
-    work.CopyFrom(model)
+    work.CopyFrom(_within_bounds(model))
     without_zip_maps(work)
     if work.functions:
-        work = onnx.inliner.inline_local_functions(work)
+        try:
+            work = onnx.inliner.inline_local_functions(work)
+        except Exception as error:  # functions that call themselves, or call what they do not import: ValidationError, RuntimeError
+            raise ModelError(f"The model's functions cannot be put in the place of their calls: {str(error).strip()}") from None
     work = _convert(work)
     work.ir_version = IR_VERSION
-    graph_model = ir.from_proto(work)
+    _open_negative_sizes(work)
+    graph_model = _parsed(work)
+    require_bodies(graph_model.graph)
     RemoveInitializersFromInputsPass()(graph_model)
     NameFixPass()(graph_model)
     graph_model = infer_shapes(graph_model)
     if unroll_sequences(graph_model):
         graph_model = infer_shapes(graph_model)
+    _put_back(graph_model.graph, model)
     for info in model.graph.value_info:  # the converter drops what an exporter noted of its initializers
         if info.metadata_props and info.name in graph_model.graph.initializers:
             graph_model.graph.initializers[info.name].metadata_props.update({p.key: p.value for p in info.metadata_props})
     return graph_model
+
+
+def _parsed(model: onnx.ModelProto) -> ir.Model:
+    try:
+        return ir.from_proto(model)
+    except ir.serde.SerdeError as error:  # it names what it was reading, from the outside in
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        raise ModelError(f"The model has something that onnx-ir does not read: {reason}") from None
+
+
+def _open_negative_sizes(model: onnx.ModelProto) -> None:
+    """Some exporters write -1 for a size that is open."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -188,7 +245,7 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that came after OPSET written in those that define them, which the converter cannot do. ModelError where ONNX has no definition."""
-    work = ir.from_proto(onnx.shape_inference.infer_shapes(model))
+    work = _parsed(onnx.shape_inference.infer_shapes(model))
     NameFixPass()(work)
     op = Op(work.graph)
     newer: list[ir.Node] = [node for node in work.graph if _is_newer(node)]
@@ -257,6 +314,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"The model's shapes contradict each other: {str(error).strip()}") from None
+    except MemoryError:
+        raise ModelError("The model's sizes are too large: there is no memory to infer its shapes.") from None
     inferred = ir.from_proto(proto)
     for node in inferred.graph:  # ranks that ONNX does not tell, and what follows from them
         if any(v.shape is None and v.name for v in node.outputs):
@@ -311,12 +370,6 @@ def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
     if not found:
         raise ModelError(f"No output of the model is a tensor ({', '.join(v.name or '' for v in model.graph.outputs)}).")
     return found
-
-
-def initializer_arrays(model: onnx.ModelProto, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Writable copies of the named initializers."""
-    tensors = {t.name: t for t in model.graph.initializer}
-    return {name: np.array(onnx.numpy_helper.to_array(tensors[name])) for name in names}
 
 
 def with_initializers(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
