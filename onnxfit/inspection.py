@@ -14,7 +14,7 @@ from onnxfit.gradients.coverage import WAYS, operator
 from onnxfit.gradients.paths import is_float, leaves_of, outputs_of, reachable_values, sites
 from onnxfit.gradients.table import key_of
 from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, infer_shapes, read_model, working_form
+from onnxfit.graph.model import ModelSource, fitting_itself, infer_shapes, read_model, working_form
 from onnxfit.graph.values import Op
 from onnxfit.graph.weights import select_weights
 
@@ -99,6 +99,7 @@ def inspect(
     return inspect_working(work, select_weights(work, weights), chosen, gradient)
 
 
+@fitting_itself()
 def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str) -> Inspection:
     """The same for a model in its working form."""
     work = work.clone()

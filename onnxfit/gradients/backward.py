@@ -13,14 +13,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import GradientError
+from onnxfit.errors import GradientError, OnnxfitError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table
-from onnxfit.gradients.blocker import STATIC, TYPED, Blocker, check_ends, refuse
+from onnxfit.gradients.blocker import FITTING, STATIC, TYPED, Blocker, check_ends, refuse
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.paths import FLOATS, Site, flowing, sites
 from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS, Entry, Formal, Key, Refused, Rule, key_of
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.values import Op, UnknownRankError, Value, infer_outputs, schema_of
+from onnxfit.graph.values import InputsError, Op, UnknownRankError, Value, infer_outputs, schema_of
 
 
 def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
@@ -95,10 +95,10 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
                     waiting |= _rewritten(op, node)
                 except Refused as refused:
                     tape.blockers[node] = refused
-                except UnknownRankError as error:
-                    tape.blockers[node] = Refused(str(error).rstrip("."), STATIC)
-                except ValueError as error:  # ONNX's inference, of what the node's simpler form would compute
-                    tape.blockers[node] = Refused(str(error).rstrip("."), "inputs that the operator accepts")
+                except OnnxfitError:
+                    raise
+                except _MISFITS as error:  # ONNX's inference, of what the node's simpler form would compute
+                    tape.blockers[node] = _misfit(error)
 
 
 def backward(tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
@@ -151,11 +151,22 @@ def _entries(tape: Tape, site: Site, dys: list[Value | None]) -> dict[int, Value
         if key_of(node) in SUBGRAPHS:
             return SUBGRAPHS[key_of(node)](tape, site, dys)
         return _by_rule(op, RULES[key_of(node)], site, dys)
-    except (Refused, UnknownRankError) as error:
-        refused = error if isinstance(error, Refused) else Refused(str(error).rstrip("."), STATIC)
-        tape.blockers.setdefault(node, refused)
+    except OnnxfitError:
+        raise  # of whoever wrote the rule
+    except (Refused, *_MISFITS) as error:
+        tape.blockers.setdefault(node, error if isinstance(error, Refused) else _misfit(error))
         # go on with any number, to find the other blockers as well
         return {i: zeros_like(op, op.wrap(_input(node, i))) for i in site.inputs if isinstance(_input(node, i).type, ir.TensorType)}
+
+
+# What a rule meets at a node whose attributes and inputs contradict each other: it counts axes and sizes, which the checker does not compare.
+_MISFITS = (ValueError, LookupError, ArithmeticError, MemoryError)
+
+
+def _misfit(error: Exception) -> Refused:
+    if isinstance(error, InputsError):
+        return Refused(str(error).rstrip("."), STATIC if isinstance(error, UnknownRankError) else FITTING)
+    return Refused(f"its attributes and the sizes of its inputs do not fit each other ({type(error).__name__}: {error})", FITTING)
 
 
 def _by_rule(op: Op, rule: Rule, site: Site, dys: list[Value | None]) -> dict[int, Value]:

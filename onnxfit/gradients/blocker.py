@@ -12,6 +12,7 @@ from onnxfit.gradients.paths import reachable
 
 STATIC = "static shapes: fix the sizes of the model's inputs"
 TYPED = "a model whose types can be inferred"
+FITTING = "inputs that the operator accepts"
 
 
 @dataclass(frozen=True)

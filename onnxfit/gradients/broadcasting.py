@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfit.graph.values import Op, Value
+
+MOST_ROWS = 1 << 20  # the ones that sum them are a constant of the graph
 
 
 def zeros_like(op: Op, x: Value) -> Value:
@@ -27,8 +30,8 @@ def reduce_to(op: Op, dx: Value, x: Value) -> Value:
             return dx
         if all(dx.shape[axis] == 1 for axis in axes):  # leading ones that x does not have
             return op.Reshape(dx, op.shape(x))
-        if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank:
-            return _sum_of_rows(op, dx, len(axes), int(np.prod(rows)), x)
+        if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank and math.prod(rows) <= MOST_ROWS:
+            return _sum_of_rows(op, dx, len(axes), math.prod(rows), x)
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))
         return dx if extra in (0, len(axes)) else op.Reshape(dx, op.shape(x))
     # summing over an axis on which x has one element is right whether it was broadcast or not

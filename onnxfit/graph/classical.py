@@ -101,7 +101,7 @@ class _Writer:
         return np.array(self.attributes.get(name, ()), np.float32)
 
     def text(self, name: str, default: str) -> str:
-        return bytes(self.attributes.get(name, default.encode())).decode()
+        return bytes(self.attributes.get(name, default.encode())).decode(errors="replace")
 
     def table(self) -> str | None:
         """The input as float32; None where it is known to be no table."""
@@ -375,7 +375,7 @@ def source_of_probabilities(value: ir.Value | None) -> str | None:
         return source_of_probabilities(node.inputs[0])
     if node.op_type == "Sub" and node.inputs[0] is not None and ir.convenience.get_const_tensor(node.inputs[0]) is not None:
         return source_of_probabilities(node.inputs[1])  # 1 - p, the first of two classes
-    found = [source_of_probabilities(v) for v in node.inputs] if node.op_type == "Concat" else [None]
+    found = [source_of_probabilities(v) for v in dict.fromkeys(node.inputs)] if node.op_type == "Concat" else [None]
     return found[0] if all(found) else None
 
 

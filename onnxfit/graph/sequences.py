@@ -12,6 +12,8 @@ from onnxfit.graph.values import Op, Value
 
 MAKERS = {"SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "Identity"}
 
+MOST_PARTS = 10_000  # each becomes a tensor of its own
+
 
 def unroll_sequences(model: ir.Model) -> bool:
     """Take known sequences out of the main graph, in place; whether there were any. What is not known stays as it is."""
@@ -82,9 +84,9 @@ def _split(op: Op, node: ir.Node) -> list[Value] | None:
     if tensor is not None and len(tensor.shape) == 1:
         sizes = [int(n) for n in tensor.numpy()]
     else:  # pieces of one size, the last one smaller
-        length = x.shape[axis] if x.shape is not None else None
-        piece = 1 if tensor is None else int(tensor.numpy())
-        if not isinstance(length, int):
+        length = x.shape[axis] if x.shape is not None and -len(x.shape) <= axis < len(x.shape) else None
+        piece = 1 if tensor is None else int(tensor.numpy().item()) if tensor.size == 1 else 0
+        if not isinstance(length, int) or piece < 1 or length > MOST_PARTS * piece:
             return None
         sizes = [min(piece, length - start) for start in range(0, length, piece)]
     keep = given is not None or "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
@@ -99,9 +101,9 @@ def _position(node: ir.Node, index: int, last: int) -> int | None:
     if given is None:
         return last
     tensor = ir.convenience.get_const_tensor(given)
-    if tensor is None:
+    if tensor is None or tensor.size != 1:
         return None
-    position = int(tensor.numpy())
+    position = int(tensor.numpy().item())
     # negative positions count from behind; in SequenceInsert, where `last` is the length, -1 is before the last element
     length = last + 1 if node.op_type != "SequenceInsert" else last
     position = position + length if position < 0 else position

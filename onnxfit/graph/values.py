@@ -15,6 +15,8 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx.checker
+import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
@@ -261,7 +263,7 @@ def values_of(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
-    """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; ValueError where inputs cannot meet."""
+    """Give a node's outputs their type and shape, by ONNX's own inference for this one operator; InputsError where inputs cannot meet."""
     schema = schema_of(node, graph)
     if schema is None:
         _like_its_input(node)
@@ -437,8 +439,8 @@ def _inferred(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inf
     imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
     try:
         found = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data, opset_imports=imports)
-    except onnx.shape_inference.InferenceError as error:
-        raise ValueError(f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}") from None
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+        raise InputsError(f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}") from None
     results: list[Any] = []
     for out in node.outputs:
         if out.name not in found:
@@ -497,7 +499,11 @@ def _describe(value: ir.Value | None) -> str:
     return "nothing" if value is None else f"{value.dtype}{value.shape if value.shape is not None else ''}"
 
 
-class UnknownRankError(ValueError):
+class InputsError(ValueError):
+    """An operator cannot take what it is given, or the graph does not tell enough of it."""
+
+
+class UnknownRankError(InputsError):
     """A formula needs the number of dimensions of a value, and the graph does not tell it."""
 
 
@@ -518,9 +524,9 @@ class Value:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The element type; ValueError where the graph does not tell."""
-        if self.ir.dtype is None:
-            raise ValueError(f"The element type of {self.name!r} is unknown.")
+        """The element type; InputsError where the graph does not tell."""
+        if self.ir.dtype is None or self.ir.dtype == ir.DataType.UNDEFINED:
+            raise InputsError(f"The element type of {self.name!r} is unknown.")
         return self.ir.dtype.numpy()
 
     @property

@@ -12,7 +12,7 @@ from string import ascii_letters
 
 import numpy as np
 
-from onnxfit.gradients.blocker import TYPED
+from onnxfit.gradients.blocker import FITTING, TYPED
 from onnxfit.gradients.table import Gradients, Refused, Values, gradient, rewrite
 from onnxfit.graph.values import Op, Value
 
@@ -180,6 +180,8 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
     text = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
     inputs, arrow, result = text.partition("->")
     terms = inputs.split(",")
+    if len(terms) != len(ranks):
+        raise Refused(f"its equation {text!r} has {len(terms)} terms for {len(ranks)} inputs", FITTING)
     letters = "".join(terms).replace(".", "")
     free = [letter for letter in ascii_letters if letter not in letters]
     depth = next((rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks) if "..." in t), 0)  # the same in all

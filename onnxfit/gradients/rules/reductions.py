@@ -89,9 +89,9 @@ def reduce_sum(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
 @reduction("ReduceMean")
 def reduce_mean(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
     many, few = _elements(x), _elements(y)
-    if many is None or not few:
-        return op.Expand(over(dy) / op.cast(op.Size(x) / op.Size(y), x.dtype), op.shape(x))
-    return op.Expand(over(dy) * (few / many), op.shape(x))
+    if many is None or few is None:
+        return op.Expand(over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x))
+    return op.Expand(over(dy) * (few / max(many, 1)), op.shape(x))  # of nothing there is no mean, and no gradient
 
 
 @reduction("ReduceMax")
