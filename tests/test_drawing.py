@@ -137,7 +137,7 @@ class TestPicture:
         assert sorted(clusters) == sorted(f"cluster_{part}" for part in parts)
         (graph,) = groups(root, "graph").values()
         legend = [t.text.strip() for t in graph.findall(f"{SVG}text") if t.text]
-        assert legend == ["model · 129 nodes", *parts, "input", "weight", "other state", "output"]
+        assert legend == ["model · 126 nodes", *parts, "input", "weight", "other state", "output"]
         left, top, right, bottom = bounds(clusters["cluster_penalty"])
         for title, box in groups(root, "node").items():
             x0, y0, x1, y1 = bounds(box)
@@ -263,12 +263,12 @@ BODIES = """<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] oute
 class TestText:
     def test_a_line_per_node_grouped_by_part(self) -> None:
         lines = text(train_step(linear(b=0.0))).splitlines()
-        assert lines[0] == "model: 22 nodes"
+        assert lines[0] == "model: 20 nodes"
         titles = [line for line in lines[1:] if line and not line.startswith(" ")]
         assert titles == ["inputs", "weights", "model", "loss", "gradient", "optimizer", "outputs"]
         assert "  s: float32[N, 1] = MatMul(x, w)" in lines
         assert "  w/next: float32[1, 1] = Sub(w, optimizer/w/Mul.out)" in lines
-        assert sum(" = " in line for line in lines) == 22
+        assert sum(" = " in line for line in lines) == 20
 
     def test_small_constants_are_written_where_they_are_used(self) -> None:
         model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y)
