@@ -147,8 +147,9 @@ class State:
     def group(self, name: str) -> str:
         return self._group_of.get(name, "")
 
-    def parity(self, group: str) -> int:
-        return self._current.get(group, 0)
+    def parities(self, groups: Iterable[str]) -> tuple[int, ...]:
+        """Which of the two sets is the current one, of each group."""
+        return tuple([self._current.get(group, 0) for group in groups])
 
     def buffer(self, name: str, *, current: bool = True) -> Buffer:
         if name in self._constants:
@@ -310,7 +311,7 @@ class Runner:
     def run(self, values: Mapping[str, Any] | None = None) -> None:
         """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it succeeds."""
         state = self._state
-        key = tuple([state.parity(g) for g in self._groups])
+        key = state.parities(self._groups)
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind()

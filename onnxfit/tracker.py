@@ -107,11 +107,15 @@ class Tracker:
 
     @property
     def loss(self) -> float:
+        if not self._parts:
+            return self._loss.value
         return self._loss.value + sum(self._weights[output] * mean.value for output, mean in self._parts.items() if mean.weight)
 
     def figures(self) -> Figures:
         """Name -> mean so far; metrics as functions, since some are dear and few are read in every batch."""
-        figures: Figures = {"loss": self.loss, **{f"{output}_loss": mean.value for output, mean in self._parts.items()}}
+        figures: Figures = {"loss": self.loss}
+        for output, mean in self._parts.items():
+            figures[f"{output}_loss"] = mean.value
         for bound in self._metrics:
             if bound.metric.scalar:
                 figures[bound.name] = bound.metric.result

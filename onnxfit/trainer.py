@@ -330,7 +330,7 @@ class Trainer:
             self._position.batch, self._position.rate = index + 1, rate
             self.last_losses.append(loss)
             if end:
-                logs = _logs({**tracker.figures(), "batch_loss": loss})
+                logs = Logs({**tracker.figures(), "batch_loss": loss})  # none of them is an array
                 self._ending = "on_train_batch_end", index, logs
                 calls.on_train_batch_end(index, logs)
                 self._ending = None
@@ -346,7 +346,7 @@ class Trainer:
 
     def _step(self, batch: Batch, rate: float) -> float:
         """One batch; a metric that cannot take its labels or outputs leaves everything as it was."""
-        before = self._before_step()
+        before = self._before_step() if self._held else None
         runner = self._backend.train(batch, rate, self.global_step, self.seed)
         if before:
             self._hold(before)

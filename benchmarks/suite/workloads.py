@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,24 +47,26 @@ class Workload:
 
     def data(self) -> tuple[Array, Array]:
         """The rows of an epoch, the same in every process."""
-        x, y = self._drawn()
+        x, y = _drawn(self)
         return x[: self.rows], y[: self.rows]
 
     def split(self) -> list[tuple[Array, Array]]:
         """The batches of an epoch, and more where those are too few to be compared: on rows seen before, losses soon are next to nothing."""
-        x, y = self._drawn()
+        x, y = _drawn(self)
         return [(x[i : i + self.batch_size], y[i : i + self.batch_size]) for i in range(0, len(x), self.batch_size)]
 
-    def _drawn(self) -> tuple[Array, Array]:
-        rng = np.random.default_rng(0)
-        rows = self.batch_size * max(self.batches, COMPARED_STEPS)
-        if self.vocabulary:
-            x: Array = rng.integers(0, self.vocabulary, (rows, *self.inputs))
-        else:
-            x = rng.standard_normal((rows, *self.inputs)).astype(np.float32)
-        if not self.classifies:
-            return x, rng.standard_normal((rows, *self.outputs)).astype(np.float32)
-        return x, rng.integers(0, self.outputs[-1], (rows, *self.outputs[:-1]))
+
+@lru_cache(maxsize=1)  # drawing them takes longer than an epoch of the small ones
+def _drawn(workload: Workload) -> tuple[Array, Array]:
+    rng = np.random.default_rng(0)
+    rows = workload.batch_size * max(workload.batches, COMPARED_STEPS)
+    if workload.vocabulary:
+        x: Array = rng.integers(0, workload.vocabulary, (rows, *workload.inputs))
+    else:
+        x = rng.standard_normal((rows, *workload.inputs)).astype(np.float32)
+    if not workload.classifies:
+        return x, rng.standard_normal((rows, *workload.outputs)).astype(np.float32)
+    return x, rng.integers(0, workload.outputs[-1], (rows, *workload.outputs[:-1]))
 
 
 def dense_products(batch: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int, int, int], ...]:

@@ -111,7 +111,9 @@ def _require_nodes(what: str, nodes: Iterable[onnx.NodeProto], in_function: bool
         if node.domain == "ai.onnx.ml" and node.op_type.startswith("SVM"):
             parameters = next((list(a.floats) for a in node.attribute if a.name == "kernel_params"), [])
             if len(parameters) not in (0, 3):  # onnxruntime reads beyond the end of fewer
-                raise ModelError(f"{what} has an {node.op_type} {node.name!r} with {len(parameters)} kernel_params; they are three.")
+                raise ModelError(
+                    f"{what} has an {node.op_type} {node.name!r} with {len(parameters)} kernel_params; they are three."
+                )
 
 
 def _require_trees(what: str, node: onnx.NodeProto) -> None:
