@@ -146,6 +146,13 @@ class TestModels:
         with pytest.raises(ModelError, match=r"without target_weights"):
             Trainer(proto, loss="mse")
 
+    def test_an_axis_beyond_all_tensors(self) -> None:
+        far = model(
+            "(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}> { y = LayerNormalization<axis = 9223372036854775807>(x, s) }"
+        )
+        with pytest.raises(ModelError, match="of axis 9223372036854775807; no tensor has so many"):
+            Trainer(far, loss="mse")
+
     def test_a_kernel_with_too_few_parameters(self) -> None:
         machine = oh.make_node(
             "SVMRegressor", ["x"], ["y"], domain="ai.onnx.ml", kernel_params=[1.0, 0.0], coefficients=[1.0], rho=[0.0]

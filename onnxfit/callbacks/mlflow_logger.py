@@ -21,7 +21,7 @@ class MLflowLogger(StatefulCallback):
     """Makes every `fit` a run of MLflow: parameters where it begins, every epoch's figures as metrics at step `epoch`.
 
     - `experiment`: its name; it is made if there is none. `run_name`, `tags`: the run's.
-    - `tracking_uri`: a server or folder; None for what MLflow is set to.
+    - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for what MLflow is set to.
     - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and epochs.
     - `log_model`: where training ends normally, the inference model as the artifact `model.onnx`.
 

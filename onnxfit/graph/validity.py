@@ -24,6 +24,7 @@ _FIELDS = {
 }
 _FIELD = {kind: (field, times) for field, kinds in _FIELDS.items() for kind, times in kinds.items()}
 MOST = 1 << 40  # elements of a tensor: no machine has room for more
+MOST_AXES = 1 << 10
 _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
 
 
@@ -102,6 +103,8 @@ def _require_nodes(what: str, nodes: Iterable[onnx.NodeProto], in_function: bool
                 raise ModelError(
                     f"{what} has a {node.op_type} {node.name!r} whose {attribute.name} is that of a function, outside of any."
                 )
+            if attribute.name == "axis" and abs(attribute.i) > MOST_AXES:  # ONNX's inference reads beyond the end of the sizes
+                raise ModelError(f"{what} has a {node.op_type} {node.name!r} of axis {attribute.i}; no tensor has so many.")
             for tensor in _tensors(attribute):
                 _require_tensor(what, tensor)
             for graph in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
