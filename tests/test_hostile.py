@@ -16,12 +16,14 @@ import numpy as np
 import onnx
 import onnx.helper as oh
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from onnx.numpy_helper import from_array
 
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError
+from onnxfit.graph.model import infer_shapes
 from scripts import fuzz, soak
 from tests.models import linear, mlp
 
@@ -134,8 +136,8 @@ class TestModels:
     def test_a_chain_of_doublings_is_looked_at_once(self) -> None:
         proto = mlp((2, 3))
         proto.graph.node[-1].output[0] = "d0"
-        for i in range(40):
-            proto.graph.node.append(oh.make_node("Concat", [f"d{i}"] * 2, ["y" if i == 39 else f"d{i + 1}"], axis=1))
+        for i in range(28):  # 3 * 2^28 columns: more would not fit into 32 bits
+            proto.graph.node.append(oh.make_node("Concat", [f"d{i}"] * 2, ["y" if i == 27 else f"d{i + 1}"], axis=1))
         proto.graph.output[0].type.tensor_type.shape.dim[1].Clear()
         Trainer(proto, loss="mse", metrics=["auc"])
 
@@ -145,6 +147,14 @@ class TestModels:
         tree.attribute.remove(next(a for a in tree.attribute if a.name == "target_weights"))
         with pytest.raises(ModelError, match=r"without target_weights"):
             Trainer(proto, loss="mse")
+
+    def test_sizes_beyond_all_numbers(self) -> None:
+        """As four gates of a hidden size of -2^63 make them."""
+        work = ir.from_proto(mlp())
+        value = work.graph.node(0).outputs[0]
+        value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([-(2**65)])
+        with pytest.raises(ModelError, match=r"sizes that ONNX cannot write down: .*-36893488147419103232"):
+            infer_shapes(work)
 
     def test_an_axis_beyond_all_tensors(self) -> None:
         far = model(

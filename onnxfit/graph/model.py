@@ -309,11 +309,12 @@ def _scale_groups_as_before(converted: onnx.ModelProto) -> None:
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """The model with the type and shape of every value that ONNX can tell, as a new object."""
-    proto = ir.to_proto(model)
     try:
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        proto = onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(f"The model's shapes contradict each other: {str(error).strip()}") from None
+    except ir.serde.SerdeError as error:  # such as a hidden size of -2^63, of which there are four gates
+        raise ModelError(f"The model has sizes that ONNX cannot write down: {_first_cause(error)}.") from None
     except MemoryError:
         raise ModelError("The model's sizes are too large: there is no memory to infer its shapes.") from None
     inferred = ir.from_proto(proto)
@@ -324,6 +325,10 @@ def infer_shapes(model: ir.Model) -> ir.Model:
             except ValueError:
                 continue  # where sizes contradict each other, running it says so
     return inferred
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return _first_cause(error.__cause__) if error.__cause__ is not None else error
 
 
 def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
