@@ -46,7 +46,9 @@ def meets_torch(body: str, function: Callable[..., Any], *shapes: tuple[int, ...
 @pytest.mark.torch
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-@pytest.mark.parametrize(("channels", "filters", "group"), [(4, 6, 1), (20, 17, 1), (40, 20, 1), (2, 8, 2), (6, 3, 3), (4, 4, 4), (1, 4, 1)])
+@pytest.mark.parametrize(
+    ("channels", "filters", "group"), [(4, 6, 1), (20, 17, 1), (40, 20, 1), (2, 8, 2), (6, 3, 3), (4, 4, 4), (1, 4, 1)]
+)
 def test_convolutions_are_torchs(stride: int, dilation: int, channels: int, filters: int, group: int) -> None:
     torch = pytest.importorskip("torch")
     way = {"stride": stride, "dilation": dilation, "groups": group, "padding": (1, 2)}

@@ -43,6 +43,7 @@ class Op:
     def __init__(self, graph: ir.Graph, around: Op | None = None) -> None:
         """`around` builds the graph that a subgraph belongs to: no name is used in both, and scopes go on."""
         self.graph = graph
+        self.inside = around is not None
         if around is not None:  # a body that was read has no versions of its own
             graph.opset_imports.update(around.graph.opset_imports)
         self._scope: str = "" if around is None else around._scope
@@ -115,6 +116,17 @@ class Op:
             yield replace
         finally:
             self._anchor, self._scope = before
+
+    def hand_over(self, old: Value, new: Value) -> None:
+        """Let everything that uses `old`, a node's output, use `new`, which may come later in the graph: the nodes are sorted anew.
+
+        The node stays where it is, for whoever looks at it; `RemoveUnusedNodesPass` takes it away.
+        """
+        name = old.name if old.ir.is_graph_output() else None
+        old.ir.replace_all_uses_with(new.ir, replace_graph_outputs=True)
+        if name is not None:
+            old.ir.name, new.ir.name = self.fresh("replaced"), name
+        self.graph.sort()
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """A new graph input."""
