@@ -46,6 +46,7 @@ Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
 
 AVERAGE = "ema"  # the slot of `ema_momentum`
+SMALL = 8192  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Optimizer(ABC):
 
     # True: `update` applies `weight_decay` itself, because its formula needs the weight before the decay
     applies_weight_decay: ClassVar[bool] = False
+    # True: every element of a weight goes its own way, so that many small weights can be updated as one
+    elementwise: ClassVar[bool] = False
 
     learning_rate: LearningRate = 0.01
     weight_decay: float = field(default=0.0, kw_only=True)
@@ -159,6 +162,8 @@ class SGD(Optimizer):
     rate stays the same, so do the weights.
     """
 
+    elementwise = True
+
     momentum: float = 0.0
     nesterov: bool = False
     dampening: float = 0.0
@@ -203,6 +208,8 @@ class Adam(Optimizer):
 
     `betas` in [0, 1); `eps` > 0. `amsgrad=True` (Reddi et al. 2018) divides by the largest $v$ so far instead of $v_t$.
     """
+
+    elementwise = True
 
     learning_rate: LearningRate = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -249,6 +256,8 @@ class Adamax(Optimizer):
 
     `betas` in [0, 1); `eps` > 0.
     """
+
+    elementwise = True
 
     learning_rate: LearningRate = 0.002
     betas: tuple[float, float] = (0.9, 0.999)
@@ -343,6 +352,8 @@ class RAdam(Optimizer):
     `betas` in [0, 1); `eps` > 0.
     """
 
+    elementwise = True
+
     learning_rate: LearningRate = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -384,6 +395,8 @@ class RMSprop(Optimizer):
     $a_t = \alpha a_{t-1} + (1-\alpha) g$.
     """
 
+    elementwise = True
+
     learning_rate: LearningRate = 0.01
     alpha: float = 0.99
     eps: float = 1e-8
@@ -424,6 +437,8 @@ class Adagrad(Optimizer):
     `lr_decay` $d \ge 0$; `eps` > 0; the slot `sum` $s$ begins at `initial_accumulator_value` >= 0.
     """
 
+    elementwise = True
+
     learning_rate: LearningRate = 0.01
     lr_decay: float = 0.0
     initial_accumulator_value: float = 0.0
@@ -456,6 +471,8 @@ class Adadelta(Optimizer):
     `rho` in [0, 1); `eps` > 0.
     """
 
+    elementwise = True
+
     learning_rate: LearningRate = 1.0
     rho: float = 0.9
     eps: float = 1e-6
@@ -483,6 +500,8 @@ class Lion(Optimizer):
 
     `betas` in [0, 1).
     """
+
+    elementwise = True
 
     learning_rate: LearningRate = 0.0001
     betas: tuple[float, float] = (0.9, 0.99)
@@ -596,6 +615,22 @@ class Adafactor(Optimizer):
         u = g / op.Max(op.Sqrt(v), eps1)
         size = size * op.Max(_rms(op, w), self.eps[1]) / op.Max(_rms(op, u) / self.d, 1.0)
         return (undecayed * w if self.weight_decay else w) - size * u, *slots
+
+
+def updated_together(
+    optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
+) -> list[list[str]]:
+    """Small weights that may be updated one after the other in one tensor: the operators of an update cost more than their elements.
+
+    Weights without slots are no such: their update is one or two operators.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name, w in weights.items():
+        small = 0 < w.size <= SMALL and w.dtype in (np.float32, np.float64)
+        if optimizer.elementwise and small and slots[name] and all(s.shape == w.shape for s in slots[name].values()):
+            rule, factor = _rule_of(optimizer, name)
+            alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
+    return [found for found in alike.values() if len(found) > 1]
 
 
 def get_optimizer(spec: OptimizerLike) -> Optimizer:

@@ -80,9 +80,13 @@ class Buffer:
             raise StepError(f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}") from None
         self.array = _view(self.value, np.dtype(dtype), tuple(shape)) if device.kind == "cpu" else np.zeros(shape, dtype)
 
+    def part(self, start: int, shape: Sequence[int]) -> Buffer:
+        """A tensor that lies in the memory of this one, on the CPU."""
+        return Buffer.around(self.array[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape), self.device)
+
     @classmethod
     def around(cls, array: Array, device: Device) -> Buffer:
-        """A buffer that is not to be written; on the CPU it is the array itself."""
+        """On the CPU the array itself as a buffer, elsewhere a copy that is not to be written."""
         buffer = cls.__new__(cls)
         buffer.device, buffer.array = device, array
         buffer.value = ort_value(array, device)
@@ -117,11 +121,16 @@ class State:
     So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN has spoiled nothing: the last values
     are in the other set. Tensors that different graphs write (with accumulated gradients: weights and sums) swap apart: a group each.
     `constants` are read as the others are, but nothing changes them; they have one set, on the CPU the arrays themselves, and no iteration
-    over the state comes to them.
+    over the state comes to them, or to `packs`: names of several tensors of a group and type, which lie one after the other in memory, so
+    that a graph can read and write them as one. Only the CPU has packs.
     """
 
     def __init__(
-        self, groups: Mapping[str, Mapping[str, Array]], device: Device, constants: Mapping[str, Array] | None = None
+        self,
+        groups: Mapping[str, Mapping[str, Array]],
+        device: Device,
+        constants: Mapping[str, Array] | None = None,
+        packs: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.device = device
         self.version = 0  # grows with every change
@@ -132,14 +141,28 @@ class State:
         self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
         self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
         self._constants = {name: Buffer.around(array, device) for name, array in (constants or {}).items()}
-        for arrays in groups.values():
-            for name, array in arrays.items():
-                self._pairs[name] = (Buffer(array.dtype, array.shape, device), Buffer(array.dtype, array.shape, device))
-                for buffer in self._pairs[name]:
-                    buffer.write(array)
+        self._packs: dict[str, tuple[Buffer, Buffer]] = {}
+        placed: dict[str, tuple[Buffer, Buffer]] = {}
+        arrays = {name: array for group in groups.values() for name, array in group.items()}
+        for pack, members in (packs or {}).items():
+            flat = np.concatenate([arrays[name].ravel() for name in members])
+            self._packs[pack] = (Buffer(flat.dtype, flat.shape, device), Buffer(flat.dtype, flat.shape, device))
+            self._group_of[pack] = self._group_of[members[0]]
+            start = 0
+            for name in members:
+                first, second = (buffer.part(start, arrays[name].shape) for buffer in self._packs[pack])
+                placed[name] = first, second
+                start += arrays[name].size
+        for name, array in arrays.items():
+            self._pairs[name] = placed.get(name) or (
+                Buffer(array.dtype, array.shape, device),
+                Buffer(array.dtype, array.shape, device),
+            )
+            for buffer in self._pairs[name]:
+                buffer.write(array)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._pairs or name in self._constants
+        return name in self._pairs or name in self._packs or name in self._constants
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pairs)
@@ -155,7 +178,8 @@ class State:
         if name in self._constants:
             return self._constants[name]
         parity = self._current[self._group_of[name]]
-        return self._pairs[name][parity if current else 1 - parity]
+        pair = self._packs[name] if name in self._packs else self._pairs[name]
+        return pair[parity if current else 1 - parity]
 
     def swap(self, groups: Sequence[str]) -> None:
         self.version += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,8 @@ from onnxfit.passes import PASSES
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
+Packs = Mapping[str, Sequence[str]]  # name -> small weights that are updated as one
+NO_PACKS: Packs = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,13 @@ class StepBuilder(Protocol):
     def __call__(self, recipe: Recipe, batch: Batch, /) -> onnx.ModelProto: ...
 
 
-def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch."""
+def train_graph(recipe: Recipe, batch: Batch, packs: Packs = NO_PACKS) -> onnx.ModelProto:
+    """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch.
+
+    `packs` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each.
+    """
     op, gradients = _gradient(recipe, batch)
-    add_update(op, recipe, gradients)
+    add_update(op, recipe, gradients, packs)
     return finished(op)
 
 
@@ -275,25 +281,40 @@ def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[
     op.output(names.TOTAL, total)
 
 
-def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value]) -> None:
+def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Packs = NO_PACKS) -> None:
     """Clip the gradients, and give every weight and slot its next value."""
     inputs = {v.name: v for v in op.graph.inputs}
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
     wide = any(w.dtype == np.float64 for w in weights.values())
     learning_rate = op.input(names.LEARNING_RATE, np.float64 if wide else np.float32, ())
     done = op.wrap(inputs[names.STEP]) if names.STEP in inputs else op.input(names.STEP, np.int64, ())
+    tensors = {
+        name: name for name in recipe.weights
+    }  # what is updated for a weight; a pack for its first, whose settings all of it share
+    gradients = dict(gradients)
+    for pack, members in packs.items():
+        with op.scope("optimizer"):
+            flat = op.Concat(*(op.Reshape(gradients[name], [-1]) for name in members), axis=0)
+        first = members[0]
+        for name in members:
+            del weights[name], gradients[name], tensors[name]
+        assert flat.shape is not None  # weights have known sizes
+        tensors[first], gradients[first], weights[first] = pack, flat, op.input(pack, flat.dtype, flat.shape)
     slots = {
-        weight: {slot: op.input(names.slot(weight, slot), array.dtype, array.shape) for slot, array in recipe.slots[weight].items()}
-        for weight in recipe.weights
+        weight: {
+            slot: op.input(names.slot(tensor, slot), array.dtype, array.shape if tensor == weight else weights[weight].shape or ())
+            for slot, array in recipe.slots[weight].items()
+        }
+        for weight, tensor in tensors.items()
     }
     with op.scope("optimizer"):
         step = op.cast(done, np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
     next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step)
-    for weight in recipe.weights:
-        op.output(names.following(weight), next_weights[weight])
+    for weight, tensor in tensors.items():
+        op.output(names.following(tensor), next_weights[weight])
         for slot, value in next_slots[weight].items():
-            op.output(names.following(names.slot(weight, slot)), value)
+            op.output(names.following(names.slot(tensor, slot)), value)
 
 
 def keep_outputs(op: Op, kept: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
@@ -26,6 +26,7 @@ Specs = Mapping[str, TensorSpec]
 T = TypeVar("T")
 STATIC_SIGNATURES = 4  # graphs compiled for fixed shapes, per kind; a fifth shape of batch gets the graph for any shape
 SHARED: dict[str, StepBuilder] = {"update": update_graph, "evaluate": evaluate_graph, "predict": predict_graph}
+LABELLED = ("train", "accumulate", "chain", "evaluate")  # what is compiled for batches that have everything
 WRITING = ("train", "accumulate", "update", "apply")  # kinds that change the state
 
 
@@ -44,6 +45,7 @@ class Backend(ABC):
         self.adds_up = accumulate > 1  # there are graphs and tensors for it
         self.device = device
         self.threads = threads
+        self.packs = self._packs(arrays)
         slots = {names.slot(w, slot): array for w, slots in recipe.slots.items() for slot, array in slots.items()}
         sums = {names.gradient_sum(w): np.zeros_like(arrays[w]) for w in recipe.weights} if accumulate > 1 else {}
         self.state = State(
@@ -54,11 +56,21 @@ class Backend(ABC):
             },
             device,
             {name: recipe.model.graph.initializers[name].const_value.numpy() for name in recipe.constants},  # type: ignore[union-attr]
+            {name: members for pack, weights in self.packs.items() for name, members in self._packed(pack, weights)},
         )
         self._fixed: dict[str, OrderedDict[str, Any]] = {}
         self._open: dict[str, Any] = {}
-        self._models: dict[str, onnx.ModelProto] = {}  # the last of each kind that was compiled
+        self._met: Specs = {}  # the last batch with labels that something was compiled for
         self._deployed: tuple[int, Runner] | None = None  # and the version of the state it has inside
+
+    def _packs(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+        """Weights that lie one after the other in memory, and so do their slots."""
+        return {}
+
+    def _packed(self, pack: str, weights: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        yield pack, [*weights]
+        for slot in self.recipe.slots[weights[0]]:
+            yield names.slot(pack, slot), [names.slot(w, slot) for w in weights]
 
     @property
     @abstractmethod
@@ -112,16 +124,20 @@ class Backend(ABC):
         """The graph of a step for a batch of these shapes, not compiled."""
         return {**SHARED, **self.builders}[kind](self.recipe, batch)
 
+    def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
+        """The graph of a step as it is compiled, which may read and write packs."""
+        return self.graph(kind, batch)
+
     def any_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
         """The graph of a step for a batch of any size, or, where its gradient needs known sizes, for the last batch that was run."""
         try:
             return self.graph(kind, batch)
         except GradientError as error:
-            if kind not in self._models:
+            if not self._met:
                 raise GradientError(
                     f"{error}\nThere is no {kind} graph for any size of batch. Once a batch was trained, there is one for its sizes."
                 ) from None
-            return self._models[kind]
+            return self.graph(kind, self._met)
 
     def runner(self, kind: str, batch: Batch) -> Runner:
         """The compiled graph of a kind for a batch."""
@@ -129,7 +145,7 @@ class Backend(ABC):
         if found is not None:  # as nearly always
             return found
         return self.compiled(
-            kind, batch.signature, lambda: specs(batch), lambda shapes: self.compile(kind, self.graph(kind, shapes))
+            kind, batch.signature, lambda: specs(batch), lambda shapes: self.compile(kind, self.compact_graph(kind, shapes))
         )
 
     def once(self, kind: str) -> Runner:
@@ -141,7 +157,6 @@ class Backend(ABC):
         return runner
 
     def compile(self, kind: str, model: onnx.ModelProto, given: Collection[str] = (), reuse: bool = False) -> Runner:
-        self._models[kind] = model
         return Runner(model, self.state, self.device, self.threads, kind, writes=kind in WRITING, given=given, reuse=reuse)
 
     def compiled(self, kind: str, signature: str, shapes: Callable[[], Specs], make: Callable[[Specs], T]) -> T:
@@ -151,6 +166,8 @@ class Backend(ABC):
             found: T = fixed[signature]
             return found
         exact = shapes()
+        if kind in LABELLED:
+            self._met = exact
         if len(fixed) < STATIC_SIGNATURES and kind != "predict":
             made = fixed[signature] = make(exact)
             return made

@@ -137,7 +137,6 @@ class ForwardBackwardBackend(Backend):
     def _chain(self, shapes: Specs) -> Chain:
         graphs = _training_passes(self.recipe, shapes)
         model, handed = _loss(self.recipe, shapes, graphs)
-        self._models |= {"forward": graphs.forward, "backward": graphs.backward, "loss": model}
         return Chain(
             make_passes(graphs, self.state, self.device, self.threads, self.recipe.gradient, alternating=True),
             Runner(model, self.state, self.device, self.threads, "loss", given=graphs.outputs, reuse=True),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from onnxfit.backends.backend import Backend, run_on, write_scalars
+from collections.abc import Mapping
+
+import onnx
+
+from onnxfit.backends.backend import Array, Backend, Specs, run_on, write_scalars
 from onnxfit.data import Batch
 from onnxfit.graph import names
+from onnxfit.optimizers import updated_together
 from onnxfit.runtime import Runner
 from onnxfit.step import accumulate_graph, train_graph
 
@@ -17,6 +22,16 @@ class FullBackend(Backend):
     @property
     def kinds(self) -> tuple[str, ...]:
         return ("train", "evaluate", "predict") if not self.adds_up else ("accumulate", "update", "evaluate", "predict")
+
+    def _packs(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+        if self.adds_up or self.device.kind != "cpu":
+            return {}
+        weights = {name: arrays[name] for name in self.recipe.weights}
+        found = updated_together(self.recipe.optimizer, weights, self.recipe.slots)
+        return {names.pack(i): members for i, members in enumerate(found)}
+
+    def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
+        return train_graph(self.recipe, batch, self.packs) if kind == "train" else self.graph(kind, batch)
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Runner:
         if self.accumulate == 1 and not self.window:

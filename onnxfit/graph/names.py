@@ -48,6 +48,11 @@ def gradient_sum(weight: str) -> str:
     return f"{weight}/gradient_sum"
 
 
+def pack(number: int) -> str:
+    """Small weights one after the other, in the place of which they are updated together; the same for each of their slots."""
+    return f"train/pack/{number}"
+
+
 def reserved(name: str) -> bool:
     """Whether a step gives this name to something of its own."""
     return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
