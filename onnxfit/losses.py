@@ -259,7 +259,7 @@ class MeanSquaredError(Loss):
     aliases = ("mse", "mse_loss", "l2", "l2_loss", "squared_error")
 
     def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        distance = y_true - y_pred
+        distance = y_pred - y_true  # -d: the same square, and a gradient without a Neg
         return distance * distance
 
 
@@ -270,7 +270,7 @@ class MeanAbsoluteError(Loss):
     aliases = ("mae", "mae_loss", "l1", "l1_loss", "absolute_error")
 
     def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        return abs(y_true - y_pred)
+        return abs(y_pred - y_true)
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class Huber(Loss):
         _require(self, "delta > 0", self.delta, lambda v: v > 0)
 
     def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        distance = abs(y_true - y_pred)
+        distance = abs(y_pred - y_true)
         near = op.Min(distance, self.delta)
         return near * (distance - 0.5 * near)
 
@@ -315,7 +315,7 @@ class LogCosh(Loss):
     aliases = ("logcosh",)
 
     def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        distance = abs(y_true - y_pred)
+        distance = abs(y_pred - y_true)
         return distance + op.Log(1 + op.Exp(-2 * distance)) - math.log(2)
 
 
@@ -342,7 +342,7 @@ class MeanAbsolutePercentageError(Loss):
     aliases = ("mape",)
 
     def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        return abs(y_true - y_pred) * (100 / op.Max(abs(y_true), 1e-7))
+        return abs(y_pred - y_true) * (100 / op.Max(abs(y_true), 1e-7))
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,11 @@ class Optimizer(ABC):
     # True: every element of a weight goes its own way, so that many small weights can be updated as one
     elementwise: ClassVar[bool] = False
 
+    @property
+    def proportional(self) -> bool:
+        """Whether the update is `w - lr * g`, so that the gradient of the loss times the learning rate is all it needs."""
+        return False
+
     learning_rate: LearningRate = 0.01
     weight_decay: float = field(default=0.0, kw_only=True)
     exclude_from_weight_decay: Sequence[str] = field(default=(), kw_only=True)
@@ -179,6 +184,10 @@ class SGD(Optimizer):
             raise SettingError(f"SGD's dampening needs momentum > 0, got dampening {self.dampening} with momentum 0.")
         if self.scaled_velocity and not self.momentum:
             raise SettingError("SGD's scaled_velocity needs momentum > 0, got 0.")
+
+    @property
+    def proportional(self) -> bool:
+        return not self.momentum
 
     def slots(self, w: Array) -> dict[str, Array]:
         return {"velocity": np.zeros_like(w)} if self.momentum else {}
@@ -689,8 +698,12 @@ def apply_update(
     slots: Mapping[str, Mapping[str, Value]],
     lr: Value,
     step: Value,
+    *,
+    scaled: bool = False,
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
     """The next value of every weight and of every slot. `slots[name]` is in the order of `initial_slots(optimizer, name, w)`.
+
+    `scaled`: the gradients are times the learning rate, and the optimizer is `proportional`.
 
     SettingError where `update` returns another number of values, or a value of another type or shape, than it was given.
     """
@@ -711,7 +724,11 @@ def apply_update(
         own = dict(slots[name])
         average = own.pop(AVERAGE, None) if rule.ema_momentum is not None else None
         with op.scope(f"optimizer/{name}"):
-            result = rule.update(op, w if undecayed is None else undecayed * w, gradients[name], *coefficients, *own.values())
+            w_decayed, g = w if undecayed is None else undecayed * w, gradients[name]
+            if scaled:
+                result: Any = w_decayed - (g if factor == 1 else g * factor)
+            else:
+                result = rule.update(op, w_decayed, g, *coefficients, *own.values())
             new, *rest = result if isinstance(result, tuple) else (result,)
             _check_returned(rule, name, {name: w, **own}, [new, *rest])
             next_slots[name] = dict(zip(own, rest))

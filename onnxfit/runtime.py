@@ -135,9 +135,9 @@ class State:
         self.device = device
         self.version = 0  # grows with every change
         self.changes = dict.fromkeys(groups, 0)  # the same for each group
-        self._groups = {group: list(arrays) for group, arrays in groups.items() if arrays}
-        self._group_of = {name: group for group, members in self._groups.items() for name in members}
-        self._current = dict.fromkeys(self._groups, 0)
+        self.parity = 0  # which of the two sets is the current one: a bit for each group
+        self._group_of = {name: group for group, members in groups.items() for name in members}
+        self._bits = {group: 1 << i for i, group in enumerate(groups)}
         self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
         self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
         self._constants = {name: Buffer.around(array, device) for name, array in (constants or {}).items()}
@@ -170,23 +170,19 @@ class State:
     def group(self, name: str) -> str:
         return self._group_of.get(name, "")
 
-    def parities(self, groups: Iterable[str]) -> tuple[int, ...]:
-        """Which of the two sets is the current one, of each group."""
-        return tuple([self._current.get(group, 0) for group in groups])
-
     def buffer(self, name: str, *, current: bool = True) -> Buffer:
         if name in self._constants:
             return self._constants[name]
-        parity = self._current[self._group_of[name]]
+        second = bool(self.parity & self._bits[self._group_of[name]])
         pair = self._packs[name] if name in self._packs else self._pairs[name]
-        return pair[parity if current else 1 - parity]
+        return pair[second if current else not second]
 
     def swap(self, groups: Sequence[str]) -> None:
         self.version += 1
         self._undoable.update(groups)
         for group in groups:
             self.changes[group] += 1
-            self._current[group] = 1 - self._current[group]
+            self.parity ^= self._bits[group]
 
     def revert(self, groups: Iterable[str]) -> None:
         """Take groups back to before the last swap; nothing happens to one that was not swapped since it was set or reverted."""
@@ -299,7 +295,6 @@ class Runner:
         self._device = device
         self._reads = [v.name for v in model.graph.input if v.name in state]
         self._writes = {v.name: base for v in model.graph.output if writes and (base := _state_of(v.name)) in state}
-        self._groups = sorted({state.group(n) for n in (*self._reads, *self._writes.values())})
         self._written = sorted({state.group(n) for n in self._writes.values()})
         self._feeds: dict[str, Buffer] = {}
         self.open_inputs: list[str] = []  # inputs that come with every run
@@ -327,15 +322,15 @@ class Runner:
         self._new = [name for name in self.predictions if name not in self._results]
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
-        self._bindings: dict[tuple[int, ...], Any] = {}
-        self._bound: dict[tuple[int, ...], dict[str, tuple[Any, Any]]] = {}  # what each binding's open inputs are, kept alive
+        self._bindings: dict[int, Any] = {}
+        self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}  # what each binding's open inputs are, kept alive
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._run = self._session.run_with_iobinding
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
         """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it succeeds."""
         state = self._state
-        key = state.parities(self._groups)
+        key = state.parity
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind()

@@ -95,13 +95,23 @@ class StepBuilder(Protocol):
     def __call__(self, recipe: Recipe, batch: Batch, /) -> onnx.ModelProto: ...
 
 
-def train_graph(recipe: Recipe, batch: Batch, packs: Packs = NO_PACKS) -> onnx.ModelProto:
-    """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch.
-
-    `packs` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each.
-    """
+def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch."""
     op, gradients = _gradient(recipe, batch)
-    add_update(op, recipe, gradients, packs)
+    add_update(op, recipe, gradients)
+    return finished(op)
+
+
+def compact_train_graph(recipe: Recipe, batch: Batch, packs: Packs) -> onnx.ModelProto:
+    """The same in fewer operators, for a machine rather than a reader.
+
+    `packs` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each. Where the
+    update is w - lr g, what is differentiated is the loss times the learning rate: one number is multiplied in the place of all gradients.
+    """
+    floats = all(recipe.model.graph.initializers[name].dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for name in recipe.weights)
+    scaled = recipe.optimizer.proportional and floats and recipe.clip_norm is None and recipe.clip_value is None
+    op, gradients = _gradient(recipe, batch, scaled=scaled)
+    add_update(op, recipe, gradients, packs, scaled=scaled)
     return finished(op)
 
 
@@ -199,8 +209,15 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
 
 
 @fitting_itself()
-def _gradient(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
-    model, found = recipe.gradient.add_gradients(with_loss(recipe, batch), names.TOTAL, recipe.weights)
+def _gradient(recipe: Recipe, batch: Batch, *, scaled: bool = False) -> tuple[Op, dict[str, Value]]:
+    """The gradients of the loss, or of the loss times the learning rate."""
+    model, loss = with_loss(recipe, batch), names.TOTAL
+    if scaled:
+        op, loss = Op(model.graph), names.SCALED
+        total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
+        op.output(loss, total * op.cast(_learning_rate(op, recipe), total.dtype))
+    model, found = recipe.gradient.add_gradients(model, loss, recipe.weights)
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = Op(model.graph)
     values = values_of(model.graph)
     return op, {weight: op.wrap(values[name]) for weight, name in found.items()}
@@ -281,12 +298,20 @@ def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[
     op.output(names.TOTAL, total)
 
 
-def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Packs = NO_PACKS) -> None:
-    """Clip the gradients, and give every weight and slot its next value."""
+def _learning_rate(op: Op, recipe: Recipe) -> Value:
+    """The input of that name, in the widest type of a weight."""
+    for value in op.graph.inputs:
+        if value.name == names.LEARNING_RATE:
+            return op.wrap(value)
+    wide = any(recipe.model.graph.initializers[name].dtype == ir.DataType.DOUBLE for name in recipe.weights)
+    return op.input(names.LEARNING_RATE, np.float64 if wide else np.float32, ())
+
+
+def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Packs = NO_PACKS, *, scaled: bool = False) -> None:
+    """Clip the gradients, and give every weight and slot its next value; `scaled` gradients are times the learning rate."""
     inputs = {v.name: v for v in op.graph.inputs}
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
-    wide = any(w.dtype == np.float64 for w in weights.values())
-    learning_rate = op.input(names.LEARNING_RATE, np.float64 if wide else np.float32, ())
+    learning_rate = _learning_rate(op, recipe)
     done = op.wrap(inputs[names.STEP]) if names.STEP in inputs else op.input(names.STEP, np.int64, ())
     tensors = {
         name: name for name in recipe.weights
@@ -310,7 +335,7 @@ def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Pa
     with op.scope("optimizer"):
         step = op.cast(done, np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
-    next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step)
+    next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step, scaled=scaled)
     for weight, tensor in tensors.items():
         op.output(names.following(tensor), next_weights[weight])
         for slot, value in next_slots[weight].items():

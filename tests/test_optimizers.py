@@ -17,6 +17,7 @@ import pytest
 
 import onnxfit.optimizers
 import onnxfit.schedules
+from onnxfit.backends.full import FullBackend
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.values import Op
 from onnxfit.optimizers import (
@@ -42,6 +43,7 @@ from onnxfit.optimizers import (
 from onnxfit.registry import from_config, registry, to_config
 from onnxfit.schedules import Cosine, Warmup
 from onnxfit.trainer import Trainer
+from tests.builds import needs_builder
 from tests.models import mlp
 
 MODULE = "onnxfit.optimizers"
@@ -596,6 +598,7 @@ def test_a_slot_may_not_take_the_averages_name():
 
 # Small weights together -------------------------------------------------------------------------------------------------------
 
+SOURCES = ["onnx", pytest.param("onnxruntime", marks=needs_builder)]
 PICKY = {"exclude_from_weight_decay": ["*.bias"], "learning_rate_multipliers": {"fc2.*": 0.5}, "ema_momentum": 0.9}
 
 
@@ -636,6 +639,36 @@ def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp
     np.testing.assert_array_equal(again.get_weights()["fc2.bias"], together.get_weights()["fc2.bias"])
     together.revert_step()
     assert (together.get_weights()["fc2.bias"] == 0.25).all()
+
+
+@pytest.mark.parametrize("gradient", SOURCES)
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), SGD(0.1, weight_decay=0.01, **PICKY), SGD(0.1, momentum=0.9), Adam(0.01)], ids=called
+)
+def test_what_is_compiled_trains_as_the_graph_that_is_shown(optimizer, gradient, monkeypatch):
+    """In which the learning rate may meet the loss, and not every gradient."""
+    data = np.linspace(-1, 1, 96).reshape(24, 4).astype(np.float32), np.arange(24) % 3
+    weights = []
+    for compact in (True, False):
+        if not compact:
+            monkeypatch.setattr(FullBackend, "compact_graph", FullBackend.graph)
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer=optimizer, penalty={"*.weight": 0.01}, gradient=gradient)
+        trainer.fit(*data, epochs=3, batch_size=8, verbose=0)
+        weights.append(trainer.get_weights())
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(array, weights[1][name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
+    def nodes(optimizer, **settings):
+        trainer = Trainer(mlp((4, 8, 6, 3)), loss="mse", optimizer=optimizer, **settings)
+        trainer.train_on_batch(np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32))
+        (runner,) = trainer._backend._fixed["train"].values()
+        graph = runner.model.graph
+        return [n.op_type for n in graph.node if "train/learning_rate" in n.input], [n.op_type for n in graph.node].count("Gemm")
+
+    assert nodes(SGD(0.1)) == (["Mul"], 3 + 2 + 3)  # forward, back through two layers, weights with their updates
+    assert len(nodes(SGD(0.1), clip_value=1.0)[0]) == 6
 
 
 def test_packs_stay_inside(monkeypatch):

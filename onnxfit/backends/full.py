@@ -11,7 +11,7 @@ from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.optimizers import updated_together
 from onnxfit.runtime import Runner
-from onnxfit.step import accumulate_graph, train_graph
+from onnxfit.step import accumulate_graph, compact_train_graph, train_graph
 
 
 class FullBackend(Backend):
@@ -31,7 +31,7 @@ class FullBackend(Backend):
         return {names.pack(i): members for i, members in enumerate(found)}
 
     def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        return train_graph(self.recipe, batch, self.packs) if kind == "train" else self.graph(kind, batch)
+        return compact_train_graph(self.recipe, batch, self.packs) if kind == "train" else self.graph(kind, batch)
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Runner:
         if self.accumulate == 1 and not self.window:

@@ -10,6 +10,7 @@ SEED = "train/seed"
 FIRST = "train/first_of_window"  # with accumulated gradients: the sum starts anew
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"
+SCALED = "train/scaled_loss"  # times the learning rate
 PENALTY = "train/penalty"  # where it is a graph of its own
 
 

@@ -1,7 +1,7 @@
 """A plain step of gradient descent inside the product that makes the gradient.
 
-w - lr (a b) is one Gemm with w as what it adds to, once lr is multiplied into the smaller factor: the gradient, as large as the weight, is neither
-written nor read again.
+w - a b is one Gemm with w as what it adds to, and so is w - lr (a b), once lr is multiplied into the smaller factor: the gradient, as large as the
+weight, is neither written nor read again.
 
 Measured (perceptron 784-256-128-10, batch 128): a step takes 0.95 of its time without the pass.
 """
@@ -15,37 +15,37 @@ import onnx_ir as ir
 
 
 def update_in_product(graph: ir.Graph) -> None:
-    """In place: Sub(w, Mul(lr, Gemm(a, b))) -> Gemm(Mul(lr, a), b, w, alpha=-1), for a gradient that nothing else needs."""
+    """In place: Sub(w, Gemm(a, b)) -> Gemm(a, b, w, alpha=-1), for a gradient that nothing else needs; Mul(lr, Gemm(a, b)) with lr in a."""
     for node in list(graph):
         if node.op_type == "Sub" and node.domain == "":
             _fold(graph, node)
 
 
 def _fold(graph: ir.Graph, sub: ir.Node) -> None:
-    w, scaled = sub.inputs
-    mul = _only_for(scaled, "Mul")
-    gemm = next((g for v in mul.inputs if (g := _only_for(v, "Gemm")) is not None), None) if mul is not None else None
-    if w is None or mul is None or gemm is None or any(v is not None for v in gemm.inputs[2:]):
+    w, moved = sub.inputs
+    mul = _only_for(moved, "Mul")
+    gemm = next((g for v in (mul.inputs if mul is not None else [moved]) if (g := _only_for(v, "Gemm")) is not None), None)
+    if w is None or gemm is None or any(v is not None for v in gemm.inputs[2:]) or w.shape != gemm.outputs[0].shape:
         return
-    rate = next(v for v in mul.inputs if v is not gemm.outputs[0])
     factors = list(gemm.inputs[:2])
-    sizes = [_size(v) for v in factors]
-    smaller = int(np.argmin(sizes))
-    if rate is None or rate.shape is None or rate.shape.rank() or w.shape != gemm.outputs[0].shape or sizes[smaller] >= _size(w):
-        return
-    weighted = ir.node("Mul", [rate, factors[smaller]], name=mul.name)
-    factors[smaller] = weighted.outputs[0]
+    if mul is not None:
+        smaller = int(np.argmin([_size(v) for v in factors]))
+        rate, factor = next(v for v in mul.inputs if v is not gemm.outputs[0]), factors[smaller]
+        if rate is None or factor is None or rate.shape is None or rate.shape.rank() or _size(factor) >= _size(w):
+            return
+        weighted = ir.node("Mul", [rate, factor], name=mul.name)
+        weighted.outputs[0].name, mul.outputs[0].name = mul.outputs[0].name, None
+        weighted.outputs[0].type, weighted.outputs[0].shape = factor.type, factor.shape
+        graph.insert_before(sub, [weighted])
+        factors[smaller] = weighted.outputs[0]
     alpha, beta = ir.AttrFloat32("alpha", -gemm.attributes.get_float("alpha", 1.0)), ir.AttrFloat32("beta", 1.0)
-    attributes = {**gemm.attributes, "alpha": alpha, "beta": beta}
-    updated = ir.node("Gemm", [*factors, w], attributes, name=sub.name)
-    for old, new, node in ((gemm.inputs[smaller], mul, weighted), (w, sub, updated)):
-        (value,), (replaced,) = node.outputs, new.outputs
-        assert old is not None
-        value.type, value.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(replaced, value, replace_graph_outputs=True)
-        value.name, replaced.name = replaced.name, None
-    graph.insert_before(sub, [weighted, updated])
-    graph.remove([sub, mul, gemm], safe=True)
+    updated = ir.node("Gemm", [*factors, w], {**gemm.attributes, "alpha": alpha, "beta": beta}, name=sub.name)
+    (value,), (replaced,) = updated.outputs, sub.outputs
+    value.type, value.shape = w.type, w.shape
+    ir.convenience.replace_all_uses_with(replaced, value, replace_graph_outputs=True)
+    value.name, replaced.name = replaced.name, None
+    graph.insert_before(sub, [updated])
+    graph.remove([n for n in (sub, mul, gemm) if n is not None], safe=True)
 
 
 def _only_for(value: ir.Value | None, op_type: str) -> ir.Node | None:
