@@ -68,7 +68,7 @@ bench: .venv-dev/installed .venv-plain/installed .venv-bench/installed  ## time 
 	$(dev) benchmarks/gradients.py --build
 
 guard: .venv-dev/installed  ## have two small networks become slower, measured against PyTorch in the same run?
-	$(dev) benchmarks/suite/guard.py
+	$(dev) benchmarks/suite/guard.py $(ARGS)
 
 soak: .venv-dev/installed  ## hundreds of fits, thousands of epochs, kills at random moments, files above 2 GB (half an hour)
 	$(dev) scripts/soak.py

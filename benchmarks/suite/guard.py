@@ -1,8 +1,8 @@
 """Does a change make training slow? `python benchmarks/suite/guard.py` ends with 1 where a ratio is far beyond what it is.
 
 Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that of eager PyTorch, and `fit` per batch
-to the bare step. They are medians of rounds in which both take turns, and the bounds leave about twice the room of what a quiet machine
-gives. Half a minute; needs PyTorch.
+to the bare step. They are medians of rounds in which both take turns, the bounds leave about twice the room of what a quiet machine gives,
+and what is too slow is measured once more before it counts. Half a minute; needs PyTorch.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ def ratios(workload: str, rows: dict[str, Row]) -> list[tuple[str, float, float]
     ]
 
 
+def too_slow(field: Field, workload: str, room: float) -> bool:
+    """Measure and print; whether a ratio is beyond its bound."""
+    rows = {row.contender: row for row in field.race(workload, "sgd")}
+    for row in rows.values():
+        if row.remark:
+            sys.exit(f"{workload}, {row.title}: {row.remark}")
+    found = ratios(workload, rows)
+    for title, ratio, bound in found:
+        print(f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}", flush=True)
+    return any(ratio > room * bound for _, ratio, bound in found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="benchmarks/suite/guard.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -53,15 +65,7 @@ def main() -> None:
         )
         export(sys.executable, path, plan.workloads, environment, plan.log)
         field = Field(plan, stack)
-        slow = False
-        for workload in plan.workloads:
-            rows = {row.contender: row for row in field.race(workload, "sgd")}
-            for row in rows.values():
-                if row.remark:
-                    sys.exit(f"{workload}, {row.title}: {row.remark}")
-            for title, ratio, bound in ratios(workload, rows):
-                slow |= ratio > room * bound
-                print(f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}")
+        slow = any(too_slow(field, workload, room) and too_slow(field, workload, room) for workload in plan.workloads)
     sys.exit(1 if slow else 0)
 
 
