@@ -1,12 +1,14 @@
-"""What the loop counts: which batches make an epoch, when validation is due, and where an interrupted fit goes on."""
+"""What the loop counts: which batches make an epoch, when validation is due, where a fit stands, and where an interrupted one goes on."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
 
+from onnxfit.callbacks.callback import CallbackList
+from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.errors import DataError, SettingError
 
@@ -15,8 +17,8 @@ from onnxfit.errors import DataError, SettingError
 class Resume:
     """Where an interrupted `fit` stands: the epoch under way (or next), and how many of its batches are done.
 
-    `number` is the number of the pass over the data under way (None where none is), of which `in_pass` batches are taken; `rate` is the
-    learning rate of the last step. With `trained`, what is left of the epoch is its validation.
+    `number` is the number of the pass over the data under way (None where none is), of which `in_pass` batches of `batch_size` rows (None where
+    only the data can tell) are taken; `rate` is the learning rate of the last step. With `trained`, what is left of the epoch is its validation.
     """
 
     epoch: int = 0
@@ -25,6 +27,21 @@ class Resume:
     in_pass: int = 0
     rate: float | None = None
     trained: bool = False
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a checkpoint holds of a fit that has not come to its end, for the next one to go on with."""
+
+    place: Resume = field(default_factory=Resume)
+    tracker: Mapping[str, Any] = field(default_factory=dict)  # the sums of the epoch under way
+    ended: Mapping[str, Any] = field(default_factory=dict)  # the hook of which loggers were still to be told
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # their states
+
+    def from_epoch(self, epoch: int) -> Unfinished:
+        """The same for a fit that begins at this epoch or, where this one was further, there."""
+        return self if epoch <= self.place.epoch else Unfinished(Resume(epoch), callbacks=self.callbacks)
 
 
 class Epochs:
@@ -98,6 +115,36 @@ class Epochs:
             self._warned = True
             warnings.warn(
                 f"ran out of data: the epoch has {index} batches, steps_per_epoch={self._steps} asks for more.", stacklevel=5
+            )
+
+
+@dataclass
+class Course:
+    """Where the fit under way stands, or the last one."""
+
+    epochs: Epochs
+    calls: CallbackList
+    place: Resume  # without the batches taken from the pass, which `epochs` counts
+    idle: Source | None = None  # the data, while none of its epochs runs
+    telling: tuple[str, int, Logs] | None = None  # what callbacks are told right now
+    running: bool = True
+    warned: bool = False  # of a loss that is not finite
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # their states when an error ended the fit
+
+    def now(self) -> Resume:
+        """Where the next fit goes on, from a checkpoint written now; the very beginning after a fit that came to its end."""
+        if self.place == Resume():
+            return self.place
+        number, in_pass = self.epochs.place
+        return replace(self.place, number=number, in_pass=in_pass, batch_size=self.epochs.data.batch_size)
+
+    def require_same_batches(self) -> None:
+        """SettingError in the middle of a pass whose batches were of another size: some rows would come twice, others never."""
+        was, size = self.place.batch_size, self.epochs.data.batch_size
+        if self.place.in_pass and was != size and None not in (was, size):
+            raise SettingError(
+                f"The checkpoint was written after {self.place.in_pass} batches of {was} rows, in the middle of an epoch: go on with "
+                f"batch_size={was}, not {size}, or begin the next epoch, initial_epoch={self.place.epoch + 1}."
             )
 
 

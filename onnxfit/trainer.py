@@ -45,7 +45,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import matching, select_weights
 from onnxfit.inspection import Inspection, inspect_working
-from onnxfit.loop import Epochs, Resume, require_data, validation_due
+from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, validation_due
 from onnxfit.metrics import mode_by_name
 from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, learning_rate_at
@@ -187,20 +187,11 @@ class Trainer:
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
         self.predicted: dict[str, Array] = {}  # output -> array of the batch that is being predicted, for `on_predict_batch_end`
-        self._fitting = False
-        self._interrupted: dict[str, dict[str, Any]] = {}  # the callbacks' states of a fit that was, for a checkpoint after it
-        self._warned = False  # of a loss that is not finite, once in a fit
-        self._position = Resume()  # of the fit under way, for checkpoints
-        self._resume = Resume()  # where a loaded trainer's next fit goes on
-        self._batches: Epochs | None = None  # of the fit under way, or the last
-        self._ending: tuple[str, int, Logs] | None = None  # of what callbacks are told right now
-        self._ended: Mapping[str, Any] = {}  # the same, loaded, and not yet given to a fit
-        self._tracker_state: Mapping[str, Any] = {}  # likewise
-        self._calls: CallbackList | None = None  # of the fit under way
+        self._course: Course | None = None  # of the fit under way, or the last
+        self._unfinished = Unfinished()  # what a loaded trainer's next fit goes on with
+        self._calls: CallbackList | None = None  # of the fit, evaluation or prediction under way
         self._frozen: tuple[str, ...] = ()
         self._held: tuple[str, ...] = ()  # these, and their slots
-        self._idle: Source | None = None  # the data of the fit under way, while none of its epochs runs
-        self._callback_states: dict[str, dict[str, Any]] = {}  # loaded, and not yet given to a fit
 
     def fit(
         self,
@@ -247,100 +238,111 @@ class Trainer:
             for callback in callbacks:
                 if isinstance(callback, Callback):  # what is none is refused below
                     callback.prepare(self)
-            first = max(initial_epoch, self._resume.epoch)
-            start = self._resume if first == self._resume.epoch else Resume(first)
+            left = self._unfinished.from_epoch(initial_epoch)
+            first = left.place.epoch
             if epochs - first > 1 and steps_per_epoch is None:
                 training.require_re_iterable(epochs - first)
             if validation is not None and (passes := sum(map(due, range(first, epochs)))) > 1:
                 validation.require_re_iterable(passes)
-            batches = self._batches = Epochs(training, steps_per_epoch, self.epoch, start)
+            batches = Epochs(training, steps_per_epoch, self.epoch, left.place)
             stack.callback(batches.close)
             history = History()
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
-            calls = CallbackList(self, [*callbacks, history, *bars], params, self._callback_states)
-            before, done = self.history, self.global_batch
-            self.history, self._calls = history, calls
-            self.stop_training, self.stop_reason, self._warned = False, None, False
-            self.last_losses.clear()
-            self._position = replace(
-                start, number=batches.place[0]
-            )  # unlike Resume(): a fit is under way, before its first batch, too
-            self._resume, self._callback_states = Resume(), {}
-            so_far, self._tracker_state = self._tracker_state if start.batch else {}, {}
-            ended, self._ended, self._ending = self._ended if first == start.epoch else {}, {}, None
-            self._fitting, self._interrupted = True, {}
-            self._backend.on_gradients = calls.on_gradients if calls.gradients else None
-            if not start.batch:
-                self._backend.window = 0  # gradients that an interrupted fit left behind
-            logs = Logs()
-            try:
-                self._idle = training
+            calls = CallbackList(self, [*callbacks, history, *bars], params, left.callbacks)
+            # unlike Resume(): a fit is under way, before its first batch, too
+            course = Course(batches, calls, replace(left.place, number=batches.place[0]))
+            logs, ended = Logs(), left.ended
+            with self._under_way(course, history):
+                course.idle = training
                 calls.on_train_begin(logs)
-                self._idle = None
-                if ended and not start.batch:
-                    logs, self.stop_training, self.stop_reason = Logs(ended["logs"]), ended["stop"], ended["reason"]
-                    calls.tell_loggers(ended["hook"], ended["index"], logs)
+                course.idle = None
+                course.require_same_batches()
+                if ended and not left.place.batch:
+                    logs, ended = self._tell_loggers(ended), {}
                 for epoch in range(first, epochs if not self.stop_training else first):
                     calls.on_epoch_begin(epoch, Logs())
-                    if ended and start.batch:
-                        calls.tell_loggers(ended["hook"], ended["index"], Logs(ended["logs"]))
-                        self.stop_training, self.stop_reason = ended["stop"], ended["reason"]
-                    figures, rate = self._train_epoch(batches, calls, so_far)
-                    ended = so_far = {}
+                    if ended:
+                        self._tell_loggers(ended)
+                    figures, rate = self._train_epoch(course, left.tracker if left.place.batch else {})
+                    ended, left = {}, Unfinished()
                     if validation is not None and due(epoch):
-                        figures |= {
-                            f"val_{name}": value for name, value in self._evaluate(validation, calls, validation_steps).items()
-                        }
+                        found = self._evaluate(validation, calls, validation_steps)
+                        figures |= {f"val_{name}": value for name, value in found.items()}
                     self.epoch += 1
                     self.train_losses_.append(self._tracker.loss)
-                    self._position = Resume(epoch=epoch + 1)
+                    course.place = Resume(epoch=epoch + 1)
                     logs = _logs({**figures, "learning_rate": rate})
-                    self._ending = "on_epoch_end", epoch, logs
+                    course.telling = "on_epoch_end", epoch, logs
                     calls.on_epoch_end(epoch, logs)
-                    self._ending = None
+                    course.telling = None
                     if self.stop_training:
                         break
-                self._position, self._idle = Resume(), batches.data
+                course.place, course.idle = Resume(), batches.data
                 calls.on_train_end(logs)
-            except BaseException as error:
-                if self.global_batch == done:  # not even the first step was possible
-                    self.history = before
-                calls.on_exception(error)
-                self._interrupted = calls.state_dict()
-                raise
-            finally:
-                self._calls, self._fitting, self._idle, self._backend.on_gradients = None, False, None, None
-                calls.on_close()
         return history
 
-    def _train_epoch(self, batches: Epochs, calls: CallbackList, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
+    @property
+    def _fitting(self) -> bool:
+        return self._course is not None and self._course.running
+
+    @contextmanager
+    def _under_way(self, course: Course, history: History) -> Iterator[None]:
+        """While a fit runs. What an error leaves of it is there for a checkpoint; one before the first step leaves the next fit what this one had."""
+        before, done, calls = (self.history, self._unfinished), self.global_batch, course.calls
+        self.history, self._calls, self._course, self._unfinished = history, calls, course, Unfinished()
+        self.stop_training, self.stop_reason = False, None
+        self.last_losses.clear()
+        self._backend.on_gradients = calls.on_gradients if calls.gradients else None
+        if not course.place.batch:
+            self._backend.window = 0  # gradients that an interrupted fit left behind
+        try:
+            yield
+        except BaseException as error:
+            calls.on_exception(error)
+            course.callbacks = calls.state_dict()
+            if self.global_batch == done:  # not even the first step was possible
+                self.history, self._unfinished = before
+            raise
+        finally:
+            self._calls, course.running, course.idle, self._backend.on_gradients = None, False, None, None
+            calls.on_close()
+
+    def _tell_loggers(self, ended: Mapping[str, Any]) -> Logs:
+        """What they had not been told when the checkpoint was written, and what had been decided by then."""
+        assert self._calls is not None
+        logs, self.stop_training, self.stop_reason = Logs(ended["logs"]), ended["stop"], ended["reason"]
+        self._calls.tell_loggers(ended["hook"], ended["index"], logs)
+        return logs
+
+    def _train_epoch(self, course: Course, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
         """One epoch, or what is left of it; returns the means over all of it, and the learning rate of its last step."""
-        backend, tracker = self._backend, self._tracker
+        backend, tracker, calls, place = self._backend, self._tracker, course.calls, course.place
         begin, end = calls.train_batch_begin, calls.train_batch_end
-        rate = self.learning_rate if self._position.rate is None else self._position.rate
+        rate = self.learning_rate if place.rate is None else place.rate
         tracker.reset()
         if so_far:
             tracker.load_state_dict(so_far)
-        for index, batch in () if self.stop_training or self._position.trained else batches:
+        for index, batch in () if self.stop_training or place.trained else course.epochs:
             if begin:
                 calls.on_train_batch_begin(index, Logs())
             rate = self.learning_rate
             loss = self._step(batch, rate)
-            self._position.batch, self._position.rate = index + 1, rate
+            place.batch, place.rate = index + 1, rate
             self.last_losses.append(loss)
             if end:
                 logs = Logs({**tracker.figures(), "batch_loss": loss})  # none of them is an array
-                self._ending = "on_train_batch_end", index, logs
+                course.telling = "on_train_batch_end", index, logs
                 calls.on_train_batch_end(index, logs)
-                self._ending = None
+                course.telling = None
             if self.stop_training:
                 break
-            if not (math.isfinite(loss) or self._warned):
+            if not (math.isfinite(loss) or course.warned):
+                course.warned = True
                 self._warn_of_loss(loss)
         before = self._before_step()
         self.global_step += backend.flush(rate, self.global_step)  # a short window at the end of the epoch
-        self._position.trained = True
+        place.trained = True
         self._hold(before)
         return tracker.results(), rate
 
@@ -489,18 +491,19 @@ class Trainer:
 
         The validation data keep theirs. SettingError for data that come in batches, DataError for a model whose batch size is fixed.
         """
-        return self._batches.data.batch_size if self._batches is not None else None
+        return self._course.epochs.data.batch_size if self._course is not None else None
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
-        if self._batches is None or self._calls is None or self._idle is None or self._position == Resume():
+        course = self._course
+        if course is None or course.idle is None or course.place == Resume():
             raise SettingError(
                 "batch_size can be set before the first epoch of a fit: in on_train_begin, or by fit(batch_size=...)."
             )
-        self._batches.cut(checked_batch_size(value))
-        self._idle = self._batches.data
-        for callback in self._calls:
-            callback.params["steps"] = self._batches.steps
+        course.epochs.cut(checked_batch_size(value))
+        course.idle = course.epochs.data
+        for callback in course.calls:
+            callback.params["steps"] = course.epochs.steps
 
     @property
     def accumulate(self) -> int:
@@ -606,7 +609,7 @@ class Trainer:
         meanwhile. SettingError within an epoch or outside `fit`, or for a batch size of data that come in batches; DataError for data
         that can be passed over only once.
         """
-        data = self._idle
+        data = self._course.idle if self._course is not None else None
         if data is None:
             raise SettingError("rehearse needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
         if batch_size is not None and data.rows is not None and batch_size > data.rows:
@@ -649,32 +652,31 @@ class Trainer:
 
     def snapshot(self) -> checkpoint.Snapshot:
         """A copy in memory of what `save` writes: its `write(path)` may come later, or in another thread, while training goes on."""
+        left = self._left()
         contents = checkpoint.Contents(
             model=self.model,
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
             train_losses=self.train_losses_,
-            resume=astuple(self._place()),
-            tracker=deepcopy(self._tracker_state or (self._tracker.state_dict() if self._position.batch else {})),
-            ended=self._end_of_epoch(),
-            callbacks=self._calls.state_dict() if self._calls is not None else self._callback_states or self._interrupted,
+            resume=astuple(left.place),
+            tracker=deepcopy(left.tracker),
+            ended=left.ended,
+            callbacks=left.callbacks,
         )
         return checkpoint.Snapshot(contents)
 
-    def _end_of_epoch(self) -> Mapping[str, Any]:
-        """What loggers are still to be told of the epoch that ends, for a checkpoint written meanwhile."""
-        if self._ending is None:
-            return self._ended
-        hook, index, logs = self._ending
-        return {"hook": hook, "index": index, "logs": dict(logs), "stop": self.stop_training, "reason": self.stop_reason}
-
-    def _place(self) -> Resume:
-        """Where the fit under way stands, or one that was interrupted or loaded."""
-        if self._batches is None or self._position == Resume():
-            return self._position
-        number, in_pass = self._batches.place
-        return replace(self._position, number=number, in_pass=in_pass)
+    def _left(self) -> Unfinished:
+        """What a checkpoint written now holds of the fit under way, or of one that was interrupted or loaded."""
+        course = self._course
+        if course is None or self._unfinished.place != Resume():
+            return self._unfinished
+        ended: Mapping[str, Any] = {}
+        if course.telling is not None:
+            hook, index, logs = course.telling
+            ended = {"hook": hook, "index": index, "logs": dict(logs), "stop": self.stop_training, "reason": self.stop_reason}
+        sums = self._tracker.state_dict() if course.place.batch else {}
+        return Unfinished(course.now(), sums, ended, course.calls.state_dict() if course.running else course.callbacks)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
@@ -705,11 +707,10 @@ class Trainer:
         self.set_state(contents.state)
         self.history.load_state_dict(contents.history)
         self.train_losses_ = [float(loss) for loss in contents.train_losses]
-        self._batches, self._interrupted = None, {}
-        self._resume, self._position = Resume(*contents.resume), Resume(*contents.resume)
-        self._tracker_state, self._ended = dict(contents.tracker), dict(contents.ended)
+        place = Resume(*contents.resume)
         # of a fit that came to its end nothing is left to go on with
-        self._callback_states = dict(contents.callbacks) if self._resume != Resume() else {}
+        callbacks = dict(contents.callbacks) if place != Resume() else {}
+        self._course, self._unfinished = None, Unfinished(place, dict(contents.tracker), dict(contents.ended), callbacks)
 
     def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
         """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
@@ -822,7 +823,6 @@ class Trainer:
         return batch
 
     def _warn_of_loss(self, loss: float) -> None:
-        self._warned = True
         text = (
             f"The loss is {loss} at step {self.global_step}, learning rate {self.learning_rate:g}: training goes on. "
             "Lower the learning rate, or set clip_norm; TerminateOnNaN stops here and keeps the weights."

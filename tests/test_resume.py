@@ -14,6 +14,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, CSVLogger, EarlyStopping, ReduceLROnPlateau, TensorBoard
+from onnxfit.errors import SettingError
 from onnxfit.losses import CrossEntropy
 from onnxfit.metrics import AUC, F1, Accuracy, ConfusionMatrix, Metric
 from onnxfit.optimizers import SGD, Adam
@@ -182,3 +183,50 @@ def test_every_metric_goes_on_from_its_state() -> None:
         for one in (metric, copy):
             one.update(labels[9:].copy(), outputs[9:].copy())
         np.testing.assert_array_equal(copy.result(), metric.result(), err_msg=name)
+
+
+def test_a_fit_that_begins_further_on_tells_no_logger_of_what_it_skips(tmp_path: Path) -> None:
+    """The callbacks' states stay: they are of no epoch."""
+
+    class Logger(Callback):
+        phase = "logger"
+
+        def __init__(self) -> None:
+            self.told: list[tuple[str, int]] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any) -> None:
+            self.told.append(("batch", batch))
+
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.told.append(("epoch", epoch))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"told": len(self.told)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.told.append(("told before", state["told"]))
+
+    path = tmp_path / "t.ckpt"
+    trainer = Trainer(mlp(), loss="mse")
+    with pytest.raises(Interrupted):
+        trainer.fit(X, Y, batch_size=11, epochs=3, verbose=0, callbacks=[SavesAndDies(path, (1, None)), Logger()])
+    for first, told in ((0, [("epoch", 1)]), (3, [])):
+        logger = Logger()
+        Trainer.load(path).fit(X, Y, batch_size=22, epochs=4, initial_epoch=first, verbose=0, callbacks=[logger])
+        epochs = [("batch", 0), ("epoch", 2), ("batch", 0), ("epoch", 3)][first // 3 * 2 :]
+        assert logger.told == [("told before", 5), *told, *epochs]
+
+
+def test_the_rest_of_an_epoch_wants_batches_of_the_same_size(tmp_path: Path) -> None:
+    path = tmp_path / "t.ckpt"
+    with pytest.raises(Interrupted):
+        Trainer(mlp(), loss="mse").fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[SavesAndDies(path, (1, 2))])
+    trainer = Trainer.load(path)
+    before = trainer.get_weights()
+    with pytest.raises(SettingError, match=r"after 3 batches of 4 rows.*batch_size=4, not 8.*initial_epoch=2"):
+        trainer.fit(X, Y, batch_size=8, epochs=3, verbose=0)
+    np.testing.assert_equal(trainer.get_weights(), before)
+    assert len(trainer.fit(X, Y, batch_size=4, epochs=3, verbose=0).epoch) == 3  # which goes on all the same
+    assert trainer.global_batch == 3 * BATCHES
+    trainer = Trainer.load(path)
+    assert trainer.fit(X, Y, batch_size=8, epochs=3, initial_epoch=2, verbose=0).epoch == [0, 2]

@@ -38,7 +38,9 @@ def too_slow(field: Field, workload: str, room: float) -> bool:
             sys.exit(f"{workload}, {row.title}: {row.remark}")
     found = ratios(workload, rows)
     for title, ratio, bound in found:
-        print(f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}", flush=True)
+        print(
+            f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}", flush=True
+        )
     return any(ratio > room * bound for _, ratio, bound in found)
 
 
