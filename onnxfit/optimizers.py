@@ -626,6 +626,17 @@ class Adafactor(Optimizer):
         return (undecayed * w if self.weight_decay else w) - size * u, *slots
 
 
+def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
+    """The same, not to be written: a slot that is one number throughout, as nearly all begin, takes no memory."""
+
+    def spread(value: Array) -> Array:
+        if not value.size or (value != value.flat[0]).any():
+            return value
+        return np.broadcast_to(np.array(value.flat[0], value.dtype), value.shape)
+
+    return {slot: spread(value) for slot, value in initial_slots(optimizer, name, w).items()}
+
+
 def updated_together(
     optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
 ) -> list[list[str]]:

@@ -48,7 +48,7 @@ from onnxfit.inspection import Inspection, inspect_working
 from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, validation_due
 from onnxfit.metrics import mode_by_name
 from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
-from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots, learning_rate_at
+from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots_to_read, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime import Device, Runner
 from onnxfit.step import Recipe, blockers
@@ -156,7 +156,7 @@ class Trainer:
             penalties=penalties_for(penalty, trained),
             optimizer=self.optimizer,
             gradient=gradient_source(gradient),
-            slots={name: initial_slots(self.optimizer, name, arrays[name]) for name in trained},
+            slots={name: initial_slots_to_read(self.optimizer, name, arrays[name]) for name in trained},
             reported=tuple(dict.fromkeys(m.output for m in self._output_metrics)),
             batch_norm=batch_norm,
             clip_norm=clip_norm,

@@ -157,7 +157,8 @@ class Backend(ABC):
         return runner
 
     def compile(self, kind: str, model: onnx.ModelProto, given: Collection[str] = (), reuse: bool = False) -> Runner:
-        return Runner(model, self.state, self.device, self.threads, kind, writes=kind in WRITING, given=given, reuse=reuse)
+        writes, spins = kind in WRITING, kind == "train"
+        return Runner(model, self.state, self.device, self.threads, kind, writes=writes, given=given, reuse=reuse, spins=spins)
 
     def compiled(self, kind: str, signature: str, shapes: Callable[[], Specs], make: Callable[[Specs], T]) -> T:
         """What `make` gives for exactly the shapes of a batch, or for any sizes once there are many; made once each."""

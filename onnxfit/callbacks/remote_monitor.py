@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 import warnings
 from collections.abc import Mapping
-from http.client import HTTPException
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -53,6 +51,9 @@ class RemoteMonitor(Callback):
         self._warned = False
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        import urllib.request  # 4 MB that a training on a device can do without
+        from http.client import HTTPException
+
         data = json.dumps({"epoch": epoch, **{name: _json(value) for name, value in logs.items()}}).encode()
         request = urllib.request.Request(self.url, data, {"Content-Type": "application/json", **self.headers}, method="POST")
         try:

@@ -52,6 +52,7 @@ class Onnxfit(Contender):
 
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
         if self.fitted is None:
+            self.trainer = None  # which was for the bare step: the memory is to be that of one
             self.fitted = self._trainer(["accuracy"] if self.job.workload.classifies else [])
         x, y = self._data()
         self.fitted.fit(
