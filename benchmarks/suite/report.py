@@ -232,7 +232,7 @@ def draw_races(path: Path, races: Sequence[Sequence[Row]], kind: str) -> None:
         axis.set_yticks(range(len(shown)), [ENTRIES[c].title for c in shown], fontsize=8)
         axis.invert_yaxis()
         axis.set_xscale("log")
-        axis.set_title(WORKLOADS[name].title, fontsize=10)
+        axis.set_title(WORKLOADS[name].title, fontsize=10, loc="right")
         axis.set_xlabel(
             f"µs per {'step' if kind == 'step' else 'batch of fit'}; dark {optimizers[0]}"
             + (f", light {optimizers[1]}" if optimizers[1:] else ""),
