@@ -36,18 +36,9 @@ from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
 from tests.builds import HAS_BUILDER, every_way
 from tests.models import convolutional, linear, mlp, two_outputs
+from tests.training import Recorder, classification, column
 
 Way = dict[str, str]
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)[:, None]
-
-
-def classification(rows: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(rows, 4)).astype(np.float32)
-    return x, (x @ rng.normal(size=(4, 3))).argmax(1)
 
 
 def images(rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -64,22 +55,6 @@ def assert_same(one: Trainer, other: Trainer) -> None:
     np.testing.assert_equal(one.get_state(), other.get_state())
     assert one.history.history == other.history.history
     assert one.train_losses_ == other.train_losses_
-
-
-class Recorder(Callback):
-    """Every logs of every event, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple] = []
-
-    def on_train_batch_end(self, batch, logs):
-        self.events.append(("batch", batch, dict(logs)))
-
-    def on_epoch_end(self, epoch, logs):
-        self.events.append(("epoch", epoch, dict(logs)))
-
-    def logs(self, event: str, name: str) -> list[float]:
-        return [logs.get(name) for kind, _, logs in self.events if kind == event]
 
 
 class Hooks(Callback):

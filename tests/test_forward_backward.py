@@ -485,3 +485,23 @@ class TestBinding:
         before = [r.binds for r in runners]
         trainer.fit(X, Y, epochs=5, batch_size=8, verbose=0)
         assert [r.binds for r in runners] == before
+
+
+@pytest.mark.parametrize(("backend", "alone"), [("full", ["0"]), ("forward_backward", [])])
+def test_threads_sleep_where_graphs_take_turns(monkeypatch: pytest.MonkeyPatch, backend: str, alone: list[str]) -> None:
+    """Only the graph that is run again and again may keep its threads awake."""
+    found: list[str] = []
+    make = onnxruntime.InferenceSession
+
+    def noted(model: bytes, options: onnxruntime.SessionOptions, **others: Any) -> Any:
+        try:
+            found.append(options.get_session_config_entry("session.force_spinning_stop"))
+        except RuntimeError:  # it was not set
+            found.append("0")
+        return make(model, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", noted)
+    trainer = Trainer(mlp(), loss="mse", backend=backend)
+    trainer.fit(X, Y, batch_size=12, validation_data=(X, Y), verbose=0)
+    assert sorted(found) == [*alone, *["1"] * (len(found) - len(alone))]
+    assert len(found) >= 2

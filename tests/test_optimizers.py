@@ -270,6 +270,16 @@ def test_slots_begin_as_copies(optimizer):
 
 
 @every_optimizer
+def test_slots_of_one_number_take_no_memory(optimizer):
+    for name, w in start().items():
+        light = onnxfit.optimizers.initial_slots_to_read(optimizer, name, w)
+        for slot, array in initial_slots(optimizer, name, w).items():
+            np.testing.assert_array_equal(light[slot], array, strict=True)
+            if array.size and (array == array.flat[0]).all():
+                assert not any(light[slot].strides)
+
+
+@every_optimizer
 def test_what_weights_share_is_computed_once(optimizer):
     """The second and third weight add the same nodes, and none that depends on the step alone."""
     optimizer = dataclasses.replace(optimizer, weight_decay=0.1)

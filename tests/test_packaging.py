@@ -112,7 +112,7 @@ def test_importing_onnxfit_imports_no_optional_library() -> None:
     code = """
 import sys
 import onnxfit, onnxfit.callbacks
-print(*{"torch", "sklearn", "pandas", "mpi4py", "matplotlib", "tensorboard", "tensorflow"} & set(sys.modules))
+print(*{"torch", "sklearn", "pandas", "mpi4py", "matplotlib", "tensorboard", "tensorflow", "urllib.request"} & set(sys.modules))
 import importlib.util
 if importlib.util.find_spec("torch") and importlib.util.find_spec("onnxruntime.training"):
     import onnxruntime.training

@@ -119,3 +119,13 @@ def test_windows_of_zeros_have_no_slope(p: int) -> None:
     )
     y = (3.0**p + 4.0**p) ** (1 / p)
     np.testing.assert_allclose(found[0, 0], [[0, 0, (3 / y) ** (p - 1), (4 / y) ** (p - 1)], [0, 0, 0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("images", "form"), [(1, "MatMul"), (16, "Conv")])
+def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
+    """For one small image there are more weights than elements: its gradient is a product. For many it is a convolution."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[{images},32,6,6] a, float[32,32,3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
+    graph = built(model, ["y"], ["a"], {"y_grad": np.zeros((images, 32, 6, 6), np.float32)}, runs="").model.graph
+    made = [n.op_type for n in graph.node if n.name.startswith("gradient/")]
+    assert {"MatMul", "Conv"} & set(made) == {form}

@@ -309,3 +309,20 @@ def test_the_gradient_is_that_of_torch(op: str, directions: int, packed: bool) -
     same(found, {n: v.detach().numpy() for n, v in results.items()}, list(results), 1e-5, "forward")
     expected = {"x": x.grad.numpy(), **parameters(lambda p: p.grad), **{n: s.grad.numpy() for n, s in states.items()}}
     same(found, {f"{n}_grad": a for n, a in expected.items()}, [f"{n}_grad" for n in expected], 1e-4, "gradient")
+
+
+@pytest.mark.parametrize(("lengths", "runs_in"), [("", "Scan"), ("lengths", "LSTM")])
+def test_the_steps_of_a_usual_lstm_are_run_once(lengths: str, runs_in: str) -> None:
+    """In a Scan, which also makes its outputs; with padding, the node makes them."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[4,2,3] x, float[1,20,3] w, float[1,20,5] r{", int32[2] lengths" if lengths else ""}) => (float[4,1,2,5] y)
+        {{ y = LSTM<hidden_size = 5>(x, w, r{", , lengths" if lengths else ""}) }}""")
+    graph = ir.from_proto(built(model, ["y"], ["x", "w", "r"], {"y_grad": np.ones((4, 1, 2, 5), np.float32)}, runs="").model).graph
+    y, waiting, made = graph.outputs[0], [graph.outputs[0].producer()], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            made.add(node.op_type)
+            waiting += [v.producer() for v in node.inputs if v is not None]
+    assert y.name == "y"
+    assert {"Scan", "LSTM"} & made == {runs_in}

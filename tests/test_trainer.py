@@ -20,16 +20,7 @@ from onnxfit.losses import MeanSquaredError
 from onnxfit.optimizers import SGD, Adam
 from tests.builds import needs_builder
 from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
-
-
-def column(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)[:, None]
-
-
-def classification(rows: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(rows, 4)).astype(np.float32)
-    return x, (x @ rng.normal(size=(4, 3))).argmax(1)
+from tests.training import Recorder, classification, column
 
 
 def images(rows: int = 48) -> tuple[np.ndarray, np.ndarray]:
@@ -38,22 +29,6 @@ def images(rows: int = 48) -> tuple[np.ndarray, np.ndarray]:
     x = rng.normal(size=(rows, 1, 8, 8)).astype(np.float32)
     x[np.arange(rows), 0, y * 2] += 2
     return x, y
-
-
-class Recorder(Callback):
-    """Every logs of every event, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple] = []
-
-    def on_train_batch_end(self, batch, logs):
-        self.events.append(("batch", batch, dict(logs)))
-
-    def on_epoch_end(self, epoch, logs):
-        self.events.append(("epoch", epoch, dict(logs)))
-
-    def logs(self, event: str, name: str) -> list[float]:
-        return [logs.get(name) for kind, _, logs in self.events if kind == event]
 
 
 class TestTraining:

@@ -1,0 +1,33 @@
+"""Data that several tests train on, and what they look at it with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxfit.callbacks import Callback
+
+
+def column(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)[:, None]
+
+
+def classification(rows: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 4)).astype(np.float32)
+    return x, (x @ rng.normal(size=(4, 3))).argmax(1)
+
+
+class Recorder(Callback):
+    """Every logs of every event, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple] = []
+
+    def on_train_batch_end(self, batch, logs):
+        self.events.append(("batch", batch, dict(logs)))
+
+    def on_epoch_end(self, epoch, logs):
+        self.events.append(("epoch", epoch, dict(logs)))
+
+    def logs(self, event: str, name: str) -> list[float]:
+        return [logs.get(name) for kind, _, logs in self.events if kind == event]
