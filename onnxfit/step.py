@@ -313,33 +313,32 @@ def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Pa
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
     learning_rate = _learning_rate(op, recipe)
     done = op.wrap(inputs[names.STEP]) if names.STEP in inputs else op.input(names.STEP, np.int64, ())
-    tensors = {
-        name: name for name in recipe.weights
-    }  # what is updated for a weight; a pack for its first, whose settings all of it share
+    # what is updated for a weight: itself, or for the first of a pack, whose settings all of it share, the pack
+    updated = {name: name for name in recipe.weights}
     gradients = dict(gradients)
     for pack, members in packs.items():
         with op.scope("optimizer"):
             flat = op.Concat(*(op.Reshape(gradients[name], [-1]) for name in members), axis=0)
         first = members[0]
         for name in members:
-            del weights[name], gradients[name], tensors[name]
+            del weights[name], gradients[name], updated[name]
         assert flat.shape is not None  # weights have known sizes
-        tensors[first], gradients[first], weights[first] = pack, flat, op.input(pack, flat.dtype, flat.shape)
+        updated[first], gradients[first], weights[first] = pack, flat, op.input(pack, flat.dtype, flat.shape)
     slots = {
         weight: {
-            slot: op.input(names.slot(tensor, slot), array.dtype, array.shape if tensor == weight else weights[weight].shape or ())
+            slot: op.input(names.slot(target, slot), array.dtype, array.shape if target == weight else weights[weight].shape or ())
             for slot, array in recipe.slots[weight].items()
         }
-        for weight, tensor in tensors.items()
+        for weight, target in updated.items()
     }
     with op.scope("optimizer"):
         step = op.cast(done, np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
     next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step, scaled=scaled)
-    for weight, tensor in tensors.items():
-        op.output(names.following(tensor), next_weights[weight])
+    for weight, target in updated.items():
+        op.output(names.following(target), next_weights[weight])
         for slot, value in next_slots[weight].items():
-            op.output(names.following(names.slot(tensor, slot)), value)
+            op.output(names.following(names.slot(target, slot)), value)
 
 
 def keep_outputs(op: Op, kept: Sequence[str]) -> None:

@@ -104,11 +104,7 @@ class Op:
             old, new = node.outputs[0], value.ir
             if old.is_graph_output() and (new.is_graph_output() or new.producer() is None):
                 new = self.Identity(value).ir  # one value is one output, and an input cannot be renamed
-            name, was_output = old.name, old.is_graph_output()
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            if was_output:
-                old.name = self.fresh("replaced")
-                new.name = name
+            self._take_over(old, new)
             self._anchor = None
             self.graph.remove(node, safe=True)
 
@@ -122,11 +118,15 @@ class Op:
 
         The node stays where it is, for whoever looks at it; `RemoveUnusedNodesPass` takes it away.
         """
-        name = old.name if old.ir.is_graph_output() else None
-        old.ir.replace_all_uses_with(new.ir, replace_graph_outputs=True)
-        if name is not None:
-            old.ir.name, new.ir.name = self.fresh("replaced"), name
+        self._take_over(old.ir, new.ir)
         self.graph.sort()
+
+    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everything that uses `old` use `new`, which takes its name where that is an output's."""
+        name = old.name if old.is_graph_output() else None
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        if name is not None:
+            old.name, new.name = self.fresh("replaced"), name
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """A new graph input."""
