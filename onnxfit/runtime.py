@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
+from onnxruntime.capi import _pybind_state as C
 
-# The training build, when it is imported, looks whether its ORTModule can be, and with that loads PyTorch wherever it is installed: 1.5 s and
-# 190 MB for nothing here. What is hidden meanwhile can be imported afterwards.
-_hidden = sys.modules.setdefault("onnxruntime.training", None) is None  # type: ignore[arg-type]
-import onnxruntime  # noqa: E402
-from onnxruntime.capi import _pybind_state as C  # noqa: E402
-
-if _hidden:
-    del sys.modules["onnxruntime.training"]
-
-from onnxfit.data import Batch  # noqa: E402
-from onnxfit.errors import DataError, InstallationError, SettingError, StepError  # noqa: E402
-from onnxfit.graph import names  # noqa: E402
+from onnxfit.data import Batch
+from onnxfit.errors import DataError, InstallationError, SettingError, StepError
+from onnxfit.graph import names
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,55 @@
+"""What a process has in memory: each test measures one of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has")
+
+MEASURE = """
+import sys
+from pathlib import Path
+
+def memory(what):
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)) / 1024
+"""
+
+
+def run(code: str, *arguments: str) -> list[float]:
+    """What a program prints."""
+    done = subprocess.run([sys.executable, "-c", MEASURE + code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [float(word) for word in done.stdout.split()]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 MiB of weights, in two layers whose order is not that of their names."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> wide (float[batch,8] x) => (float[batch,8] y)
+        { h = MatMul(x, second) t = Tanh(h) y = MatMul(t, first) }""")
+    for name, shape in (("second", (8, 1 << 20)), ("first", (1 << 20, 8))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.01, np.float32), name))
+    path = tmp_path_factory.mktemp("wide") / "wide.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_what_libraries_import_and_training_does_not_use_stays_out(wide: Path) -> None:
+    """sympy, and with the training build PyTorch; both can be used all the same."""
+    code = """
+import onnxfit
+from onnxfit.graph.model import read_model, working_form
+model = working_form(read_model(sys.argv[1]))
+print(int("sympy.core" in sys.modules), int("torch" in sys.modules))
+import onnx_ir, sympy
+n = onnx_ir.SymbolicDim("n")
+print(int(str(n + n) == str(2 * sympy.Symbol("n"))))
+"""
+    assert run(code, str(wide)) == [0, 0, 1]
