@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,6 +241,19 @@ def compile_model(
     return session
 
 
+def _first_run(device: Device) -> Any:
+    """Options for the first run with a binding; None for none.
+
+    It learns what memory the graph needs, piece by piece, and the next takes that as one block: what the first took is given back, up to a
+    fifth of all that the process has. 32-bit systems have nothing to give back, and call it an error.
+    """
+    if device.kind != "cpu" or sys.maxsize < 2**32:
+        return None
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -333,14 +347,15 @@ class Runner:
         self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}  # what each binding's open inputs are, kept alive
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._run = self._session.run_with_iobinding
+        self._first = _first_run(device)
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
         """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it succeeds."""
         state = self._state
         key = state.parity
-        binding = self._bindings.get(key)
+        binding, options = self._bindings.get(key), None
         if binding is None:
-            binding = self._bindings[key] = self._bind()
+            binding, options = self._bindings.setdefault(key, self._bind()), self._first
         if self._device.kind != "cpu":
             for buffer in self._feeds.values():
                 buffer.sync()
@@ -348,7 +363,7 @@ class Runner:
             self._last_bound = self._bound.setdefault(key, {})
             self._rebind(binding, self._last_bound, values or {})
         try:
-            self._run(binding, None)
+            self._run(binding, options)
         except Exception as error:
             raise StepError(_explain(f"The {self._what} step failed", error)) from error
         self._last = binding

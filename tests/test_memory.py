@@ -53,3 +53,37 @@ n = onnx_ir.SymbolicDim("n")
 print(int(str(n + n) == str(2 * sympy.Symbol("n"))))
 """
     assert run(code, str(wide)) == [0, 0, 1]
+
+
+def test_a_model_is_prepared_without_copies_of_its_weights(wide: Path) -> None:
+    code = """
+import onnxfit
+from onnxfit.graph.model import read_model, working_form
+model = read_model(sys.argv[1])
+before = memory("VmHWM")
+work = working_form(model)
+print(memory("VmHWM") - before, *(work.graph.initializers[name].const_value.numpy()[0, 0] for name in ("first", "second")))
+print(int([*work.graph.initializers] == ["second", "first"]))
+"""
+    grown, *values, ordered = run(code, str(wide))
+    assert grown < 20  # MiB, of 64
+    assert values == pytest.approx([0.01, 0.01])
+    assert ordered
+
+
+def test_what_the_first_runs_took_is_given_back() -> None:
+    """A graph that needs 128 MiB inside, of which neither weights nor outputs are large."""
+    code = """
+import numpy as np, onnx.parser, onnxfit
+model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]> deep (float[batch,1] x) => (float[batch,1] y)
+    { h = MatMul(x, w) t = Tanh(h) s = Sigmoid(t) y = ReduceMean<axes=[1]>(s) }''')
+model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, 4096), 0.01, np.float32), "w"))
+trainer = onnxfit.Trainer(model, loss="mse", optimizer="sgd", threads=1)
+x = np.ones((4096, 1), np.float32)
+before = memory("VmRSS")
+trainer.train_on_batch(x, x)
+print(memory("VmHWM") - before, memory("VmRSS") - before)
+"""
+    peak, left = run(code)
+    assert peak > 100
+    assert left < peak / 2

@@ -26,7 +26,7 @@ from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.validity import require_bodies, require_valid
 from onnxfit.graph.values import InputsError, Op, infer_outputs
-from onnxfit.tensors import detached, is_external, is_large
+from onnxfit.tensors import detached, is_external
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
@@ -82,7 +82,7 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         raise ModelError(f"{what} cannot be read: {error}") from None
     require_valid(model, what)
     try:
-        onnx.checker.check_model(_within_bounds(model))
+        onnx.checker.check_model(_without_tensors(model))
     except onnx.checker.ValidationError as error:
         if "GroupNormalization is deprecated" not in str(
             error
@@ -91,10 +91,8 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
     return model, what
 
 
-def _within_bounds(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself; or, where it is too large for ONNX's own functions, a copy whose larger tensors are inputs."""
-    if not is_large(model):
-        return model
+def _without_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose larger tensors are inputs: every function of ONNX's copies all that it is given, and takes less than 2 GB."""
     copy, _ = detached(model, {}, "")
     known = {value.name for value in copy.graph.input}
     for tensor in [t for t in copy.graph.initializer if is_external(t)]:
@@ -105,12 +103,15 @@ def _within_bounds(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _put_back(graph: ir.Graph, model: onnx.ModelProto) -> None:
-    """Give inputs that `_within_bounds` made of tensors these again."""
+    """Make inputs that `_without_tensors` made of tensors initializers again, in the model's order; they share the model's memory."""
     tensors = {t.name: t for t in model.graph.initializer}
     for value in [v for v in graph.inputs if v.name in tensors]:
         graph.inputs.remove(value)
-        value.const_value = ir.tensor(onnx.numpy_helper.to_array(tensors[value.name or ""]), name=value.name)
+        value.const_value = ir.serde.TensorProtoTensor(tensors[value.name or ""])
         graph.register_initializer(value)
+    found = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
+    for name in [*(name for name in tensors if name in found), *(name for name in found if name not in tensors)]:
+        graph.register_initializer(found[name])
 
 
 def _make_dense(graph: onnx.GraphProto) -> None:
@@ -175,8 +176,7 @@ def working_form(model: onnx.ModelProto) -> ir.Model:
 
     Raises ModelError where the model's opset cannot be converted.
     """
-    work = onnx.ModelProto()
-    work.CopyFrom(_within_bounds(model))
+    work = _without_tensors(model)
     without_zip_maps(work)
     if work.functions:
         try:
