@@ -129,3 +129,24 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
     graph = built(model, ["y"], ["a"], {"y_grad": np.zeros((images, 32, 6, 6), np.float32)}, runs="").model.graph
     made = [n.op_type for n in graph.node if n.name.startswith("gradient/")]
     assert {"MatMul", "Conv"} & set(made) == {form}
+
+
+@pytest.mark.parametrize(
+    ("channels", "places", "form"),
+    [
+        (3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
+        (16, 20, [["Gemm"] * 9, [1, 0]]),  # a product for each tap
+        (3, 40, [["MatMul"], [0, 2, 1]]),  # one product for each image
+        (16, 40, [["Gemm"] * 9, [1, 0, 2, 3]]),
+        (16, 4, [["Gemm"] * 9, [0, 2, 1]]),  # the channels last
+    ],
+)
+def test_copies_lie_as_their_sizes_make_them_fast(channels: int, places: int, form: list[list[str | int]]) -> None:
+    """Of a weight's gradient: its products, and how the images are turned before them. All equal what torch says (the tests of the rules)."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[8,{channels},{places},{places}] a, float[{channels},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
+    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((8, channels, places, places), np.float32)}, runs="").model.graph
+    made = [node for node in graph.node if node.name.startswith("gradient/")]
+    products = [node.op_type for node in made if node.op_type in ("Gemm", "MatMul")]
+    turned = next(list(a.ints) for node in made if node.op_type == "Transpose" for a in node.attribute)
+    assert [products, turned] == form
