@@ -318,7 +318,7 @@ def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Pa
     gradients = dict(gradients)
     for pack, members in packs.items():
         with op.scope("optimizer"):
-            flat = op.Concat(*(op.Reshape(gradients[name], [-1]) for name in members), axis=0)
+            flat = op.Concat(*(g if g.rank == 1 else op.Reshape(g, [-1]) for g in map(gradients.__getitem__, members)), axis=0)
         first = members[0]
         for name in members:
             del weights[name], gradients[name], updated[name]

@@ -137,7 +137,7 @@ class TestPicture:
         assert sorted(clusters) == sorted(f"cluster_{part}" for part in parts)
         (graph,) = groups(root, "graph").values()
         legend = [t.text.strip() for t in graph.findall(f"{SVG}text") if t.text]
-        assert legend == ["model · 126 nodes", *parts, "input", "weight", "other state", "output"]
+        assert legend == ["model · 122 nodes", *parts, "input", "weight", "other state", "output"]
         left, top, right, bottom = bounds(clusters["cluster_penalty"])
         for title, box in groups(root, "node").items():
             x0, y0, x1, y1 = bounds(box)

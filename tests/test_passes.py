@@ -11,7 +11,7 @@ import pytest
 
 import onnxfit
 from onnxfit import step
-from onnxfit.passes import PASSES, broadcast_late, join_pieces, update_in_product
+from onnxfit.passes import PASSES, broadcast_late, join_pieces, multiply_once, update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
     <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
@@ -28,7 +28,13 @@ DENSE = """<ir_version: 8, opset_import: ["": 17]> dense (float[batch,2] x) => (
 MODELS = {"normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE}
 OPTIMIZERS = {"dense": "sgd"}
 # what each pass is for
-CASES = [(broadcast_late, "normalised"), (broadcast_late, "pooled"), (join_pieces, "cut"), (update_in_product, "dense")]
+CASES = [
+    (broadcast_late, "normalised"),
+    (broadcast_late, "pooled"),
+    (join_pieces, "cut"),
+    (update_in_product, "dense"),
+    (multiply_once, "pooled"),
+]
 
 
 def graph_of(name: str, known: bool) -> onnx.ModelProto:
@@ -58,7 +64,7 @@ def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch:
     monkeypatch.setattr(step, "PASSES", (rewrite,))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
-    if known or rewrite is not update_in_product:  # which has to know what is smaller
+    if known or rewrite not in (update_in_product, multiply_once):  # which have to know sizes
         assert [n.op_type for n in found.graph.node] != [n.op_type for n in plain.graph.node]  # else this says nothing
     expected = results(plain)
     for name, array in results(found).items():
@@ -70,7 +76,8 @@ def test_every_pass_has_a_case() -> None:
 
 
 CONSTANTS = (
-    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4] middle = {0,1,0,1}, float one = {1}>"
+    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4] middle = {0,1,0,1}, float one = {1}, float two = {2}, "
+    "float third = {0.333333343}, float huge = {3e38}>"
 )
 
 
@@ -154,3 +161,19 @@ def test_other_differences_stay(body: str) -> None:
 def test_what_else_needs_the_gradient_keeps_it(body: str) -> None:
     inputs = "float[1,2] a, float[1,3] b, float[2,3] w, float c, float[1,3] d"
     assert "Sub" in rewritten(f"g = Gemm<transA=1>(a, b) {body}", inputs)
+
+
+def test_several_numbers_multiply_once() -> None:
+    assert rewritten("m = Mul(two, c) n = Mul(third, m) y = Mul(n, b)") == ["Mul", "Mul"]
+    assert rewritten("m = Mul(b, two) n = Mul(third, m) y = Neg(n)") == ["Mul", "Neg"]
+    assert rewritten("m = Mul(two, b) n = Mul(m, two) o = Mul(two, n) y = Neg(o)") == ["Mul", "Neg"]
+    assert rewritten("m = Mul(one, b) y = Neg(m)") == ["Neg"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["m = Mul(two, b) n = Mul(third, m) y = Add(m, n)", "m = Mul(huge, b) n = Mul(huge, m) y = Neg(n)", "m = Mul(c, b) n = Mul(c, m) y = Neg(n)"],
+    ids=["needed by another", "their product is infinite", "no constants"],
+)  # fmt: skip
+def test_other_multiplications_stay(body: str) -> None:
+    assert rewritten(body)[:2] == ["Mul", "Mul"]
