@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import report
 from contenders import ENTRIES, RIVALS
-from measure import Field, Plan, Row, once
+from measure import MORE, Field, Plan, Row, once
 from processes import HERE, ROOT, export, find_pythons, run_json, surroundings
 from workloads import OPTIMIZERS, WORKLOADS
 
@@ -95,6 +95,7 @@ def conditions(plan: Plan, field: Field, seconds: float) -> list[str]:
     lines += [", ".join(f"{package} {version}" for package, version in found.items()) for found in versions.values()]
     lines += [f"absent: {ENTRIES[name].title} ({reason})" for name, reason in field.absent.items()]
     times = f"{plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at least, where they took more than {plan.budget:g} s"
+    times += f"; {MORE} times as many of those whom the bars compare"
     return [*lines, f"median (quartiles) of {times}"]
 
 

@@ -1,7 +1,7 @@
 """Does a change make training slow? `python benchmarks/suite/guard.py` ends with 1 where a ratio is far beyond what it is.
 
 Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that of eager PyTorch, and `fit` per batch
-to the bare step. They are medians of rounds in which both take turns, the bounds leave about twice the room of what a quiet machine gives,
+to the bare step. They are medians over rounds in which both take turns, the bounds leave about twice the room of what a quiet machine gives,
 and what is too slow is measured once more before it counts. Half a minute; needs PyTorch.
 """
 
@@ -25,7 +25,7 @@ def ratios(workload: str, rows: dict[str, Row]) -> list[tuple[str, float, float]
     to_torch, to_step = BOUNDS[workload]
     ours = rows["full-onnx"]
     return [
-        (f"{workload}: onnxfit's step / PyTorch's", ours.step.median / rows["torch"].step.median, to_torch),
+        (f"{workload}: onnxfit's step / PyTorch's", ours.step.ratio(rows["torch"].step), to_torch),
         (f"{workload}: fit per batch / bare step", ours.fit.median / ours.step.median, to_step),
     ]
 

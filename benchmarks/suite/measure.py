@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import ENTRIES, RIVALS
+from contenders import DECIDING, ENTRIES, RIVALS
 from processes import Process, alone
 from workloads import WORKLOADS, Job
 
 TOLERANCE = 1e-3  # relative, between losses
+MORE = 3  # times as many turns for those who decide
 MEMORY_OF_ALL = "mlp"  # the workload on which every contender's memory is measured
 
 
@@ -32,6 +33,10 @@ class Timing:
     @property
     def median(self) -> float:
         return self.quartiles[1]
+
+    def ratio(self, other: Timing) -> float:
+        """To another, the median of the ratios within each round: what is slow for a minute is slow for both."""
+        return float(np.median([ours / theirs for ours, theirs in zip(self.samples, other.samples)]))
 
 
 @dataclass
@@ -138,12 +143,14 @@ class Field:
         return row
 
     def _rounds(self, rows: list[Row], kind: str) -> None:
-        for _ in range(self.plan.rounds):
+        """A contender has samples of the first rounds without a gap, so that the same place in two lists is the same round."""
+        for number in range(MORE * self.plan.rounds):
             for row in rows:
                 timing: Timing = getattr(row, kind)
-                if row.contender not in self.processes or (kind == "step" and not row.steps):
+                more = MORE if row.contender in DECIDING else 1
+                if row.contender not in self.processes or (kind == "step" and not row.steps) or number >= more * self.plan.rounds:
                     continue
-                if len(timing.samples) >= 3 and timing.spent > self.plan.budget:
+                if len(timing.samples) >= 3 and timing.spent > more * self.plan.budget:
                     continue
                 process = self.processes[row.contender]
                 answer = process.ask(kind, seconds=self.plan.seconds)

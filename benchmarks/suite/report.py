@@ -89,7 +89,7 @@ def bars(races: Sequence[Sequence[Row]], once: Sequence[Mapping[str, Any]], limi
                 continue
             ours = getattr(us, kind).median
             if them:
-                ratio = ours / getattr(them, kind).median
+                ratio = getattr(us, kind).ratio(getattr(them, kind))
                 # the bars are of the step; for fit the ratio stands alone
                 bar = [f"≤ {work.bar:.2f}", verdict(ratio, work.bar)] if kind == "step" else ["", ""]
                 found.append([f"{work.name}, {optimizer}: {kind}", f"{us.title} / {them.title}", f"{ratio:.2f}", *bar])
@@ -98,7 +98,7 @@ def bars(races: Sequence[Sequence[Row]], once: Sequence[Mapping[str, Any]], limi
                 found.append([f"{work.name}, {optimizer}: fit per batch", us.title, *figure])
             learn = fastest(rows, kind, ["sklearn"])
             if work.name == "tabular" and learn:
-                ratio = ours / getattr(learn, kind).median
+                ratio = getattr(us, kind).ratio(getattr(learn, kind))
                 found.append(
                     [
                         f"{work.name}, {optimizer}: {kind}",

@@ -52,3 +52,4 @@ ENTRIES: dict[str, Entry] = {
     "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear", ("training", "bench", "plain")),
 }
 RIVALS = ("torch", "torch-compile")  # with whom the bars compare
+DECIDING = ("full-onnx", "plain-full", *RIVALS)  # between these a bar is met or missed: they take three times as many turns
