@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import onnxfit
 from onnxfit.errors import GradientError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table
 from onnxfit.gradients.backward import gradients
@@ -19,6 +20,7 @@ from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.table import FLAT, REWRITES, RULES
 from onnxfit.graph.model import working_form
 from onnxfit.graph.values import Op
+from tests.models import mlp
 from tests.rules import Arrays, built, runner
 
 inf, nan = math.inf, math.nan
@@ -186,3 +188,11 @@ def test_flat_operators_exist_and_have_no_rule() -> None:
         assert key not in RULES
         if key[0] == "":
             assert onnx.defs.has(key[1], 21)
+
+
+def test_the_normal_distribution_of_gelu_is_computed_once() -> None:
+    """For the value and for the gradient."""
+    graph = onnxfit.Trainer(mlp(activation="Gelu", opset=20), loss="mse").save_onnx_graph(bytes)["train"]
+    made = [node.op_type for node in onnx.ModelProto.FromString(graph).graph.node]
+    assert made.count("Erf") == 1
+    assert "Gelu" not in made
