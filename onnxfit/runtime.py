@@ -348,19 +348,18 @@ class Runner:
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._run = self._session.run_with_iobinding
         self._first = _first_run(device)
+        self._prepares = bool(device.kind != "cpu" or self.open_inputs or self._new)  # something has to be done before each run
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
         """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it succeeds."""
         state = self._state
-        key = state.parity
-        binding, options = self._bindings.get(key), None
+        binding, options = self._bindings.get(state.parity), None
         if binding is None:
-            binding, options = self._bindings.setdefault(key, self._bind()), self._first
-        if self._device.kind != "cpu":
+            binding, options = self._bindings.setdefault(state.parity, self._bind()), self._first
+        if self._prepares:
             for buffer in self._feeds.values():
                 buffer.sync()
-        if self.open_inputs or self._new:
-            self._last_bound = self._bound.setdefault(key, {})
+            self._last_bound = self._bound.setdefault(state.parity, {})
             self._rebind(binding, self._last_bound, values or {})
         try:
             self._run(binding, options)

@@ -311,7 +311,7 @@ class Trainer:
     def _tell_loggers(self, ended: Mapping[str, Any]) -> Logs:
         """What they had not been told when the checkpoint was written, and what had been decided by then."""
         assert self._calls is not None
-        logs, self.stop_training, self.stop_reason = Logs(ended["logs"]), ended["stop"], ended["reason"]
+        logs, self.stop_training, self.stop_reason = Logs({**ended["logs"]}), ended["stop"], ended["reason"]
         self._calls.tell_loggers(ended["hook"], ended["index"], logs)
         return logs
 
@@ -331,7 +331,9 @@ class Trainer:
             place.batch, place.rate = index + 1, rate
             self.last_losses.append(loss)
             if end:
-                logs = Logs({**tracker.figures(), "batch_loss": loss})  # none of them is an array
+                figures = tracker.figures()  # none of them is an array
+                figures["batch_loss"] = loss
+                logs = Logs(figures)
                 course.telling = "on_train_batch_end", index, logs
                 calls.on_train_batch_end(index, logs)
                 course.telling = None

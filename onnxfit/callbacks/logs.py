@@ -16,7 +16,7 @@ class Logs(Mapping[str, float]):
     """The figures of one event, name -> Python float.
 
     `values` holds numbers, or functions without arguments that are called at the first reading of their name: a metric that nobody
-    reads costs nothing. `dict(logs)` is a copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a
+    reads costs nothing. A dict becomes part of the logs; any other mapping is copied. `dict(logs)` is a copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a
     batch's hooks what was not read is gone, since the next batch changes it: reading it then is a SettingError.
 
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
@@ -31,7 +31,7 @@ class Logs(Mapping[str, float]):
     __slots__ = ("_over", "_values")
 
     def __init__(self, values: Mapping[str, LogValue] | None = None) -> None:
-        self._values: dict[str, LogValue] = dict(values) if values else {}
+        self._values: dict[str, LogValue] = values if type(values) is dict else dict(values or ())
         self._over = False
 
     def __getitem__(self, name: str) -> float:

@@ -46,15 +46,15 @@ class Batch:
     def write(self, buffers: Mapping[str, Array]) -> None:
         """Copy every array that has a buffer of its name, of its shape and type, into that."""
         index = self.index
-        for name, array in self.columns:
-            buffer = buffers.get(name)
-            if buffer is None:
-                continue
-            if isinstance(index, slice):
-                buffer[...] = array[index]
-            else:
-                # "clip" lets numpy write without a buffer of its own; no index is out of range
-                array.take(index, 0, buffer, "clip")
+        if isinstance(index, slice):
+            for name, array in self.columns:
+                if name in buffers:
+                    buffers[name][...] = array[index]
+        else:
+            for name, array in self.columns:
+                if name in buffers:
+                    # "clip" lets numpy write without a buffer of its own; no index is out of range
+                    array.take(index, 0, buffers[name], "clip")
         for name, array in self.scalars:
             if name in buffers:
                 buffers[name][...] = array
