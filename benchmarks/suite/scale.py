@@ -91,7 +91,7 @@ class Point:
 
 
 def per_run(run: Callable[[], object], seconds: float) -> float:
-    """The median time of single runs, or of groups of them where one is too short to time."""
+    """The least time of single runs, or of groups of them where one is too short to time: what others on the machine do comes on top of it."""
     run()
     began = time.perf_counter()
     run()
@@ -102,7 +102,7 @@ def per_run(run: Callable[[], object], seconds: float) -> float:
         for _ in range(group):
             run()
         samples.append((time.perf_counter() - began) / group)
-    return float(np.median(samples))
+    return min(samples)
 
 
 def measure_onnxfit(point: Point, threads: int, seconds: float) -> dict[str, float]:
