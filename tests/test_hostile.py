@@ -87,11 +87,12 @@ class TestModels:
             (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99), r"'x' has elements of the type 99"),
             (lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", 1 << 62), r"more than there is room for"),
             (lambda m: m.graph.initializer[0].segment.SetInParent(), r"in segments"),
+            (lambda m: m.graph.initializer[0].float_data.append(1), r"its elements twice, in float_data and in raw_data"),
             (lambda m: m.graph.node[1].input.__setitem__(0, "y"), r"not a valid ONNX model"),
             (lambda m: m.graph.node[1].input.__setitem__(0, "nobody"), r"not a valid ONNX model"),
             (lambda m: setattr(m.opset_import[0], "version", 99), r"not a valid ONNX model|cannot convert"),
         ],
-        ids=["data", "huge", "negative", "type", "input type", "room", "segment", "cycle", "nobody", "opset"],
+        ids=["data", "huge", "negative", "type", "input type", "room", "segment", "twice", "cycle", "nobody", "opset"],
     )  # fmt: skip
     def test_what_contradicts_itself_is_named(self, change, message: str) -> None:
         with pytest.raises(ModelError, match=message):

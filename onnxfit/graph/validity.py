@@ -184,6 +184,9 @@ def _require_tensor(what: str, tensor: onnx.TensorProto) -> None:
         )
     if tensor.HasField("segment"):
         raise ModelError(f"{what} has a tensor {tensor.name!r} in segments, a form that ONNX gave up: save it again.")
+    forms = [field for field in _FIELDS if getattr(tensor, field)] + ["raw_data"] * tensor.HasField("raw_data")
+    if len(forms) > 1:
+        raise ModelError(f"{what} has a tensor {tensor.name!r} that holds its elements twice, in {' and in '.join(forms)}.")
     kind = ir.DataType(tensor.data_type)
     elements = math.prod(tensor.dims)
     if any(d < 0 for d in tensor.dims):
