@@ -104,6 +104,14 @@ class TestModels:
         with pytest.raises(ModelError, match=r"is no text"):
             Trainer(data, loss="mse")
 
+    def test_functions_that_call_themselves_beside_classical_operators(self) -> None:
+        proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3, "own": 1]>
+            g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { s = ai.onnx.ml.Scaler<offset = [0.0], scale = [1.0]>(x) t = own.round(s) y = MatMul(t, w) }
+            <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }""")
+        proto.ir_version = 7  # before functions came, so that ONNX's checker does not look at them
+        with pytest.raises(ModelError, match=r"contradicts itself: .*own::round"):
+            Trainer(proto, loss="mse")
+
     def test_a_negative_size_is_an_open_one(self) -> None:
         proto = linear(2)
         proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
@@ -117,6 +125,7 @@ class TestModels:
             ("y = If (c) <then_branch = t () => (float[N, 1] a, float[N, 1] b) { a = Tanh(h)  b = Neg(h) }, else_branch = e () => (float[N, 1] d) { d = Neg(h) }>", r"body 't' of If .* 2 outputs"),
             ("y = Scan<num_scan_inputs = 7, body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"num_scan_inputs=7 of 1 inputs"),
             ('last, y = Scan<num_scan_inputs = 1, body = s (float[N,1] o, float[1] r) => (float[N,1] m, float[1] q) { m = Add(o, r) q = Neg(r) }>(h, "")', "lacks an input"),
+            ("y = Scan<num_scan_inputs = 1, scan_input_axes = [7], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"axis"),
             ("y = Scan<num_scan_inputs = 1, scan_input_axes = [0, 0], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"2 scan_input_axes, and needs 1"),
         ],
     )  # fmt: skip

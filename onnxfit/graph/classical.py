@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx.checker
 import onnx.shape_inference
 import onnx_ir as ir
+
+from onnxfit.errors import ModelError
 
 DOMAIN = "ai.onnx.ml"
 OLDEST = 9  # the opset from which on the operators below are what they are today
@@ -150,7 +153,10 @@ def _write_out(model: onnx.ModelProto, opset: int, writers: dict[str, Write]) ->
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:  # such as functions that call themselves
+        raise ModelError(f"The model contradicts itself: {str(error).strip()}") from None
     ranks = {t.name: len(t.dims) for t in inferred.initializer}
     for value in (*inferred.input, *inferred.value_info):
         if value.type.tensor_type.HasField("shape"):

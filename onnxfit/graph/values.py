@@ -504,7 +504,10 @@ def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
     scanned = node.inputs[states] if node.op_type == "Scan" else None
     if scanned is None or scanned.shape is None:
         return ir.SymbolicDim(None)
-    return scanned.shape[_scan_axis(node, "scan_input_axes", 0)]
+    axis, rank = _scan_axis(node, "scan_input_axes", 0), scanned.shape.rank()
+    if not -rank <= axis < rank:
+        raise InputsError(f"{node.name}: Scan cannot go along axis {axis} of {_describe(scanned)}.")
+    return scanned.shape[axis]
 
 
 def _describe(value: ir.Value | None) -> str:
