@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -123,7 +124,7 @@ class Trainer:
         if threads is not None and not (isinstance(threads, int) and 0 <= threads <= 1024):
             raise SettingError(f"threads is a whole number up to 1024, or None, got {threads!r}.")
         for setting, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if value is not None and not value > 0:
+            if value is not None and not (0 < value <= sys.float_info.max or value == math.inf):
                 raise SettingError(f"{setting} is a positive number or None, got {value}.")
         self.model = read_model(model_onnx)
         self.optimizer = get_optimizer(optimizer)
@@ -855,8 +856,11 @@ def _refuse_names(recipe: Recipe) -> None:
         own |= {form(names.slot(weight, slot)) for slot in slots for form in (str, names.following)}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
     taken = sorted({v.name for v in values if v.name and (names.reserved(v.name) or v.name in own)})
+    taken += sorted({node.name for node in graph if node.name and names.reserved(node.name)} - {*taken})
     if taken:
-        raise ModelError(f"The model has tensors called {', '.join(taken)}, names that a training step needs itself: rename them.")
+        raise ModelError(
+            f"The model has tensors or nodes called {', '.join(taken)}, names that a training step needs itself: rename them."
+        )
 
 
 def _triple(data: Any) -> tuple[Any, Any, Any]:

@@ -104,6 +104,22 @@ class TestModels:
         with pytest.raises(ModelError, match=r"is no text"):
             Trainer(data, loss="mse")
 
+    @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+    def test_sequences_without_steps(self, kind: str) -> None:
+        gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
+        proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[N, T, 2] x) => (float[N, 1] y) <int64[1] zero = {{0}}>
+            {{ t = Transpose<perm = [1, 0, 2]>(x) h, last = {kind}<hidden_size = 1>(t, w, r) y = Squeeze(last, zero) }}""")
+        weights = {"w": (1, gates, 2), "r": (1, gates, 1)}
+        for name, shape in weights.items():
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+        with pytest.raises(ModelError, match="without steps"):
+            Trainer(proto, loss="mse").train_on_batch(np.zeros((3, 0, 2), np.float32), np.zeros((3, 1), np.float32))
+
+    def test_a_node_that_has_the_name_of_the_loss(self) -> None:
+        with pytest.raises(ModelError, match="tensors or nodes called train/loss"):
+            Trainer(self.broken(lambda m: setattr(m.graph.node[0], "name", "train/loss")), loss="mse")
+
     def test_functions_that_call_themselves_beside_classical_operators(self) -> None:
         proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3, "own": 1]>
             g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { s = ai.onnx.ml.Scaler<offset = [0.0], scale = [1.0]>(x) t = own.round(s) y = MatMul(t, w) }

@@ -389,6 +389,7 @@ class TestRefusals:
             ({"loss": "mse", "batch_norm": "eval"}, SettingError, r"batch_norm is 'train' or 'frozen', got 'eval'"),
             ({"loss": "mse", "accumulate": 0}, SettingError, r"accumulate is a whole number of batches from 1 on, got 0"),
             ({"loss": "mse", "clip_norm": -1.0}, SettingError, r"clip_norm is a positive number or None, got -1.0"),
+            ({"loss": "mse", "clip_value": 10**400}, SettingError, r"clip_value is a positive number or None"),
             ({"loss": "mse", "device": "gpu"}, SettingError, r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
             ({}, SettingError, r"loss=None needs a model with a scalar output 'loss'; its outputs are y"),
             ({"loss": "mse", "metrics": ["mse", "mse"]}, SettingError, r"Two metrics are called 'mse'"),

@@ -24,7 +24,7 @@ from onnxfit.graph.classical import without_zip_maps, write_out_classical
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.validity import require_bodies, require_valid
+from onnxfit.graph.validity import require_bodies, require_steps, require_valid
 from onnxfit.graph.values import InputsError, Op, infer_outputs
 from onnxfit.tensors import detached, is_external
 
@@ -351,6 +351,7 @@ def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Mod
     except ValueError as error:
         reason = "does not accept inputs of these shapes" if shapes else "contradicts itself"
         raise ModelError(f"The model {reason}: {error}") from None
+    require_steps(special.graph)
     return special
 
 

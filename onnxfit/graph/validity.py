@@ -48,6 +48,16 @@ def require_bodies(graph: ir.Graph) -> None:
             _require_counts(node, bodies)
 
 
+def require_steps(graph: ir.Graph) -> None:
+    """ModelError for sequences without steps, at which onnxruntime's GRU ends the process."""
+    for node in graph:
+        if node.domain == "" and node.op_type in ("GRU", "LSTM", "RNN") and node.inputs:
+            shape = node.inputs[0].shape if node.inputs[0] is not None else None
+            axis = node.attributes.get_int("layout", 0)  # batch first
+            if shape is not None and axis < shape.rank() and shape[axis] == 0:
+                raise ModelError(f"{node.op_type} {node.name!r} is given sequences without steps: it needs one at least.")
+
+
 def _require_counts(node: ir.Node, bodies: list[ir.Graph]) -> None:
     given, made = len(node.inputs), len(node.outputs)
     takes, gives = 0, made
