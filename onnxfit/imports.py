@@ -1,7 +1,7 @@
 """Keep out what our libraries import and training never uses. It is the first thing that `import onnxfit` does.
 
-Of 0.7 s and 134 MB that `import onnxfit` took, half the time and 33 MB were sympy, which onnx-ir has for arithmetic with the names of sizes; with
-the training build of onnxruntime another 1.5 s and 190 MB were PyTorch, wherever that is installed.
+Of 0.7 s and 134 MB that `import onnxfit` took, a quarter of the time and 33 MB were sympy, which onnx-ir has for arithmetic with the names of
+sizes; with the training build of onnxruntime another 1.5 s and 190 MB were PyTorch, wherever that is installed.
 """
 
 from __future__ import annotations

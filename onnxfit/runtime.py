@@ -347,7 +347,6 @@ class Runner:
         self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}  # what each binding's open inputs are, kept alive
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._run = self._session.run_with_iobinding
-        self._first = _first_run(device)
         self._prepares = bool(device.kind != "cpu" or self.open_inputs or self._new)  # something has to be done before each run
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
@@ -355,7 +354,7 @@ class Runner:
         state = self._state
         binding, options = self._bindings.get(state.parity), None
         if binding is None:
-            binding, options = self._bindings.setdefault(state.parity, self._bind()), self._first
+            binding, options = self._bindings.setdefault(state.parity, self._bind()), _first_run(self._device)
         if self._prepares:
             for buffer in self._feeds.values():
                 buffer.sync()

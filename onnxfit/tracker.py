@@ -114,8 +114,8 @@ class Tracker:
     def figures(self) -> Figures:
         """Name -> mean so far; metrics as functions, since some are dear and few are read in every batch."""
         figures: Figures = {"loss": self.loss}
-        if self._parts:
-            figures |= {f"{output}_loss": mean.value for output, mean in self._parts.items()}
+        for output, mean in self._parts.items():
+            figures[f"{output}_loss"] = mean.value
         for bound in self._metrics:
             if bound.metric.scalar:
                 figures[bound.name] = bound.metric.result

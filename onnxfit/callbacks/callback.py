@@ -251,12 +251,7 @@ class CallbackList:
         self._call(self.train_batch_begin, logs, batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self._logs = logs
-        try:  # as `_call` does, in every batch
-            for listener in self.train_batch_end:
-                listener(batch, logs)
-        finally:
-            self._logs = None
+        self._call(self.train_batch_end, logs, batch, logs)
         logs.end()
 
     def on_test_begin(self, logs: Logs) -> None:

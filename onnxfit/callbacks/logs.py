@@ -16,8 +16,9 @@ class Logs(Mapping[str, float]):
     """The figures of one event, name -> Python float.
 
     `values` holds numbers, or functions without arguments that are called at the first reading of their name: a metric that nobody
-    reads costs nothing. A dict becomes part of the logs; any other mapping is copied. `dict(logs)` is a copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a
-    batch's hooks what was not read is gone, since the next batch changes it: reading it then is a SettingError.
+    reads costs nothing. A dict becomes part of the logs, since a copy in every batch costs as much as an operator; any other mapping is
+    copied. `dict(logs)` is a copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a batch's hooks what was
+    not read is gone, since the next batch changes it: reading it then is a SettingError.
 
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
     >>> logs["auc"], dict(logs)
