@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.gradients.rules import pooling
+from onnxfit.gradients.rules import convolution, pooling
 from tests.rules import built
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -132,21 +132,63 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "places", "form"),
+    ("images", "channels", "filters", "places", "form"),
     [
-        (3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
-        (16, 20, [["Gemm"] * 9, [1, 0]]),  # a product for each tap
-        (3, 40, [["MatMul"], [0, 2, 1]]),  # one product for each image
-        (16, 40, [["Gemm"] * 9, [1, 0, 2, 3]]),
-        (16, 4, [["Gemm"] * 9, [0, 2, 1]]),  # the channels last
+        (16, 3, 3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
+        (16, 16, 16, 20, [["Gemm"], [1, 0]]),
+        (16, 64, 64, 32, [["Gemm"] * 3, [1, 0]]),  # too many copies to make all at once
+        (16, 3, 40, 20, [["MatMul"], [0, 2, 1]]),  # so many filters that turning them costs more: one product for each image
+        (8, 3, 3, 20, [["MatMul"], [0, 2, 1]]),
+        (8, 16, 16, 20, [["Gemm"] * 9, [1, 0, 2, 3]]),  # a product for each tap
+        (8, 16, 16, 4, [["Gemm"] * 9, [0, 2, 1]]),  # the channels last
     ],
 )
-def test_copies_lie_as_their_sizes_make_them_fast(channels: int, places: int, form: list[list[str | int]]) -> None:
+def test_copies_lie_as_their_sizes_make_them_fast(
+    images: int, channels: int, filters: int, places: int, form: list[list[str | int]]
+) -> None:
     """Of a weight's gradient: its products, and how the images are turned before them. All equal what torch says (the tests of the rules)."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
-        g (float[8,{channels},{places},{places}] a, float[{channels},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
-    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((8, channels, places, places), np.float32)}, runs="").model.graph
+        g (float[{images},{channels},{places},{places}] a, float[{filters},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
+    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((images, filters, places, places), np.float32)}, runs="").model.graph
     made = [node for node in graph.node if node.name.startswith("gradient/")]
     products = [node.op_type for node in made if node.op_type in ("Gemm", "MatMul")]
     turned = next(list(a.ints) for node in made if node.op_type == "Transpose" for a in node.attribute)
     assert [products, turned] == form
+
+
+def test_large_images_are_not_listed_place_by_place() -> None:
+    """What a Gather reads is written in the graph: not for every place of a photograph."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 21]>
+        g (float[16,3,100,100] a, float[4,3,3,3] b) => (y) { y = Conv(a, b) }""")
+    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((16, 4, 98, 98), np.float32)}, runs="").model.graph
+    assert "Gather" not in [node.op_type for node in graph.node]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("cached", [convolution.CACHED, 0])
+@pytest.mark.parametrize(("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))])
+def test_copies_of_many_images_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, stride: int, dilation: int, pads: tuple[int, int], cached: int
+) -> None:
+    """In one piece, and row of taps by row of taps; along one axis, two and three."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(convolution, "CACHED", cached)
+    many = convolution.MANY
+    way = {"stride": stride, "dilation": dilation, "padding": pads}
+    for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):
+        way["padding"] = padding = (*pads, 1)[:axes]
+        onnx_way = f"strides={[stride] * axes}, dilations={[dilation] * axes}, pads={[*padding] * 2}"
+        conv = getattr(torch.nn.functional, f"conv{axes}d")
+        meets_torch(f"Conv<{onnx_way}>(a, b)", lambda a, b, conv=conv: conv(a, b, **way), shape, (3, shape[1], *(3, 2, 3)[:axes]))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("kernel", "pads"), [((3, 2), (0, 1)), ((1, 3), (0, 0)), ((3, 3), (2, 1))])
+def test_gradients_of_few_places_and_heavy_weights_are_torchs(kernel: tuple[int, int], pads: tuple[int, int]) -> None:
+    torch = pytest.importorskip("torch")
+    meets_torch(
+        f"Conv<pads={[*pads] * 2}>(a, b)",
+        lambda a, b: torch.nn.functional.conv2d(a, b, padding=pads),
+        (1, 17, 3, 4),
+        (20, 17, *kernel),
+    )
