@@ -259,8 +259,10 @@ def _gathered(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, siz
     for first in range(0, len(seen), at_once):
         places_of_taps = seen[first : first + at_once]
         columns = op.Reshape(op.Gather(large, places_of_taps.ravel(), axis=1), [channels * len(places_of_taps), -1])
-        products.append(op.Reshape(op.Gemm(met, columns, transB=1), [filters, channels, -1]))
-    return op.Reshape(op.Concat(*products, axis=2) if len(products) > 1 else products[0], sizes)
+        # the copies first, which a product then reads as they are
+        products.append(op.Reshape(op.Gemm(columns, met, transB=1), [channels, -1, filters]))
+    w = op.Concat(*products, axis=1) if len(products) > 1 else products[0]
+    return op.Reshape(op.Transpose(op.Reshape(w, [-1, filters]), perm=[1, 0]), sizes)
 
 
 def _seen(way: Sliding, size: Ints, stops: Ints, taps: Ints) -> np.ndarray:
