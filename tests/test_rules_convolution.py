@@ -178,8 +178,11 @@ def test_copies_of_many_images_are_torchs(
     for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):
         way["padding"] = padding = (*pads, 1)[:axes]
         onnx_way = f"strides={[stride] * axes}, dilations={[dilation] * axes}, pads={[*padding] * 2}"
-        conv = getattr(torch.nn.functional, f"conv{axes}d")
-        meets_torch(f"Conv<{onnx_way}>(a, b)", lambda a, b, conv=conv: conv(a, b, **way), shape, (3, shape[1], *(3, 2, 3)[:axes]))
+        taps = (3, 2, 3)[:axes]
+        for name, filters in {"conv": (3, shape[1]), "conv_transpose": (shape[1], 3)}.items():
+            function = getattr(torch.nn.functional, f"{name}{axes}d")
+            body = f"{name.title().replace('_', '')}<{onnx_way}>(a, b)"
+            meets_torch(body, lambda a, b, function=function: function(a, b, **way), shape, (*filters, *taps))
 
 
 @pytest.mark.torch
