@@ -46,7 +46,8 @@ Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
 
 AVERAGE = "ema"  # the slot of `ema_momentum`
-SMALL = 8192  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
+SMALL = 2**17  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
+TOGETHER = 2**19  # elements of such a tensor at most: all operators of a larger one leave the processor's cache
 
 
 @dataclass(frozen=True)
@@ -644,13 +645,16 @@ def updated_together(
 
     Weights without slots are no such: their update is one or two operators.
     """
-    alike: dict[Any, list[str]] = {}
+    alike: dict[Any, list[list[str]]] = {}
     for name, w in weights.items():
         small = 0 < w.size <= SMALL and w.dtype in (np.float32, np.float64)
         if optimizer.elementwise and small and slots[name] and all(s.shape == w.shape for s in slots[name].values()):
             rule, factor = _rule_of(optimizer, name)
-            alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
-    return [found for found in alike.values() if len(found) > 1]
+            packs = alike.setdefault((w.dtype, factor, rule.weight_decay), [[]])
+            if sum(weights[other].size for other in packs[-1]) + w.size > TOGETHER:
+                packs.append([])
+            packs[-1].append(name)
+    return [pack for packs in alike.values() for pack in packs if len(pack) > 1]
 
 
 def get_optimizer(spec: OptimizerLike) -> Optimizer:

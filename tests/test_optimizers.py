@@ -651,6 +651,16 @@ def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp
     assert (together.get_weights()["fc2.bias"] == 0.25).all()
 
 
+def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
+    """Many small weights are in several tensors, each with no more elements than one may have; nothing is alone in one."""
+    monkeypatch.setattr(onnxfit.optimizers, "SMALL", 60)
+    monkeypatch.setattr(onnxfit.optimizers, "TOGETHER", 100)
+    sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
+    weights = {name: np.ones(n, np.float32) for name, n in sizes.items()}
+    slots = {name: initial_slots(Adam(), name, w) for name, w in weights.items()}
+    assert onnxfit.optimizers.updated_together(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
+
+
 @pytest.mark.parametrize("gradient", SOURCES)
 @pytest.mark.parametrize(
     "optimizer", [SGD(0.1), SGD(0.1, weight_decay=0.01, **PICKY), SGD(0.1, momentum=0.9), Adam(0.01)], ids=called
