@@ -33,9 +33,9 @@ COPIED_TAPS = 27
 WIDE = 16
 # Where a row of an image has so many times fewer elements than channels, copies with the channels last are faster: 0.87 to 1.0 of the time.
 NARROW = 4
-# From so many images on, one Gather copies what the taps see faster than a Slice for each and a Concat: 0.4 to 0.9 of the time.
+# From so many images on, one Gather copies what the taps see faster than a Slice for each and a Concat: 0.4 to 1.1 of the time.
 MANY = 16
-# So many copied elements (16 MB) are made at once where there are more: beyond, they leave the processor's cache. 0.8 to 0.95 of the time.
+# So many copied elements (16 MB) are made at once where there are more: beyond, they leave the processor's cache. 0.9 to 1.0 of the time.
 CACHED = 2**22
 # A Gather's list of places goes into the graph: not with more entries than these.
 LISTED = 2**16
@@ -203,13 +203,11 @@ def _as_product(op: Op, small: Value, w: Value, way: Sliding, stops: Ints, sizes
     images, _, *places = stops
     ends = [n + before + after - r + 1 for n, before, after, r in zip(places, way.before, way.after, way.reach(taps))]
     seen = _seen(way, places, ends, taps)[::-1].T  # the last tap first: the weights turned round
-    small = op.Transpose(op.Reshape(small, [images, m, -1]), perm=[0, 2, 1])
-    if seen.max() == math.prod(places):
-        small = op.Pad(small, [0, 0, 0, 0, 1, 0])
+    small = _with_padding(op, _places_first(op, small), places, seen)
     rows = op.Reshape(op.Gather(small, seen.ravel(), axis=1), [-1, seen.shape[1] * m])
     x = rows @ op.Reshape(op.Transpose(op.Reshape(w, [m * c, -1]), perm=[1, 0]), [-1, c])
-    x = op.Transpose(op.Reshape(x, [stops[0], -1, c]), perm=[0, 2, 1])
-    return op.Reshape(x, [stops[0], c, *ends])
+    x = op.Transpose(op.Reshape(x, [images, -1, c]), perm=[0, 2, 1])
+    return op.Reshape(x, [images, c, *ends])
 
 
 def _by_taps(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
@@ -251,9 +249,7 @@ def _gathered(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, siz
     images, _, *places = _sizes(large)
     seen = _seen(way, places, stops, taps)
     met = op.Reshape(_images_last(op, small), [filters, -1])
-    large = op.Reshape(_images_last(op, large), [channels, -1, images])
-    if seen.max() == math.prod(places):
-        large = op.Pad(large, [0, 0, 0, 0, 1, 0])
+    large = _with_padding(op, op.Reshape(_images_last(op, large), [channels, -1, images]), places, seen)
     at_once = max(CACHED // (channels * images * math.prod(stops)), taps[-1])
     products = []
     for first in range(0, len(seen), at_once):
@@ -274,6 +270,11 @@ def _seen(way: Sliding, size: Ints, stops: Ints, taps: Ints) -> np.ndarray:
         place = (place[:, None, :, None] * n + along[:, None]).reshape(wide)
         inside = (inside[:, None, :, None] & ((along >= 0) & (along < n))[:, None]).reshape(wide)
     return np.where(inside, place, math.prod(size))
+
+
+def _with_padding(op: Op, value: Value, size: Ints, seen: np.ndarray) -> Value:
+    """A tensor whose second axis are all places in a row, with a zero behind the last where `seen` has padding."""
+    return op.Pad(value, [0, 0, 0, 0, 1, 0]) if seen.max() == math.prod(size) else value
 
 
 def _tap_by_tap(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
@@ -381,17 +382,22 @@ def _swapped(op: Op, value: Value, way: Sliding) -> Value:
     return op.Transpose(value, perm=[1, 0, *way.axes])
 
 
+def _places_first(op: Op, value: Value) -> Value:
+    """(images, places, channels)"""
+    images, channels, *_ = _sizes(value)
+    flat = op.Reshape(value, [images, channels, -1])  # of few axes, which onnxruntime transposes faster
+    return op.Transpose(flat, perm=[0, 2, 1])
+
+
 def _channels_last(op: Op, value: Value) -> Value:
     """A tensor of known sizes with its channels behind the spatial axes."""
     images, channels, *places = _sizes(value)
-    flat = op.Reshape(value, [images, channels, -1])  # of few axes, which onnxruntime transposes faster
-    return op.Reshape(op.Transpose(flat, perm=[0, 2, 1]), [images, *places, channels])
+    return op.Reshape(_places_first(op, value), [images, *places, channels])
 
 
 def _images_last(op: Op, value: Value) -> Value:
-    """A tensor of known sizes with its images behind the spatial axes."""
-    images, *others = _sizes(value)
-    return op.Reshape(op.Transpose(op.Reshape(value, [images, -1]), perm=[1, 0]), [*others, images])
+    """(channels and places, images)"""
+    return op.Transpose(op.Reshape(value, [_sizes(value)[0], -1]), perm=[1, 0])
 
 
 def _channels_second(op: Op, w: Value) -> Value:

@@ -218,7 +218,7 @@ def through(
 
     inside = [entered("state", s, 0) for s in states], [entered("slice", s, 1) for s in slices]
     after, made = step(body, *inside)
-    for value in (*after, *made):  # onnxruntime leaves out what is an output twice, or goes from input to output untouched
+    for value in (*after, *made):  # each an output of its own; one that is an input, untouched, onnxruntime does not fill
         copied = value.ir in body.graph.outputs or value.ir in body.graph.inputs
         body.graph.outputs.append((body.Identity(value) if copied else value).ir)
     way = int(backwards)
@@ -393,14 +393,13 @@ def _usual_lstm(run: Run) -> Found:
     op, r = run.op, run.op.Transpose(run.r, perm=[1, 0])
 
     def step(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
-        (h, c), (a,) = states, slices
-        sigmoids, an = _apart(op.Gemm(h, r, a), (3, 1), axis=1)
+        (h_, c_), (a,) = states, slices
+        sigmoids, an = _apart(op.Gemm(h_, r, a), (3, 1), axis=1)
         gates, n = op.Sigmoid(sigmoids), op.Tanh(an)
         i, o, f = op.many(3, "Split", gates, axis=1, num_outputs=3)
-        c_ = c
         c = f * c_ + i * n
         hc = op.Tanh(c)
-        h_, h = h, o * hc
+        h = o * hc
         return [h, c], [h, h_, c_, gates, i, o, f, n, hc]
 
     last, made = run.onward(step, [run.h0, run.c0], [run.by_step(_from_inputs(run))])
