@@ -645,16 +645,27 @@ def updated_together(
 
     Weights without slots are no such: their update is one or two operators.
     """
-    alike: dict[Any, list[list[str]]] = {}
+    alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
         small = 0 < w.size <= SMALL and w.dtype in (np.float32, np.float64)
         if optimizer.elementwise and small and slots[name] and all(s.shape == w.shape for s in slots[name].values()):
             rule, factor = _rule_of(optimizer, name)
-            packs = alike.setdefault((w.dtype, factor, rule.weight_decay), [[]])
-            if sum(weights[other].size for other in packs[-1]) + w.size > TOGETHER:
-                packs.append([])
-            packs[-1].append(name)
-    return [pack for packs in alike.values() for pack in packs if len(pack) > 1]
+            alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
+    return [pack for found in alike.values() for pack in _packs(found, weights) if len(pack) > 1]
+
+
+def _packs(found: Sequence[str], weights: Mapping[str, Array]) -> list[list[str]]:
+    """Weights in their order, of so many elements together as one tensor may have."""
+    packs: list[list[str]] = []
+    room = 0
+    for name in found:
+        size = weights[name].size
+        if size > room:
+            packs.append([])
+            room = TOGETHER
+        packs[-1].append(name)
+        room -= size
+    return packs
 
 
 def get_optimizer(spec: OptimizerLike) -> Optimizer:
