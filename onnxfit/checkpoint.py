@@ -23,10 +23,7 @@ import safetensors
 
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
-from onnxfit.graph.training_form import to_inference_form
-from onnxfit.graph.validity import require_valid
-from onnxfit.registry import from_config, to_config
-from onnxfit.tensors import (
+from onnxfit.graph.tensors import (
     attach,
     detached,
     initializer_arrays,
@@ -36,6 +33,9 @@ from onnxfit.tensors import (
     write_safetensors,
     write_tensors,
 )
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.graph.validity import require_valid
+from onnxfit.registry import from_config, to_config
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer

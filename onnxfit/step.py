@@ -16,10 +16,9 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
-from onnxfit import tensors
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.gradients import Blocker, GradientSource
-from onnxfit.graph import names
+from onnxfit.graph import names, tensors
 from onnxfit.graph.model import (
     OPSET,
     ModelSource,

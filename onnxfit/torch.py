@@ -30,13 +30,13 @@ from onnxfit.graph.model import (
     working_form,
 )
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.graph.training_form import RANDOM, to_evaluation_form, to_inference_form
 from onnxfit.graph.values import Op
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
 from onnxfit.runtime import Call, Device, from_dlpack
 from onnxfit.step import Recipe
-from onnxfit.tensors import initializer_arrays
 
 try:
     import torch

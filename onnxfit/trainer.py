@@ -43,6 +43,7 @@ from onnxfit.graph.model import (
     working_form,
 )
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.tensors import initializer_arrays, write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import matching, select_weights
 from onnxfit.inspection import Inspection, inspect_working
@@ -53,7 +54,6 @@ from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots_to_re
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime import Device, Runner
 from onnxfit.step import Recipe, blockers
-from onnxfit.tensors import initializer_arrays, write_model
 from onnxfit.tracker import Figures, Tracker
 
 Array = npt.NDArray[Any]

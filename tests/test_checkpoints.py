@@ -18,10 +18,11 @@ import onnxruntime
 import pytest
 import safetensors.numpy
 
-from onnxfit import Trainer, checkpoint, tensors
+from onnxfit import Trainer, checkpoint
 from onnxfit.callbacks import BackupAndRestore, Callback, LambdaCallback, ModelCheckpoint
 from onnxfit.errors import CheckpointError, ModelError
 from onnxfit.files import remove_leftovers, write_atomically
+from onnxfit.graph import tensors
 from onnxfit.optimizers import Adam
 from tests.models import linear, mlp
 

@@ -15,7 +15,7 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import remove_leftovers, write_atomically
-from onnxfit.tensors import write_model, write_safetensors
+from onnxfit.graph.tensors import write_model, write_safetensors
 
 __all__ = ["ModelCheckpoint"]
 

@@ -8,7 +8,7 @@ import click
 
 from onnxfit import checkpoint
 from onnxfit.cli.models import WITHOUT_CODE
-from onnxfit.tensors import write_model
+from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
 
 
