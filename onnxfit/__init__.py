@@ -16,7 +16,7 @@ from onnxfit.errors import (
     StepError,
     UnknownNameError,
 )
-from onnxfit.gradient_model import gradient_model
+from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.report import versions
 from onnxfit.step import add_loss
 from onnxfit.trainer import Trainer

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfit import functions
 from onnxfit.errors import DataError, SettingError
+from onnxfit.gradients import functions
 from onnxfit.graph import names
 from onnxfit.graph.classical import source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit import functions
 from onnxfit.errors import SettingError
+from onnxfit.gradients import functions
 from onnxfit.graph import names
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import Op, Value

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit import functions
 from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.gradients import functions
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import Op, Value
 from onnxfit.registry import lookup, registry, snake_case

@@ -33,6 +33,7 @@ from onnxfit.data import validation_split as split_rows
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source, reachable, refuse
+from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     ModelSource,
@@ -46,7 +47,6 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays, write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import matching, select_weights
-from onnxfit.inspection import Inspection, inspect_working
 from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, validation_due
 from onnxfit.metrics import mode_by_name
 from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics

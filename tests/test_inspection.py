@@ -13,8 +13,8 @@ import onnxfit
 from onnxfit import GradientError, Trainer, UnknownNameError
 from onnxfit.cli import main
 from onnxfit.gradients import coverage, rules  # noqa: F401
+from onnxfit.gradients.inspection import inspect
 from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS
-from onnxfit.inspection import inspect
 from tests.models import mlp
 
 ROOT = Path(__file__).resolve().parent.parent

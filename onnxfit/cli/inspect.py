@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from onnxfit import inspection
-from onnxfit.gradients import SOURCES
+from onnxfit.gradients import SOURCES, inspection
 
 
 @click.command(short_help="Say what of a model trains, and what is in the way.")

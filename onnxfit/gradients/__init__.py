@@ -58,10 +58,10 @@ def gradient_source(gradient: str) -> GradientSource:
         return GradientSource(gradient, backward.add_gradients, by_rules, backward.blockers)
     if gradient == "auto":
         return GradientSource(gradient, _add_best_gradients, _add_best_pullback, _best_blockers)
-    from onnxfit.gradients import onnxruntime  # lazily: an inference build of onnxruntime has no gradients to offer
+    from onnxfit.gradients.onnxruntime import builder  # lazily: an inference build of onnxruntime has no gradients to offer
 
-    onnxruntime.require_builder()
-    return GradientSource(gradient, onnxruntime.add_gradients, through_a_loss(onnxruntime.add_gradients), onnxruntime.blockers)
+    builder.require_builder()
+    return GradientSource(gradient, builder.add_gradients, through_a_loss(builder.add_gradients), builder.blockers)
 
 
 def _add_best_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:

@@ -9,9 +9,10 @@ from typing import Any
 import onnx
 
 from onnxfit.errors import UnknownNameError
-from onnxfit.gradients import onnxruntime, rules  # noqa: F401  # they fill the tables
-from onnxfit.gradients.onnxruntime_coverage import TABLE
-from onnxfit.gradients.onnxruntime_forms import FORMS
+from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
+from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of forms
+from onnxfit.gradients.onnxruntime.coverage import TABLE
+from onnxfit.gradients.onnxruntime.forms import FORMS
 from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS, Key
 from onnxfit.graph.model import OPSET
 

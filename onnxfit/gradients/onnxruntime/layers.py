@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_forms import attribute, form, given, needed, rank, size, text
+from onnxfit.gradients.onnxruntime.forms import attribute, form, given, needed, rank, size, text
 from onnxfit.gradients.paths import Site
 from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value

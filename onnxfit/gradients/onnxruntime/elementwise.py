@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_forms import attribute, expanded, form, known, needed, rank, result, same_shape, size
+from onnxfit.gradients.onnxruntime.forms import attribute, expanded, form, known, needed, rank, result, same_shape, size
 from onnxfit.gradients.paths import Site
 from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value

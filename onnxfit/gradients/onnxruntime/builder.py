@@ -16,11 +16,11 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import GradientError, InstallationError
-from onnxfit.gradients import onnxruntime_formulas, onnxruntime_layers, onnxruntime_moves, onnxruntime_recurrent  # noqa: F401  # they register their forms
 from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse
-from onnxfit.gradients.onnxruntime_coverage import check
-from onnxfit.gradients.onnxruntime_forms import FORMS
-from onnxfit.gradients.onnxruntime_part import Part
+from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurrent  # noqa: F401  # they register their forms
+from onnxfit.gradients.onnxruntime.coverage import check
+from onnxfit.gradients.onnxruntime.forms import FORMS
+from onnxfit.gradients.onnxruntime.subgraph import Part
 from onnxfit.gradients.paths import Site, leaves_of, outputs_of, sites
 from onnxfit.gradients.table import Refused
 from onnxfit.graph.model import infer_shapes

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime_forms import attribute, form, given, needed, size, text
-from onnxfit.gradients.onnxruntime_moves import taken
+from onnxfit.gradients.onnxruntime.forms import attribute, form, given, needed, size, text
+from onnxfit.gradients.onnxruntime.movement import taken
 from onnxfit.gradients.paths import Site
 from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value

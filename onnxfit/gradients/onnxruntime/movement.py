@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.gradients.onnxruntime_forms import attribute, form, given, known, needed, rank, size, text
+from onnxfit.gradients.onnxruntime.forms import attribute, form, given, known, needed, rank, size, text
 from onnxfit.gradients.paths import Site
 from onnxfit.gradients.table import Refused
 from onnxfit.graph.values import Op, Value

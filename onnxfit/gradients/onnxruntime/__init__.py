@@ -1,0 +1,1 @@
+"""The gradient builder of onnxruntime's training build: the optional second source of gradients."""
