@@ -25,7 +25,7 @@ from torch import nn
 
 from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.step import train_graph
+from onnxfit.step.graphs import train_graph
 
 SOURCES = ["onnx", "onnxruntime"] if hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder") else ["onnx"]
 

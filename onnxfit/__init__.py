@@ -18,7 +18,7 @@ from onnxfit.errors import (
 )
 from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.report import versions
-from onnxfit.step import add_loss
+from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 
 __version__ = "0.1.0"

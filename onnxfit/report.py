@@ -11,7 +11,7 @@ import numpy as np
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.weights import all_weights
-from onnxfit.step import Recipe
+from onnxfit.step.recipe import Recipe
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "numpy", "safetensors", "tensorboardX", "tqdm",

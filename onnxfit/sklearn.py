@@ -18,10 +18,10 @@ from onnxfit.graph.classical import source_of_probabilities
 from onnxfit.graph.model import ModelSource, read_model, spec_of, tensor_outputs, working_form
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
-from onnxfit.objectives import Losses
 from onnxfit.optimizers import Adam, OptimizerLike, get_optimizer
 from onnxfit.penalties import PenaltyLike
 from onnxfit.schedules import LearningRate
+from onnxfit.step.objectives import Losses
 from onnxfit.trainer import Trainer
 
 try:

@@ -15,7 +15,6 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
-from onnxfit import parts
 from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
 from onnxfit.files import write_atomically
 from onnxfit.gradients import gradient_source
@@ -36,7 +35,8 @@ from onnxfit.graph.values import Op
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
 from onnxfit.runtime import Call, Device, from_dlpack
-from onnxfit.step import Recipe
+from onnxfit.step import split
+from onnxfit.step.recipe import Recipe
 
 try:
     import torch
@@ -331,7 +331,7 @@ class OnnxModule(torch.nn.Module):
         leaves = reachable_values(recipe.model, self._outputs, wrt)
         if not leaves:
             recipe = replace(recipe, gradient=gradient_source("onnx"))  # which differentiates nothing, where nothing is asked
-        graphs = parts.passes(recipe, {spec.name: spec for spec in specs}, tuple(dict.fromkeys(self._outputs)), leaves)
+        graphs = split.passes(recipe, {spec.name: spec for spec in specs}, tuple(dict.fromkeys(self._outputs)), leaves)
         device = Device.parse(home)
         return _Pair(
             graphs,
@@ -349,7 +349,7 @@ _MADE = {"_training", "_evaluation", "_inputs", "_outputs", "_types", "_shapes",
 class _Pair:
     """A forward pass, and the backward pass where something requires a gradient; from tensors to tensors."""
 
-    graphs: parts.Passes
+    graphs: split.Passes
     forward: Call
     backward: Call | None
     statistics: tuple[str, ...]  # what the forward pass updates

@@ -49,12 +49,13 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import matching, select_weights
 from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, validation_due
 from onnxfit.metrics import mode_by_name
-from onnxfit.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots_to_read, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime import Device, Runner
-from onnxfit.step import Recipe, blockers
-from onnxfit.tracker import Figures, Tracker
+from onnxfit.step.graphs import blockers
+from onnxfit.step.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
+from onnxfit.step.recipe import Recipe
+from onnxfit.step.tracker import Figures, Tracker
 
 Array = npt.NDArray[Any]
 BACKENDS: dict[str, type[Backend]] = {"full": FullBackend, "forward_backward": ForwardBackwardBackend}

@@ -16,9 +16,9 @@ from onnxfit.callbacks import Callback, TerminateOnNaN
 from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.parts import passes
 from onnxfit.runtime import CPU, Runner, State
 from onnxfit.schedules import Exponential
+from onnxfit.step.split import passes
 from tests.builds import needs_builder
 from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
 

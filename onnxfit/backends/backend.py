@@ -18,8 +18,9 @@ from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime import Device, Runner, State
-from onnxfit.step import Recipe, StepBuilder, deployed_graph, evaluate_graph, predict_graph, update_graph
-from onnxfit.tracker import Report
+from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
+from onnxfit.step.recipe import Recipe, StepBuilder
+from onnxfit.step.tracker import Report
 
 Array = npt.NDArray[Any]
 Specs = Mapping[str, TensorSpec]

@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit import parts
 from onnxfit.backends.backend import Array, Backend, Specs, specs, write_scalars
 from onnxfit.backends.passes import Pass, Passes, make_passes
 from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.runtime import Runner, array_of
-from onnxfit.step import Recipe
-from onnxfit.tracker import Report
+from onnxfit.step import split
+from onnxfit.step.recipe import Recipe
+from onnxfit.step.tracker import Report
 
 
 @dataclass(eq=False)
@@ -45,9 +45,9 @@ class ForwardBackwardBackend(Backend):
         "forward": lambda recipe, batch: _training_passes(recipe, batch).forward,
         "loss": lambda recipe, batch: _loss(recipe, batch, _training_passes(recipe, batch))[0],
         "backward": lambda recipe, batch: _training_passes(recipe, batch).backward,
-        "penalty": parts.penalty_graph,
-        "accumulate": parts.accumulate_graph,
-        "apply": parts.update_graph,
+        "penalty": split.penalty_graph,
+        "accumulate": split.accumulate_graph,
+        "apply": split.update_graph,
     }
 
     @property
@@ -144,13 +144,13 @@ class ForwardBackwardBackend(Backend):
         )
 
 
-def _training_passes(recipe: Recipe, batch: Specs) -> parts.Passes:
+def _training_passes(recipe: Recipe, batch: Specs) -> split.Passes:
     """Both passes with the outputs that the loss and the metrics look at (all, where there is no loss), differentiated by the weights."""
     outputs = [v.name for v in recipe.model.graph.outputs]
     wanted = {*(recipe.judged or outputs), *recipe.reported}
-    return parts.passes(recipe, batch, [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted], recipe.weights)
+    return split.passes(recipe, batch, [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted], recipe.weights)
 
 
-def _loss(recipe: Recipe, batch: Specs, graphs: parts.Passes) -> tuple[onnx.ModelProto, dict[str, str]]:
+def _loss(recipe: Recipe, batch: Specs, graphs: split.Passes) -> tuple[onnx.ModelProto, dict[str, str]]:
     outputs = {v.name: v for v in ir.from_proto(graphs.forward).graph.outputs}
-    return parts.loss_graph(recipe, batch, [outputs[name] for name in recipe.judged])
+    return split.loss_graph(recipe, batch, [outputs[name] for name in recipe.judged])

@@ -11,7 +11,7 @@ from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.optimizers import updated_together
 from onnxfit.runtime import Runner
-from onnxfit.step import accumulate_graph, compact_train_graph, train_graph
+from onnxfit.step.graphs import accumulate_graph, compact_train_graph, train_graph
 
 
 class FullBackend(Backend):

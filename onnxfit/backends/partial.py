@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit import parts
 from onnxfit.backends.backend import Specs
 from onnxfit.backends.forward_backward import ForwardBackwardBackend
 from onnxfit.backends.passes import Pass, Passes, make_passes
@@ -15,6 +14,7 @@ from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime import Runner, array_of, inner_value, is_ort_value, look, public_value
+from onnxfit.step import split
 
 MANY = 256  # forward passes that wait; more are most likely forgotten
 PRIME = 1_000_003
@@ -157,7 +157,7 @@ class Partial:
     def _passes(self, shapes: Specs) -> Passes:
         recipe, backend = self._recipe, self._backend
         floats = [spec.name for spec in self._inputs if spec.dtype.kind == "f"]
-        graphs = parts.passes(recipe, shapes, [v.name or "" for v in recipe.model.graph.outputs], [*recipe.weights, *floats])
+        graphs = split.passes(recipe, shapes, [v.name or "" for v in recipe.model.graph.outputs], [*recipe.weights, *floats])
         return make_passes(graphs, backend.state, backend.device, backend.threads, recipe.gradient)
 
     def _inference(self, shapes: Specs) -> Runner:

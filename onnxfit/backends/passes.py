@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from onnxfit import parts
 from onnxfit.gradients import GradientSource
 from onnxfit.graph import names
 from onnxfit.runtime import Device, Runner, State
+from onnxfit.step import split
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +30,7 @@ class Pass:
 class Passes(Protocol):
     """A way to run both passes. Values are OrtValues or, going in, numpy arrays, which are read where they lie."""
 
-    graphs: parts.Passes
+    graphs: split.Passes
     feeds: dict[str, Array]  # buffers to write inputs into; other inputs come with every run
 
     def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
@@ -41,7 +41,7 @@ class Passes(Protocol):
 
 
 def make_passes(
-    graphs: parts.Passes, state: State, device: Device, threads: int | None, source: GradientSource, *, alternating: bool = False
+    graphs: split.Passes, state: State, device: Device, threads: int | None, source: GradientSource, *, alternating: bool = False
 ) -> Passes:
     """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for, else as two sessions."""
     if source.name == "onnxruntime":
@@ -55,7 +55,7 @@ class TwoSessions:
     """Both passes as sessions of their own: what the backward pass needs is handed over."""
 
     def __init__(
-        self, graphs: parts.Passes, state: State, device: Device, threads: int | None, *, alternating: bool = False
+        self, graphs: split.Passes, state: State, device: Device, threads: int | None, *, alternating: bool = False
     ) -> None:
         """`alternating`: a backward pass follows each forward pass at once, so that all memory can be used again, and inputs of known size
         are written into buffers. Otherwise any number of forward passes may wait."""

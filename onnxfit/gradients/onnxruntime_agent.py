@@ -1,6 +1,6 @@
 """onnxruntime's TrainingAgent: one session that stops after the forward pass, hands the outputs out, and waits for their gradients.
 
-It runs a graph in which a YieldOp stands between both passes. That graph is made of our own two (`parts.passes`), whose gradients come from
+It runs a graph in which a YieldOp stands between both passes. That graph is made of our own two (`split.passes`), whose gradients come from
 onnxruntime's builder; so the agent differs from two sessions only in that the values between the passes stay inside.
 """
 
@@ -14,17 +14,17 @@ import numpy.typing as npt
 import onnx
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit import parts
 from onnxfit.backends.passes import Pass
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime import Device, State, array_of, compile_model, ort_value
+from onnxfit.step import split
 
 
 class Agent:
     """Passes run by the agent. A pass that waits holds the agent's state of it, which is good for one backward pass."""
 
-    def __init__(self, graphs: parts.Passes, state: State, device: Device, threads: int | None) -> None:
+    def __init__(self, graphs: split.Passes, state: State, device: Device, threads: int | None) -> None:
         self.graphs = graphs
         self.feeds: dict[str, npt.NDArray[Any]] = {}
         self._state = state
@@ -76,7 +76,7 @@ class Agent:
         return {name: gradient[output] for name, output in self.graphs.leaving.items()}
 
 
-def with_yield(graphs: parts.Passes) -> onnx.ModelProto:
+def with_yield(graphs: split.Passes) -> onnx.ModelProto:
     """Both passes as one graph, a YieldOp between them that takes the outputs and gives their gradients."""
     model, ahead, behind = onnx.ModelProto(), graphs.forward.graph, graphs.backward.graph
     model.CopyFrom(graphs.forward)
@@ -104,6 +104,6 @@ def with_yield(graphs: parts.Passes) -> onnx.ModelProto:
     return model
 
 
-def _handed(graphs: parts.Passes) -> set[str]:
+def _handed(graphs: split.Passes) -> set[str]:
     """What the forward graph hands to the backward graph alone."""
     return {name for name in graphs.kept if name not in graphs.outputs}

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.objectives import Objective, OutputMetric
+from onnxfit.step.objectives import Objective, OutputMetric
 
 Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 

@@ -1,15 +1,12 @@
 """model + loss + penalty + gradient + optimizer -> the graphs of a training, an evaluation and a prediction step.
 
 Pure functions from a `Recipe` and the shapes of a batch to an `onnx.ModelProto`. A graph describes itself by the names of `graph.names`:
-an input that is part of the training state is read from it, an output `<state>/next` is its value after the step.
-"""
+an input that is part of the training state is read from it, an output `<state>/next` is its value after the step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +14,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.gradients import Blocker, GradientSource
-from onnxfit.graph import names, tensors
+from onnxfit.gradients import Blocker
+from onnxfit.graph import names
 from onnxfit.graph.model import (
     OPSET,
     ModelSource,
@@ -32,66 +29,14 @@ from onnxfit.graph.model import (
     working_form,
 )
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
+from onnxfit.graph.training_form import to_evaluation_form, to_training_form
 from onnxfit.graph.values import Op, Value, values_of
 from onnxfit.graph.weights import select_weights
-from onnxfit.objectives import Losses, Objective, get_objectives
-from onnxfit.optimizers import Optimizer, apply_update, clip_gradients
-from onnxfit.passes import PASSES
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
-
-Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
-Packs = Mapping[str, Sequence[str]]  # name -> small weights that are updated as one
-NO_PACKS: Packs = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything a step is made of. `model` is the working form of the user's model and is never changed.
-
-    `objectives` is empty for a model that brings its own scalar output `loss`; `reported` are the outputs that a training or evaluation
-    step hands out because a metric looks at them; `slots` holds each weight's slots before the first update.
-    """
-
-    model: ir.Model
-    weights: tuple[str, ...]
-    objectives: Mapping[str, Objective]
-    penalties: Mapping[str, Penalty]
-    optimizer: Optimizer
-    gradient: GradientSource
-    slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
-    reported: tuple[str, ...] = ()
-    batch_norm: str = "train"
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    statistics: tuple[str, ...] = field(init=False)
-    large: bool = field(init=False)  # more than one graph can hold
-    constants: tuple[str, ...] = field(init=False)  # then, frozen tensors that are inputs of every step, too
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm)))
-        sizes = {name: value.const_value.nbytes for name, value in self.model.graph.initializers.items() if value.const_value}
-        large = sum(sizes.values()) > tensors.LARGE
-        frozen = [name for name, size in sizes.items() if large and size > tensors.INSIDE and name not in self.state]
-        object.__setattr__(self, "constants", tuple(frozen))
-        object.__setattr__(self, "large", large)
-
-    @property
-    def state(self) -> tuple[str, ...]:
-        """The initializers that training changes: they are inputs of every step."""
-        return (*self.weights, *self.statistics)
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The outputs that the loss looks at; none where a caller brings gradients himself."""
-        own = [v.name for v in self.model.graph.outputs if v.name == names.LOSS]
-        return tuple(self.objectives or own)
-
-
-class StepBuilder(Protocol):
-    """A function below: from a recipe and the arrays of a batch to a graph."""
-
-    def __call__(self, recipe: Recipe, batch: Batch, /) -> onnx.ModelProto: ...
+from onnxfit.step.objectives import Losses, Objective, get_objectives
+from onnxfit.step.recipe import Batch, Recipe
+from onnxfit.step.rewrites import REWRITES
+from onnxfit.step.update import Packs, add_update, learning_rate_input
 
 
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -214,7 +159,7 @@ def _gradient(recipe: Recipe, batch: Batch, *, scaled: bool = False) -> tuple[Op
     if scaled:
         op, loss = Op(model.graph), names.SCALED
         total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
-        op.output(loss, total * op.cast(_learning_rate(op, recipe), total.dtype))
+        op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
     model, found = recipe.gradient.add_gradients(model, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = Op(model.graph)
@@ -297,49 +242,6 @@ def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[
     op.output(names.TOTAL, total)
 
 
-def _learning_rate(op: Op, recipe: Recipe) -> Value:
-    """The input of that name, in the widest type of a weight."""
-    for value in op.graph.inputs:
-        if value.name == names.LEARNING_RATE:
-            return op.wrap(value)
-    wide = any(recipe.model.graph.initializers[name].dtype == ir.DataType.DOUBLE for name in recipe.weights)
-    return op.input(names.LEARNING_RATE, np.float64 if wide else np.float32, ())
-
-
-def add_update(op: Op, recipe: Recipe, gradients: Mapping[str, Value], packs: Packs = NO_PACKS, *, scaled: bool = False) -> None:
-    """Clip the gradients, and give every weight and slot its next value; `scaled` gradients are times the learning rate."""
-    inputs = {v.name: v for v in op.graph.inputs}
-    weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
-    learning_rate = _learning_rate(op, recipe)
-    done = op.wrap(inputs[names.STEP]) if names.STEP in inputs else op.input(names.STEP, np.int64, ())
-    # what is updated for a weight: itself, or for the first of a pack, whose settings all of it share, the pack
-    updated = {name: name for name in recipe.weights}
-    gradients = dict(gradients)
-    for pack, members in packs.items():
-        with op.scope("optimizer"):
-            flat = op.Concat(*(g if g.rank == 1 else op.Reshape(g, [-1]) for g in map(gradients.__getitem__, members)), axis=0)
-        first = members[0]
-        for name in members:
-            del weights[name], gradients[name], updated[name]
-        assert flat.shape is not None  # weights have known sizes
-        updated[first], gradients[first], weights[first] = pack, flat, op.input(pack, flat.dtype, flat.shape)
-    slots = {
-        weight: {
-            slot: op.input(names.slot(target, slot), array.dtype, array.shape if target == weight else weights[weight].shape or ())
-            for slot, array in recipe.slots[weight].items()
-        }
-        for weight, target in updated.items()
-    }
-    with op.scope("optimizer"):
-        step = op.cast(done, np.float64) + 1
-        clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
-    next_weights, next_slots = apply_update(op, recipe.optimizer, weights, clipped, slots, learning_rate, step, scaled=scaled)
-    for weight, target in updated.items():
-        op.output(names.following(target), next_weights[weight])
-        for slot, value in next_slots[weight].items():
-            op.output(names.following(names.slot(target, slot)), value)
-
-
 def keep_outputs(op: Op, kept: Sequence[str]) -> None:
     """Drop the model's outputs that nobody asked for; those that a step reports stay."""
     op.graph.outputs[:] = [v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")]
@@ -373,7 +275,7 @@ def _remove_unused(model: ir.Model) -> None:
 
 def finished(op: Op) -> onnx.ModelProto:
     pruned(op)
-    for rewrite in PASSES:
+    for rewrite in REWRITES:
         rewrite(op.graph)
     model = ir.to_proto(pruned(op))
     model.producer_name = "onnxfit"

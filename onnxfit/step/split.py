@@ -21,7 +21,9 @@ from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import OPSET, fitting_itself, infer_shapes, spec_of
 from onnxfit.graph.values import Op, Value, infer_outputs, values_of
-from onnxfit.step import Batch, Recipe, add_loss_to, add_update, finished, pruned, training_forward
+from onnxfit.step.graphs import add_loss_to, finished, pruned, training_forward
+from onnxfit.step.recipe import Batch, Recipe
+from onnxfit.step.update import add_update
 
 SIZES = {"Shape", "Size"}  # computed in the forward pass, so that a tensor is not kept for its sizes alone
 

@@ -10,8 +10,8 @@ import onnxruntime
 import pytest
 
 import onnxfit
-from onnxfit import step
-from onnxfit.passes import PASSES, broadcast_late, join_pieces, multiply_once, update_in_product
+from onnxfit.step import graphs
+from onnxfit.step.rewrites import REWRITES, broadcast_late, join_pieces, multiply_once, update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
     <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
@@ -59,9 +59,9 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("rewrite", "model"), CASES)
 def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "PASSES", ())
+    monkeypatch.setattr(graphs, "REWRITES", ())
     plain = graph_of(model, known)
-    monkeypatch.setattr(step, "PASSES", (rewrite,))
+    monkeypatch.setattr(graphs, "REWRITES", (rewrite,))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
     if known or rewrite not in (update_in_product, multiply_once):  # which have to know sizes
@@ -72,7 +72,7 @@ def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch:
 
 
 def test_every_pass_has_a_case() -> None:
-    assert {rewrite for rewrite, _ in CASES} == set(PASSES)
+    assert {rewrite for rewrite, _ in CASES} == set(REWRITES)
 
 
 CONSTANTS = (
@@ -85,7 +85,7 @@ def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") ->
     """The operators of a graph after the passes."""
     text = f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) {CONSTANTS} {{ {body} }}'
     model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
-    for rewrite in PASSES:
+    for rewrite in REWRITES:
         rewrite(model.graph)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
