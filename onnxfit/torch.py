@@ -34,7 +34,9 @@ from onnxfit.graph.training_form import RANDOM, to_evaluation_form, to_inference
 from onnxfit.graph.values import Op
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
-from onnxfit.runtime import Call, Device, from_dlpack
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import Call
+from onnxfit.runtime.values import from_dlpack
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
 

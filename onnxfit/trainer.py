@@ -20,10 +20,6 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit import checkpoint, report
-from onnxfit.backends.backend import Backend
-from onnxfit.backends.forward_backward import ForwardBackwardBackend
-from onnxfit.backends.full import FullBackend
-from onnxfit.backends.partial import Partial
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
@@ -51,7 +47,12 @@ from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, valid
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots_to_read, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
-from onnxfit.runtime import Device, Runner
+from onnxfit.runtime.backends.backend import Backend
+from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
+from onnxfit.runtime.backends.full import FullBackend
+from onnxfit.runtime.backends.manual import Partial
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import Runner
 from onnxfit.step.graphs import blockers
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.step.recipe import Recipe

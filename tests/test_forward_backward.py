@@ -16,7 +16,9 @@ from onnxfit.callbacks import Callback, TerminateOnNaN
 from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.runtime import CPU, Runner, State
+from onnxfit.runtime.buffers import State
+from onnxfit.runtime.device import CPU
+from onnxfit.runtime.session import Runner
 from onnxfit.schedules import Exponential
 from onnxfit.step.split import passes
 from tests.builds import needs_builder

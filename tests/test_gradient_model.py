@@ -10,7 +10,8 @@ import pytest
 from onnxfit import GradientError, StepError, Trainer, UnknownNameError, gradient_model
 from onnxfit.gradients import Refused, register
 from onnxfit.graph.values import Op, Value
-from onnxfit.runtime import CPU, compile_model
+from onnxfit.runtime.device import CPU
+from onnxfit.runtime.session import compile_model
 from tests.builds import needs_builder
 
 PLAIN = {"", "ai.onnx"}

@@ -17,7 +17,6 @@ import pytest
 
 import onnxfit.optimizers
 import onnxfit.schedules
-from onnxfit.backends.full import FullBackend
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.values import Op
 from onnxfit.optimizers import (
@@ -41,6 +40,7 @@ from onnxfit.optimizers import (
     learning_rate_at,
 )
 from onnxfit.registry import from_config, registry, to_config
+from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.schedules import Cosine, Warmup
 from onnxfit.trainer import Trainer
 from tests.builds import needs_builder

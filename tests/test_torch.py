@@ -27,7 +27,7 @@ from tests.builds import needs_builder
 from tests.models import convolutional, mlp, two_inputs, two_outputs
 
 torch = pytest.importorskip("torch")
-from onnxfit import runtime  # noqa: E402
+from onnxfit.runtime import session  # noqa: E402
 from onnxfit.torch import FIXED, OnnxModule, _paths  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -469,14 +469,14 @@ def test_nothing_is_kept_after_the_backward_pass() -> None:
 def _spied(monkeypatch):
     """What every run of a graph got and gave: name -> address."""
     seen = []
-    call = runtime.Call.__call__
+    call = session.Call.__call__
 
     def spy(self, values):
         found = call(self, values)
         seen.append(({n: v.data_ptr() for n, v in values.items()}, {n: v.data_ptr() for n, v in found.items()}))
         return found
 
-    monkeypatch.setattr(runtime.Call, "__call__", spy)
+    monkeypatch.setattr(session.Call, "__call__", spy)
     return seen
 
 

@@ -11,12 +11,14 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit import checkpoint
-from onnxfit.backends.backend import run_on
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import source
 from onnxfit.errors import ModelError
 from onnxfit.graph.model import load_model
-from onnxfit.runtime import Device, Runner, State
+from onnxfit.runtime.backends.backend import run_on
+from onnxfit.runtime.buffers import State
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import Runner
 
 # a checkpoint holds no code: without these it can be read even where they were somebody's own
 WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}

@@ -14,10 +14,13 @@ import numpy.typing as npt
 import onnx
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit.backends.passes import Pass
 from onnxfit.errors import StepError
 from onnxfit.graph import names
-from onnxfit.runtime import Device, State, array_of, compile_model, ort_value
+from onnxfit.runtime.backends.forward_pass import Pass
+from onnxfit.runtime.buffers import State
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import compile_model
+from onnxfit.runtime.values import array_of, ort_value
 from onnxfit.step import split
 
 

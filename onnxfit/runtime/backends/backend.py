@@ -17,7 +17,9 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.runtime import Device, Runner, State
+from onnxfit.runtime.buffers import State
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import Runner
 from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
 from onnxfit.step.recipe import Recipe, StepBuilder
 from onnxfit.step.tracker import Report

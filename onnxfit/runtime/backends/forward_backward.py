@@ -10,11 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.backends.backend import Array, Backend, Specs, specs, write_scalars
-from onnxfit.backends.passes import Pass, Passes, make_passes
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime import Runner, array_of
+from onnxfit.runtime.backends.backend import Array, Backend, Specs, specs, write_scalars
+from onnxfit.runtime.backends.forward_pass import Pass, Passes
+from onnxfit.runtime.backends.two_sessions import make_passes
+from onnxfit.runtime.session import Runner
+from onnxfit.runtime.values import array_of
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Report

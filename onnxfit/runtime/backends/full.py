@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import onnx
 
-from onnxfit.backends.backend import Array, Backend, Specs, run_on, write_scalars
 from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.optimizers import updated_together
-from onnxfit.runtime import Runner
+from onnxfit.runtime.backends.backend import Array, Backend, Specs, run_on, write_scalars
+from onnxfit.runtime.session import Runner
 from onnxfit.step.graphs import accumulate_graph, compact_train_graph, train_graph
 
 

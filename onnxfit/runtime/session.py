@@ -1,4 +1,4 @@
-"""Sessions, devices, buffers, binding: the only module besides gradients/onnxruntime.py that knows onnxruntime."""
+"""Compiled graphs: sessions bound to the training state, and sessions that keep nothing between calls."""
 
 from __future__ import annotations
 
@@ -7,212 +7,22 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.data import Batch
-from onnxfit.errors import DataError, InstallationError, SettingError, StepError
+from onnxfit.errors import StepError
 from onnxfit.graph import names
-
-Array = npt.NDArray[Any]
+from onnxfit.runtime.buffers import Buffer, State
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.values import Array, ort_value
 
 onnxruntime.set_default_logger_severity(3)  # warnings about graphs that we made on purpose are noise to the user
-
-
-@dataclass(frozen=True)
-class Device:
-    """Where a step runs: `cpu`, or `cuda`, `cuda:1`, … with an onnxruntime that offers the provider."""
-
-    kind: str
-    index: int
-
-    @staticmethod
-    def parse(name: str) -> Device:
-        """SettingError for a name that is none, InstallationError for a device this onnxruntime does not offer."""
-        match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
-        if match is None:
-            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.")
-        device = Device(match[1], int(match[2] or 0))
-        offered = onnxruntime.get_available_providers()
-        try:
-            if device.provider not in offered:
-                raise RuntimeError(f"this installation offers {', '.join(offered)}")
-            C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, device.handle)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which is not to be had here: {reason}."
-            ) from None
-        return device
-
-    @property
-    def provider(self) -> str:
-        return {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[self.kind]
-
-    @property
-    def options(self) -> dict[str, str]:
-        return {"device_id": str(self.index)} if self.kind != "cpu" else {}
-
-    @property
-    def handle(self) -> Any:
-        return C.OrtDevice(getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index)
-
-
-CPU = Device("cpu", 0)
-
-
-class Buffer:
-    """A tensor of fixed type and shape in onnxruntime's memory; on the CPU `array` is a numpy view of that very memory."""
-
-    __slots__ = ("array", "device", "value")
-
-    def __init__(self, dtype: npt.DTypeLike, shape: Sequence[int], device: Device = CPU) -> None:
-        self.device = device
-        try:
-            self.value = C.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type, device.handle)
-        except (MemoryError, RuntimeError) as error:  # RuntimeError: more bytes than a number can count
-            raise StepError(f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}") from None
-        self.array = _view(self.value, np.dtype(dtype), tuple(shape)) if device.kind == "cpu" else np.zeros(shape, dtype)
-
-    def part(self, start: int, shape: Sequence[int]) -> Buffer:
-        """A tensor that lies in the memory of this one, on the CPU."""
-        return Buffer.around(self.array[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape), self.device)
-
-    @classmethod
-    def around(cls, array: Array, device: Device) -> Buffer:
-        """On the CPU the array itself as a buffer, elsewhere a copy that is not to be written."""
-        buffer = cls.__new__(cls)
-        buffer.device, buffer.array = device, array
-        buffer.value = ort_value(array, device)
-        return buffer
-
-    def read(self) -> Array:
-        """A copy of the contents."""
-        return self.array.copy() if self.device.kind == "cpu" else np.array(self.value.numpy())
-
-    def write(self, array: Array) -> None:
-        self.array[...] = array
-        self.sync()
-
-    def sync(self) -> None:
-        """Bring to the device what was written into `array`; nothing to do on the CPU."""
-        if self.device.kind != "cpu":
-            self.value.update_inplace(self.array)
-
-
-def _view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if size == 0:
-        return np.zeros(shape, dtype)
-    memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
-    memory.owner = value  # type: ignore[attr-defined]  # a view that outlives the buffer keeps the memory
-    return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
-
-
-class State:
-    """Everything training changes, in two sets: a step reads one set and writes the other, then they swap.
-
-    So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN has spoiled nothing: the last values
-    are in the other set. Tensors that different graphs write (with accumulated gradients: weights and sums) swap apart: a group each.
-    `constants` are read as the others are, but nothing changes them; they have one set, on the CPU the arrays themselves, and no iteration
-    over the state comes to them, or to `packs`: names of several tensors of a group and type, which lie one after the other in memory, so
-    that a graph can read and write them as one. Only the CPU has packs.
-    """
-
-    def __init__(
-        self,
-        groups: Mapping[str, Mapping[str, Array]],
-        device: Device,
-        constants: Mapping[str, Array] | None = None,
-        packs: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        self.device = device
-        self.version = 0  # grows with every change
-        self.changes = dict.fromkeys(groups, 0)  # the same for each group
-        self.parity = 0  # which of the two sets is the current one: a bit for each group
-        self._group_of = {name: group for group, members in groups.items() for name in members}
-        self._bits = {group: 1 << i for i, group in enumerate(groups)}
-        self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
-        self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
-        self._constants = {name: Buffer.around(array, device) for name, array in (constants or {}).items()}
-        self._packs: dict[str, tuple[Buffer, Buffer]] = {}
-        placed: dict[str, tuple[Buffer, Buffer]] = {}
-        arrays = {name: array for group in groups.values() for name, array in group.items()}
-        for pack, members in (packs or {}).items():
-            flat = np.concatenate([arrays[name].ravel() for name in members])
-            self._packs[pack] = (Buffer(flat.dtype, flat.shape, device), Buffer(flat.dtype, flat.shape, device))
-            self._group_of[pack] = self._group_of[members[0]]
-            start = 0
-            for name in members:
-                first, second = (buffer.part(start, arrays[name].shape) for buffer in self._packs[pack])
-                placed[name] = first, second
-                start += arrays[name].size
-        for name, array in arrays.items():
-            self._pairs[name] = placed.get(name) or (
-                Buffer(array.dtype, array.shape, device),
-                Buffer(array.dtype, array.shape, device),
-            )
-            for buffer in self._pairs[name]:
-                buffer.write(array)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._pairs or name in self._packs or name in self._constants
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._pairs)
-
-    def group(self, name: str) -> str:
-        return self._group_of.get(name, "")
-
-    def buffer(self, name: str, *, current: bool = True) -> Buffer:
-        if name in self._constants:
-            return self._constants[name]
-        second = bool(self.parity & self._bits[self._group_of[name]])
-        pair = self._packs[name] if name in self._packs else self._pairs[name]
-        return pair[second if current else not second]
-
-    def swap(self, groups: Sequence[str]) -> None:
-        self.version += 1
-        self._undoable.update(groups)
-        for group in groups:
-            self.changes[group] += 1
-            self.parity ^= self._bits[group]
-
-    def revert(self, groups: Iterable[str]) -> None:
-        """Take groups back to before the last swap; nothing happens to one that was not swapped since it was set or reverted."""
-        undone = self._undoable.intersection(groups)
-        self.swap(sorted(undone))
-        self._undoable -= undone
-
-    def settle(self, groups: Iterable[str]) -> None:
-        """The last swap of these groups can no longer be reverted."""
-        self._undoable -= set(groups)
-
-    def get(self, name: str) -> Array:
-        return self.buffer(name).read()
-
-    def set(self, arrays: Mapping[str, Array]) -> None:
-        """Replace some tensors; all are checked before the first is written. DataError for a wrong name, shape or type."""
-        checked = {}
-        for name, array in arrays.items():
-            if name not in self._pairs:
-                raise DataError(f"There is no weight {name!r}; there are {', '.join(self._pairs)}.")
-            have, given = self.buffer(name).array, np.asarray(array)
-            if given.shape != have.shape or not np.can_cast(given.dtype, have.dtype, "same_kind"):
-                raise DataError(f"{name} is {have.dtype}{list(have.shape)}, got {given.dtype}{list(given.shape)}.")
-            checked[name] = given
-        self.version += 1
-        self._undoable.clear()
-        for name, given in checked.items():
-            self.changes[self._group_of[name]] += 1
-            self.buffer(name).write(given)
 
 
 def compile_model(
@@ -451,48 +261,6 @@ class Call:
             return dict(zip(self.outputs, binding.get_outputs()))
         except Exception as error:
             raise StepError(_explain(f"The {self._what} pass failed", error)) from error
-
-
-def from_dlpack(capsule: object, boolean: bool) -> Any:
-    """An OrtValue that shares the memory of a DLPack capsule and keeps it alive; booleans arrive as bytes."""
-    return C.OrtValue.from_dlpack(capsule, boolean)
-
-
-def ort_value(array: Array, device: Device) -> Any:
-    """An array as onnxruntime sees it: on the CPU it borrows the array's memory, which must live on."""
-    return C.OrtValue.ortvalue_from_numpy(array, device.handle)
-
-
-def is_ort_value(value: Any) -> bool:
-    return isinstance(value, (onnxruntime.OrtValue, C.OrtValue))
-
-
-def inner_value(value: Any) -> Any:
-    """The value inside of what a caller gives as an OrtValue."""
-    value = getattr(value, "_ortvalue", value)
-    if not isinstance(value, C.OrtValue):
-        raise DataError(f"Expected a numpy array or an onnxruntime.OrtValue, got {type(value).__name__}.")
-    return value
-
-
-def public_value(value: Any) -> onnxruntime.OrtValue:
-    """A value as onnxruntime's users know it."""
-    return onnxruntime.OrtValue(value)
-
-
-def look(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Element type and shape of an array or OrtValue."""
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type())), tuple(value.shape())
-
-
-def array_of(value: Any) -> Array:
-    """An OrtValue as a numpy array: a view where it is in the CPU's memory, else a copy."""
-    if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
-        return np.asarray(value.numpy())
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type()))
-    return _view(value, dtype, tuple(value.shape()))
 
 
 def _state_of(output: str) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxfit.backends.backend import Specs
-from onnxfit.backends.forward_backward import ForwardBackwardBackend
-from onnxfit.backends.passes import Pass, Passes, make_passes
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.runtime import Runner, array_of, inner_value, is_ort_value, look, public_value
+from onnxfit.runtime.backends.backend import Specs
+from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
+from onnxfit.runtime.backends.forward_pass import Pass, Passes
+from onnxfit.runtime.backends.two_sessions import make_passes
+from onnxfit.runtime.session import Runner
+from onnxfit.runtime.values import array_of, inner_value, is_ort_value, look, public_value
 from onnxfit.step import split
 
 MANY = 256  # forward passes that wait; more are most likely forgotten
