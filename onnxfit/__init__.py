@@ -17,7 +17,7 @@ from onnxfit.errors import (
     UnknownNameError,
 )
 from onnxfit.gradients.gradient_model import gradient_model
-from onnxfit.report import versions
+from onnxfit.imports import versions
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 

@@ -6,7 +6,9 @@ sizes; with the training build of onnxruntime another 1.5 s and 190 MB were PyTo
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import platform
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -40,3 +42,19 @@ try:
 finally:
     if _hidden:
         del sys.modules["onnxruntime.training"]
+
+PACKAGES = (
+    "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "numpy", "safetensors", "tensorboardX", "tqdm",
+    "click",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of every package onnxfit stands on, as far as they are installed: for bug reports."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

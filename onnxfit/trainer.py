@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit import checkpoint, report
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
@@ -43,7 +42,6 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays, write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.weights import matching, select_weights
-from onnxfit.loop import Course, Epochs, Resume, Unfinished, require_data, validation_due
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import OptimizerLike, get_optimizer, initial_slots_to_read, learning_rate_at
 from onnxfit.penalties import PenaltyLike, penalties_for
@@ -57,6 +55,10 @@ from onnxfit.step.graphs import blockers
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.training import checkpoint, summary
+from onnxfit.training.epoch_iterator import Epochs
+from onnxfit.training.loop import Course, require_data, validation_due
+from onnxfit.training.position import Resume, Unfinished
 
 Array = npt.NDArray[Any]
 BACKENDS: dict[str, type[Backend]] = {"full": FullBackend, "forward_backward": ForwardBackwardBackend}
@@ -758,7 +760,7 @@ class Trainer:
 
     def summary(self) -> str:
         """A table of the model's tensors: which are trained, by how many numbers, under which penalty."""
-        return report.summary(self._backend.recipe, self._inputs)
+        return summary.summary(self._backend.recipe, self._inputs)
 
     def inspect(self) -> Inspection:
         """Every operator of the model: whether the gradient passes it on the way from loss to weights, and how. Prints as a table."""

@@ -18,12 +18,13 @@ import onnxruntime
 import pytest
 import safetensors.numpy
 
-from onnxfit import Trainer, checkpoint
+from onnxfit import Trainer
 from onnxfit.callbacks import BackupAndRestore, Callback, LambdaCallback, ModelCheckpoint
 from onnxfit.errors import CheckpointError, ModelError
 from onnxfit.files import remove_leftovers, write_atomically
 from onnxfit.graph import tensors
 from onnxfit.optimizers import Adam
+from onnxfit.training import checkpoint
 from tests.models import linear, mlp
 
 SLOW = os.environ.get("ONNXFIT_SLOW") == "1"

@@ -21,10 +21,11 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnxfit import Trainer, checkpoint
+from onnxfit import Trainer
 from onnxfit.callbacks import BackupAndRestore, Callback, CSVLogger, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, TensorBoard
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
+from onnxfit.training import checkpoint
 from tests.test_resume import points
 
 SLOW = os.environ.get("ONNXFIT_SLOW") == "1"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from onnxfit import checkpoint
 from onnxfit.cli.models import WITHOUT_CODE
 from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
+from onnxfit.training import checkpoint
 
 
 @click.command(short_help="Write the model of a checkpoint as .onnx.")

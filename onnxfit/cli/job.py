@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import click
 
-from onnxfit import checkpoint
 from onnxfit.callbacks import Callback, CSVLogger, EarlyStopping, Logs, ModelCheckpoint, TensorBoard
 from onnxfit.cli import arrays, options, settings
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
 from onnxfit.trainer import Trainer
+from onnxfit.training import checkpoint
 
 Options = dict[str, Any]  # of `onnxfit fit`, by click's names for them, as typed
 _NUMBER = r"[-+ ,.%\da-f]*(?:nan|inf)?"  # what a field of a template becomes

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit import checkpoint
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import source
 from onnxfit.errors import ModelError
@@ -19,6 +18,7 @@ from onnxfit.runtime.backends.backend import run_on
 from onnxfit.runtime.buffers import State
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import Runner
+from onnxfit.training import checkpoint
 
 # a checkpoint holds no code: without these it can be read even where they were somebody's own
 WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from onnxfit import checkpoint
 from onnxfit.cli import job, options
 from onnxfit.cli.fit import fit
 from onnxfit.cli.models import WITHOUT_CODE
 from onnxfit.errors import CheckpointError
+from onnxfit.training import checkpoint
 
 
 @click.command(short_help="Go on with a training that was stopped.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,22 +10,6 @@ from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.weights import all_weights
 from onnxfit.step.recipe import Recipe
-
-PACKAGES = (
-    "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "numpy", "safetensors", "tensorboardX", "tqdm",
-    "click",
-)  # fmt: skip
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of every package onnxfit stands on, as far as they are installed: for bug reports."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def summary(recipe: Recipe, inputs: Sequence[TensorSpec]) -> str:

@@ -1,0 +1,1 @@
+"""The loop: epochs and batches, where a fit stands, and its checkpoints."""
