@@ -72,7 +72,7 @@ guard: .venv-dev/installed  ## have two small networks become slower, measured a
 
 soak: .venv-dev/installed  ## hundreds of fits, thousands of epochs, kills at random moments, files above 2 GB (half an hour)
 	$(dev) scripts/soak.py
-	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/test_resume.py tests/test_survival.py tests/test_checkpoints.py $(ARGS)
+	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
 
 fuzz: .venv-dev/installed  ## 10,000 damaged models and checkpoints: an error or success, nothing else (half an hour)
 	$(dev) scripts/fuzz.py

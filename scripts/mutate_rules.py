@@ -20,16 +20,16 @@ import pytest
 
 from onnxfit.gradients import rules  # noqa: F401
 from onnxfit.gradients.table import REWRITES, RULES, SUBGRAPHS
-from tests.rules import Case, built, families, judged, same
+from tests.gradients.rules.cases import Case, built, families, judged, same
 
 ERROR = 1.01
 # where a rule has no judge in float64, its own tests are stronger than its cases, if it has any
 TESTS = {
-    "tests/test_rules_quantization.py": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger",
-    "tests/test_rules_recurrent.py": "RNN GRU LSTM",
-    "tests/test_rules_spatial.py": "DeformConv",
-    "tests/test_rules_convolution.py": "Conv ConvTranspose AveragePool LpPool",
-    "tests/test_rules_contrib.py": "Inverse",
+    "tests/gradients/rules/test_quantization.py": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger",
+    "tests/gradients/rules/test_recurrent.py": "RNN GRU LSTM",
+    "tests/gradients/rules/test_spatial.py": "DeformConv",
+    "tests/gradients/rules/test_convolution.py": "Conv ConvTranspose AveragePool LpPool",
+    "tests/gradients/rules/test_microsoft.py": "Inverse",
 }
 
 

@@ -35,8 +35,8 @@ from onnxfit.losses import CrossEntropy
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.schedules import Exponential
 from tests.builds import HAS_BUILDER, every_way
+from tests.helpers import Recorder, classification, column
 from tests.models import convolutional, linear, mlp, two_outputs
-from tests.training import Recorder, classification, column
 
 Way = dict[str, str]
 

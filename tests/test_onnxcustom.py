@@ -27,8 +27,8 @@ from onnxfit.losses import (
 )
 from onnxfit.optimizers import SGD, Adam, Optimizer
 from onnxfit.schedules import Constant, InverseScaling, Optimal, Schedule
+from tests.gradients.test_functions import ByHand, run
 from tests.models import linear, mlp, two_inputs
-from tests.test_functions import ByHand, run
 
 RNG = np.random.default_rng(0)
 

@@ -19,8 +19,8 @@ from onnxfit.errors import CheckpointError, DataError, GradientError, ModelError
 from onnxfit.losses import MeanSquaredError
 from onnxfit.optimizers import SGD, Adam
 from tests.builds import needs_builder
+from tests.helpers import Recorder, classification, column
 from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
-from tests.training import Recorder, classification, column
 
 
 def images(rows: int = 48) -> tuple[np.ndarray, np.ndarray]:

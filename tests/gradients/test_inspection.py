@@ -1,0 +1,195 @@
+"""What of a model trains is said before anything runs; the command line shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import onnxfit
+from onnxfit import GradientError, Trainer, UnknownNameError
+from onnxfit.cli import main
+from onnxfit.gradients import coverage, rules  # noqa: F401
+from onnxfit.gradients.inspection import inspect
+from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS
+from tests.models import mlp
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parse(graph: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> {graph}')
+
+
+BLOCKED = """g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}, float[2,2] v = {1,2,3,4}> {
+    a = Round(x) h = MatMul(a, w) b = my.domain.Swish(h) k = MatMul(b, v) c = my.domain.Gate(k) y = Tanh(c) }"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+class TestInspect:
+    def test_a_model_that_trains(self) -> None:
+        found = inspect(mlp())
+        assert found.trains
+        assert found.source == "onnx"
+        assert all(use.gradient == "a rule of its own" for use in found.operators if use.on_the_way)
+        assert "Trains" in str(found)
+
+    def test_every_blocker_at_once_with_its_cure(self) -> None:
+        found = inspect(parse(BLOCKED))
+        assert [b.op_type for b in found.blockers] == ["Swish", "Gate"]
+        uses = {use.operator: use for use in found.operators}
+        assert uses["my.domain::Swish"].gradient == "BLOCKED"
+        assert uses["Round"].on_the_way == 0
+        assert uses["MatMul"].nodes == uses["MatMul"].on_the_way == 2
+        text = str(found)
+        assert text.count("Cure:") == 2
+        assert "onnxfit.gradients.register adds one" in text
+
+    def test_freezing_what_is_before_the_blocker_cures_it(self) -> None:
+        model = parse(BLOCKED.replace("c = my.domain.Gate(k) y = Tanh(c)", "y = Tanh(k)"))
+        for value in (onnx.helper.make_tensor_value_info("b", 1, ["N", 2]),):
+            model.graph.value_info.append(value)
+        assert not inspect(model).trains
+        found = inspect(model, ["v"])
+        assert found.trains
+        assert {u.operator: u.gradient for u in found.operators}["my.domain::Swish"] == "not needed"
+
+    def test_the_trainer_says_the_same_before_anything_runs(self) -> None:
+        with pytest.raises(GradientError, match=r"(?s)Swish.*Gate"):
+            Trainer(parse(BLOCKED), loss="mean_squared_error")
+        trainer = Trainer(mlp(), loss="cross_entropy", gradient="onnx")
+        assert str(trainer.inspect()) == str(inspect(mlp(), gradient="onnx"))
+
+    IDLE = """g (float[N,2] x) => (float[N,2] y, int64[N,1] best) <float[2,2] w = {1,2,3,4}, float[2] v = {1,2}, float[2] u = {1,2}> {
+        h = MatMul(x, w) f = Floor(v) y = Add(h, f) best = ArgMax<axis = 1>(y) }"""
+
+    def test_weights_that_lead_nowhere_are_named_and_the_rest_trains(self) -> None:
+        found = inspect(parse(self.IDLE))
+        assert found.trains
+        assert found.weights == ("w",)
+        assert found.idle == ("v", "u")
+        assert found.outputs == ("y",)
+        assert "Trains: 1 weight," in str(found)
+        assert "No output depends on v, u" in str(found)
+        assert {u.operator: u.on_the_way for u in found.operators} == {"Add": 1, "ArgMax": 0, "Floor": 0, "MatMul": 1}
+
+    def test_a_model_whose_outputs_depend_on_no_weight(self) -> None:
+        for found in (inspect(parse(self.IDLE), ["v", "u"]), inspect(parse(self.IDLE.replace("float[N,2] y, ", "")))):
+            assert not found.trains
+            assert not found.blockers
+            assert "Does not train: no output depends on a weight" in str(found)
+
+    def test_outputs_by_name(self) -> None:
+        model = parse(
+            "g (float[N,2] x) => (float[N,2] left, float[N,2] le) <float[2,2] w = {1,2,3,4}> { left = Relu(x) le = MatMul(x, w) }"
+        )
+        assert inspect(model, outputs="le").trains
+        assert inspect(model, outputs=["le"]).outputs == ("le",)
+        assert not inspect(model, outputs="left").trains
+        for name in ("best", "none"):
+            with pytest.raises(UnknownNameError, match=f"No float output is called '{name}'"):
+                inspect(parse(self.IDLE), outputs=[name])
+
+    def test_a_sequence_of_floats_is_no_float_output(self) -> None:
+        model = parse(
+            "g (float[N,2] x) => (float[N,2] y, seq(float[N,2]) s) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) s = SequenceConstruct(y) }"
+        )
+        assert inspect(model).outputs == ("y",)
+
+    def test_nothing_is_changed(self) -> None:
+        model = mlp()
+        before = model.SerializeToString(deterministic=True)
+        inspect(model)
+        assert model.SerializeToString(deterministic=True) == before
+
+
+class TestCoverage:
+    def test_every_operator_of_onnx_is_spoken_for(self) -> None:
+        """A rule, a rewriting, a definition, or the reason why it has no derivative: never an omission."""
+        assert [o.name for o in coverage.operators() if o.way == "none"] == []
+
+    def test_no_operator_stands_in_two_lists(self) -> None:
+        lists = [set(t) for t in (RULES, REWRITES, SUBGRAPHS, FLAT)]
+        assert sum(map(len, lists)) == len(set().union(*lists))
+
+    def test_a_definition_leads_to_operators_that_are_spoken_for(self) -> None:
+        known = {o.op_type: o.way for o in coverage.operators()}
+        for o in coverage.operators():
+            if o.way == "function" and not o.domain:
+                schema = onnx.defs.get_schema(o.op_type, 21, "")
+                for node in schema.function_body.node if schema.has_function else ():
+                    assert known[node.op_type] != "none"
+
+    def test_the_page_is_current(self) -> None:
+        page = (ROOT / "docs/operators.md").read_text(encoding="utf-8")
+        assert page == coverage.as_markdown(), "docs/operators.md is out of date: make docs"
+
+
+class TestCommandLine:
+    def test_help_names_the_commands(self) -> None:
+        text = call("--help").output
+        assert "inspect" in text
+        assert "ops" in text
+        assert "onnxfit inspect model.onnx" in call("inspect", "--help").output
+
+    def test_inspect(self, tmp_path: Path) -> None:
+        onnx.save(mlp(), tmp_path / "m.onnx")
+        result = call("inspect", tmp_path / "m.onnx")
+        assert result.exit_code == 0
+        assert result.output.strip() == str(inspect(mlp()))
+        found = json.loads(call("inspect", tmp_path / "m.onnx", "--json").output)
+        assert found["trains"] is True
+        assert {u["operator"] for u in found["operators"]} == {node.op_type for node in mlp().graph.node}
+
+    def test_inspect_exits_with_1_where_the_model_does_not_train(self, tmp_path: Path) -> None:
+        onnx.save(parse(BLOCKED), tmp_path / "m.onnx")
+        result = call("inspect", tmp_path / "m.onnx")
+        assert result.exit_code == 1
+        assert "Does not train" in result.output
+        assert "Traceback" not in result.output
+
+    def test_inspect_exits_with_1_where_no_weight_trains(self, tmp_path: Path) -> None:
+        onnx.save(parse(TestInspect.IDLE), tmp_path / "m.onnx")
+        assert call("inspect", tmp_path / "m.onnx").exit_code == 0
+        result = call("inspect", tmp_path / "m.onnx", "--json", "-w", "u")
+        assert result.exit_code == 1
+        assert json.loads(result.output)["idle"] == ["u"]
+
+    def test_errors_are_one_message(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx").write_bytes(b"not a model")
+        result = call("inspect", tmp_path / "m.onnx")
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert call("inspect", tmp_path / "none.onnx").exit_code == 2
+        assert "Did you mean 'Conv'" in call("ops", "Comv").output
+
+    def test_ops(self) -> None:
+        lines = call("ops").output.splitlines()
+        assert any(line.startswith("MatMul ") and "rule" in line for line in lines)
+        assert len(call("ops", "Conv", "LSTM").output.splitlines()) == 6
+        assert [o["op_type"] for o in json.loads(call("ops", "Conv", "--json").output)] == ["Conv"]
+        assert call("ops", "--markdown").output == coverage.as_markdown()
+
+    @pytest.mark.parametrize("rest", ["Conv", "--json"])
+    def test_the_whole_page_goes_with_nothing_else(self, rest: str) -> None:
+        result = call("ops", "--markdown", rest)
+        assert result.exit_code == 2
+        assert "--markdown prints the whole page" in result.output
+
+    def test_version(self) -> None:
+        """From a checkout that is not installed, too."""
+        result = call("--version")
+        assert result.exit_code == 0
+        assert onnxfit.__version__ in result.output
+
+
+def test_weights_only_through_what_has_no_derivative() -> None:
+    model = parse("g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { h = MatMul(x, w) y = Round(h) }")
+    with pytest.raises(ValueError, match="depends on no weight"):
+        Trainer(model, loss="mean_squared_error")
