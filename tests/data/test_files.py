@@ -642,7 +642,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def test_a_network_learns_images_from_a_folder(pictures: Path) -> None:
     trainer = onnxfit.Trainer(
-        convolutional(), loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(learning_rate=0.05), metrics=["accuracy"]
+        convolutional(), loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(learning_rate=0.01), metrics=["accuracy"]
     )
     loader = onnxfit.ImageFolder(pictures, (8, 8), channels=1, batch_size=3)
     trainer.fit(loader, epochs=20, verbose=0)
