@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-MOST = 100  # names that an error lists in full
+MAX_NAMES_LISTED = 100  # names that an error lists in full
 
 
 class OnnxfitError(Exception):
@@ -51,7 +51,7 @@ class UnknownNameError(SettingError, KeyError):
         known = sorted(known)
         near = difflib.get_close_matches(str(given), known, n=5, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        if len(known) > MOST:
+        if len(known) > MAX_NAMES_LISTED:
             known = [*(near or known[:5]), f"… ({len(known)} in all)"]
         self.message = f"No {kind} is called {given!r}.{hint} Known: {', '.join(known) or 'none'}."
         super().__init__(self.message)

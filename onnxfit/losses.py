@@ -24,7 +24,7 @@ from onnxfit.gradients import functions
 from onnxfit.graph import names
 from onnxfit.graph.classical import source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry, snake_case
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-LossFunction = Callable[[Op, Value, Value], Value]
+LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 
 LEAST_PROBABILITY = 1e-30  # below it a probability counts as this: its logarithm is then -69, and its slope still a float32
 LEAST_RATE = 1e-7
@@ -82,10 +82,10 @@ class Loss(ABC):
             raise SettingError(f"{type(self).__name__} needs reduction 'mean', 'weighted_mean' or 'sum', got {self.reduction!r}.")
 
     @abstractmethod
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         """The loss per sample or element, shape `(batch, ...)`."""
 
-    def element_weights(self, op: Op, y_true: Value, y_pred: Value) -> Value | None:
+    def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         """What each entry of the result counts (class weights, a mask), in a shape that broadcasts to the result's; None: all count 1."""
         return None
 
@@ -105,14 +105,16 @@ class Loss(ABC):
         return labels.astype(wanted.dtype, copy=False)
 
     @final
-    def reduce(self, op: Op, y_true: Value, y_pred: Value, sample_weight: Value | None) -> tuple[Value, Value | None]:
+    def reduce(self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None) -> tuple[Value, Value | None]:
         """The scalar loss of a batch, and what it counts: the divisor where that is not simply the number of entries, else None.
 
         `sample_weight` has shape `(batch,)`. An input of labels or weights with a size of its own gets the output's for it.
         """
         return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight))
 
-    def _costs(self, op: Op, y_true: Value, y_pred: Value, sample_weight: Value | None) -> tuple[Value, Value | None, Value | None]:
+    def _costs(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
+    ) -> tuple[Value, Value | None, Value | None]:
         """What each entry costs, all weights applied; the element weights; and those together with the sample weights."""
         _adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
         if sample_weight is not None and y_pred.shape:
@@ -133,7 +135,7 @@ class Loss(ABC):
             weights = rows if elements is None else rows * elements
         return loss if weights is None else loss * weights, elements, weights
 
-    def _reduced(self, op: Op, costs: Value, elements: Value | None, weights: Value | None) -> tuple[Value, Value | None]:
+    def _reduced(self, op: GraphBuilder, costs: Value, elements: Value | None, weights: Value | None) -> tuple[Value, Value | None]:
         if costs.rank == 0:
             return costs, None
         if self.reduction == "sum":
@@ -146,7 +148,7 @@ class Loss(ABC):
         # a batch in which nothing counts costs 0, not 0/0
         return op.ReduceSum(costs, keepdims=0) / op.Max(total, np.finfo(costs.dtype).tiny), total
 
-    def _by_row(self, op: Op, costs: Value) -> Value:
+    def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
         if costs.rank == 0:
             raise SettingError(f"{_name(self)} gives one number a batch, which cannot be told by row: return one per sample.")
         if costs.rank == 1:
@@ -235,7 +237,7 @@ class FunctionLoss(Loss):
 
     function: LossFunction
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         loss = self.function(op, y_true, y_pred)
         if not isinstance(loss, Value) or loss.dtype.kind != "f":
             raise SettingError(f"{_name(self)} returned {loss!r}: a loss is a Value of floats.")
@@ -258,7 +260,7 @@ class MeanSquaredError(Loss):
 
     aliases = ("mse", "mse_loss", "l2", "l2_loss", "squared_error")
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = y_pred - y_true  # -d: the same square, and a gradient without a Neg
         return distance * distance
 
@@ -269,7 +271,7 @@ class MeanAbsoluteError(Loss):
 
     aliases = ("mae", "mae_loss", "l1", "l1_loss", "absolute_error")
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         return abs(y_pred - y_true)
 
 
@@ -285,7 +287,7 @@ class Elastic(Loss):
         _require(self, "l1_weight >= 0", self.l1_weight, lambda v: v >= 0)
         _require(self, "l2_weight >= 0", self.l2_weight, lambda v: v >= 0)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = y_true - y_pred
         return self.l1_weight * abs(distance) + self.l2_weight * (distance * distance)
 
@@ -302,7 +304,7 @@ class Huber(Loss):
         super().__post_init__()
         _require(self, "delta > 0", self.delta, lambda v: v > 0)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = abs(y_pred - y_true)
         near = op.Min(distance, self.delta)
         return near * (distance - 0.5 * near)
@@ -314,7 +316,7 @@ class LogCosh(Loss):
 
     aliases = ("logcosh",)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = abs(y_pred - y_true)
         return distance + op.Log(1 + op.Exp(-2 * distance)) - math.log(2)
 
@@ -330,7 +332,7 @@ class MeanSquaredLogarithmicError(Loss):
     aliases = ("msle",)
     label_range = (0.0, math.inf)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = op.Log(1 + y_true) - (op.Log(1 + op.Max(y_pred, 0)) + op.Min(y_pred, 0))
         return distance * distance
 
@@ -341,7 +343,7 @@ class MeanAbsolutePercentageError(Loss):
 
     aliases = ("mape",)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         return abs(y_pred - y_true) * (100 / op.Max(abs(y_true), 1e-7))
 
 
@@ -357,7 +359,7 @@ class Quantile(Loss):
         super().__post_init__()
         _require(self, "0 < quantile < 1", self.quantile, lambda v: 0 < v < 1)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = y_true - y_pred
         return 0.5 * abs(distance) + (self.quantile - 0.5) * distance
 
@@ -376,7 +378,7 @@ class Poisson(Loss):
 
     log_input: bool = True
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if self.log_input:
             return _exp(op, y_pred) - y_true * y_pred
         rate = op.Max(y_pred, LEAST_RATE)
@@ -405,8 +407,8 @@ class GaussianNLL(Loss):
             raise SettingError(f"GaussianNLL needs an output whose last axis holds means, then as many variances; got {y_pred}.")
         return TensorSpec("y_true", y_pred.dtype, (*y_pred.shape[:-1], last // 2 if isinstance(last, int) else None))
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
-        mean, spread = op.many(2, "Split", y_pred, axis=-1, num_outputs=2)
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        mean, spread = op.Split(y_pred, _outputs=2, axis=-1, num_outputs=2)
         distance = y_true - mean
         if self.log_variance:
             return 0.5 * (spread + distance * distance * _exp(op, -spread))
@@ -426,7 +428,7 @@ class Hinge(Loss):
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         return _signs(self, super().prepare(y, y_pred), y_pred)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         return op.Max(1 - y_true * y_pred, 0)
 
 
@@ -439,7 +441,7 @@ class SquaredHinge(Loss):
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         return _signs(self, super().prepare(y, y_pred), y_pred)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         short = op.Max(1 - y_true * y_pred, 0)
         return short * short
 
@@ -475,7 +477,7 @@ class BinaryCrossEntropy(Loss):
             _check_length(self, "pos_weight", self.pos_weight, y_pred, len(y_pred.shape) - 1)
         return super().target(y_pred)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         _warn_of_wrong_scale(self, y_pred, self.from_logits)
         if self.label_smoothing:
             y_true = (1 - self.label_smoothing) * y_true + self.label_smoothing / 2
@@ -561,7 +563,7 @@ class ClassLoss(Loss):
             _refuse(self, labels, wrong, expected, y_pred, hint)
         return labels.astype(np.int64, copy=False)
 
-    def element_weights(self, op: Op, y_true: Value, y_pred: Value) -> Value | None:
+    def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         if not _is_index(y_true):
             return None
         counted = None if self.ignore_index is None else op.cast(~op.Equal(y_true, self.ignore_index), y_pred.dtype)
@@ -570,15 +572,15 @@ class ClassLoss(Loss):
         weights = self._of_label(op, y_true, self.class_weights, y_pred.dtype)
         return weights if counted is None else weights * counted
 
-    def pick(self, op: Op, values: Value, y_true: Value) -> Value:
+    def pick(self, op: GraphBuilder, values: Value, y_true: Value) -> Value:
         """Of values with an axis of classes, those of the labels; some number where a label is ignored."""
         axis = self.class_axis(values.rank)
         return op.Squeeze(op.GatherElements(values, op.Unsqueeze(self._index(op, y_true), [axis]), axis=axis), [axis])
 
-    def _of_label(self, op: Op, y_true: Value, per_class: Sequence[float], dtype: npt.DTypeLike) -> Value:
+    def _of_label(self, op: GraphBuilder, y_true: Value, per_class: Sequence[float], dtype: npt.DTypeLike) -> Value:
         return op.Gather(op.constant(np.array(per_class, dtype)), self._index(op, y_true))
 
-    def _index(self, op: Op, y_true: Value) -> Value:
+    def _index(self, op: GraphBuilder, y_true: Value) -> Value:
         return y_true if self.ignore_index is None else op.Where(op.Equal(y_true, self.ignore_index), 0, y_true)
 
 
@@ -612,7 +614,7 @@ class CrossEntropy(ClassLoss):
             return labels.astype(y_pred.dtype, copy=False)
         return super().prepare(labels, y_pred)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         axis = self.class_axis(y_pred.rank)
         log_p = _log_probabilities(self, op, y_pred, axis, self.from_logits)
         weighted = log_p
@@ -641,7 +643,7 @@ class NLL(ClassLoss):
 
     aliases = ("nll_loss", "negative_log_likelihood")
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         return -self.pick(op, y_pred, y_true)
 
 
@@ -686,7 +688,7 @@ class Focal(ClassLoss):
         _refuse(self, labels, (labels != 0) & (labels != 1), "class indices, or labels 0 and 1 of the output's shape,", y_pred)
         return labels.astype(y_pred.dtype, copy=False)
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if _is_index(y_true):
             return self._of_classes(op, y_true, y_pred)
         if self.class_weights is not None or self.ignore_index is not None or isinstance(self.alpha, tuple):
@@ -701,7 +703,7 @@ class Focal(ClassLoss):
             loss = -op.Exp(self.gamma * _log(op, other)) * _log(op, p)
         return loss if self.alpha is None else loss * (self.alpha * y_true + (1 - self.alpha) * (1 - y_true))
 
-    def _of_classes(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def _of_classes(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if self.alpha is not None and not isinstance(self.alpha, tuple):
             raise SettingError(f"Focal with class indices takes one alpha per class, got {self.alpha}.")
         log_p = self.pick(op, _log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank), self.from_logits), y_true)
@@ -723,7 +725,7 @@ class KLDivergence(Loss):
     from_logits: bool = False
     axis: int | None = None
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         axis = _class_axis(self, self.axis, y_pred.rank)
         log_p = _log_probabilities(self, op, y_pred, axis, self.from_logits)
         return op.ReduceSum(y_true * (_log(op, y_true) - log_p), [axis], keepdims=0)
@@ -740,7 +742,7 @@ class CosineSimilarity(Loss):
 
     axis: int = -1
 
-    def __call__(self, op: Op, y_true: Value, y_pred: Value) -> Value:
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         def along(x: Value) -> Value:
             return op.ReduceSum(x, [self.axis], keepdims=0)
 
@@ -753,24 +755,24 @@ class CosineSimilarity(Loss):
 # ---------------------------------------------------------------------- stable forms
 
 
-def _softplus(op: Op, x: Value) -> Value:
+def _softplus(op: GraphBuilder, x: Value) -> Value:
     """log(1 + e^x), with the right gradient, a half, at 0 whatever the gradient of |x| is taken to be there."""
     size = abs(x)
     return 0.5 * (x + size) + op.Log(1 + op.Exp(-size))
 
 
-def _exp(op: Op, x: Value) -> Value:
+def _exp(op: GraphBuilder, x: Value) -> Value:
     """e^x, and its tangent beyond `GREATEST_EXPONENT`."""
     near = op.Min(x, GREATEST_EXPONENT)
     return op.Exp(near) * (1 + (x - near))
 
 
-def _log(op: Op, p: Value) -> Value:
+def _log(op: GraphBuilder, p: Value) -> Value:
     """The logarithm of a probability, at least log(`LEAST_PROBABILITY`)."""
     return op.Log(op.Clip(p, LEAST_PROBABILITY, 1))
 
 
-def _log_probabilities(loss: Loss, op: Op, y_pred: Value, axis: int, from_logits: bool) -> Value:
+def _log_probabilities(loss: Loss, op: GraphBuilder, y_pred: Value, axis: int, from_logits: bool) -> Value:
     _warn_of_wrong_scale(loss, y_pred, from_logits)
     if not from_logits:
         return _log(op, y_pred)

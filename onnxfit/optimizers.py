@@ -22,7 +22,7 @@ from onnxfit.errors import SettingError
 from onnxfit.gradients import functions
 from onnxfit.graph import names
 from onnxfit.graph.spec import Dim, TensorSpec
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry
 from onnxfit.schedules import LearningRate, check_number
 
@@ -46,8 +46,10 @@ Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
 
 AVERAGE = "ema"  # the slot of `ema_momentum`
-SMALL = 2**17  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
-TOGETHER = 2**19  # elements of such a tensor at most: all operators of a larger one leave the processor's cache
+MAX_ELEMENTS_TO_FUSE = (
+    2**17
+)  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
+MAX_FUSED_ELEMENTS = 2**19  # elements of such a tensor at most: all operators of a larger one leave the processor's cache
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Optimizer(ABC):
     elementwise: ClassVar[bool] = False
 
     @property
-    def proportional(self) -> bool:
+    def is_plain_sgd(self) -> bool:
         """Whether the update is `w - lr * g`, so that the gradient of the loss times the learning rate is all it needs."""
         return False
 
@@ -108,7 +110,7 @@ class Optimizer(ABC):
         """What this optimizer remembers for a weight: slot name -> value before the first update, of any shape and element type."""
         return {}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         """What `update` receives in the place of `lr` and `step`: scalars that all weights share, computed once per graph.
 
         Override it where much, such as a correction for bias, depends on the learning rate and the step alone; at least two values.
@@ -116,7 +118,9 @@ class Optimizer(ABC):
         return lr, step
 
     @abstractmethod
-    def update(self, op: Op, w: Value, g: Value, lr: Value, step: Value, *slots: Any, **_: Any) -> Value | tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Any, **_: Any
+    ) -> Value | tuple[Value, ...]:
         """The next weight, or (next weight, next slots in the order of `slots`).
 
         `lr` is a scalar of the weight's element type; `step` a float64 scalar, 1 for the first update (float64, so that
@@ -146,10 +150,10 @@ class Optimizer(ABC):
         }
         with op.scope("optimizer"):
             step = op.cast(done, np.float64) + 1
-        following, rest = apply_update(op, self, {name: w}, {name: g}, {name: slots}, lr, step)
-        op.output(names.following("weight"), following[name])
+        updated, rest = apply_update(op, self, {name: w}, {name: g}, {name: slots}, lr, step)
+        op.output(names.updated("weight"), updated[name])
         for slot, value in rest[name].items():
-            op.output(names.following(names.slot("weight", slot)), value)
+            op.output(names.updated(names.slot("weight", slot)), value)
         return functions.finished(op)
 
 
@@ -187,24 +191,26 @@ class SGD(Optimizer):
             raise SettingError("SGD's scaled_velocity needs momentum > 0, got 0.")
 
     @property
-    def proportional(self) -> bool:
+    def is_plain_sgd(self) -> bool:
         return not self.momentum
 
     def slots(self, w: Array) -> dict[str, Array]:
         return {"velocity": np.zeros_like(w)} if self.momentum else {}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         if not self.dampening:
             return lr, step
         return lr, op.cast(op.Where(step > 1, op.constant(1 - self.dampening, np.float64), op.constant(1, np.float64)), lr.dtype)
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, fresh: Value, *slots: Value) -> Value | tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, unique_name: Value, *slots: Value
+    ) -> Value | tuple[Value, ...]:
         if not self.momentum:
             return w - lr * g
         (velocity,) = slots
         if self.scaled_velocity:
             g = lr * g
-        velocity = self.momentum * velocity + (fresh * g if self.dampening else g)
+        velocity = self.momentum * velocity + (unique_name * g if self.dampening else g)
         move = g + self.momentum * velocity if self.nesterov else velocity
         return w - (move if self.scaled_velocity else lr * move), velocity
 
@@ -234,13 +240,13 @@ class Adam(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {slot: np.zeros_like(w) for slot in ("m", "v", *(["v_max"] if self.amsgrad else []))}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections leave the tensors to the scalars
         root = op.Sqrt(1 - self.betas[1] ** step)
         size = lr * op.cast(root / (1 - self.betas[0] ** step), lr.dtype)
         return size, op.cast(self.eps * root, lr.dtype)
 
-    def update(self, op: Op, w: Value, g: Value, size: Value, eps: Value, *slots: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, size: Value, eps: Value, *slots: Value) -> tuple[Value, ...]:
         m, v, *largest = slots
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
@@ -281,10 +287,10 @@ class Adamax(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w), "u": np.zeros_like(w)}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         return lr / op.cast(1 - self.betas[0] ** step, lr.dtype), step
 
-    def update(self, op: Op, w: Value, g: Value, size: Value, step: Value, m: Value, u: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, size: Value, step: Value, m: Value, u: Value) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         u = op.Max(self.betas[1] * u, abs(g) + self.eps)
         return w - size * m / u, m, u
@@ -315,7 +321,7 @@ class NAdam(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w), "v": np.zeros_like(w), "mu_product": np.ones((), w.dtype)}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         root = op.Sqrt(1 - self.betas[1] ** step)
         mu, mu_next = (self.betas[0] * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)) for t in (step, step + 1))
         rate = lr * op.cast(root, lr.dtype)
@@ -329,7 +335,7 @@ class NAdam(Optimizer):
 
     def update(
         self,
-        op: Op,
+        op: GraphBuilder,
         w: Value,
         g: Value,
         mu: Value,
@@ -376,7 +382,7 @@ class RAdam(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w), "v": np.zeros_like(w)}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         size = lr / op.cast(1 - self.betas[0] ** step, lr.dtype)
         limit = 2 / (1 - self.betas[1]) - 1
         if limit <= 5:  # the length of the average never exceeds its limit: no update is rectified
@@ -389,7 +395,7 @@ class RAdam(Optimizer):
         root = op.Sqrt((1 - power) * (length - 4) * (length - 2) * (limit / ((limit - 4) * (limit - 2))) / length)
         return size * op.cast(op.Where(rectified, root, op.cast(0, np.float64)), lr.dtype), size * op.cast(~rectified, lr.dtype)
 
-    def update(self, op: Op, w: Value, g: Value, rectified: Value, plain: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, rectified: Value, plain: Value, m: Value, v: Value) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
         return w - (rectified / (op.Sqrt(v) + self.eps) + plain) * m, m, v  # one of the two sizes is 0
@@ -423,7 +429,7 @@ class RMSprop(Optimizer):
         names = ["v", *(["mean"] if self.centered else []), *(["velocity"] if self.momentum else [])]
         return {name: np.zeros_like(w) for name in names}
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, step: Value, *slots: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Value) -> tuple[Value, ...]:
         v, *others = slots
         v = variance = _average(v, g * g, self.alpha)
         kept = [v]
@@ -463,10 +469,10 @@ class Adagrad(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"sum": np.full_like(w, self.initial_accumulator_value)}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         return lr / op.cast(1 + (step - 1) * self.lr_decay, lr.dtype) if self.lr_decay else lr, step
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, step: Value, total: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, total: Value) -> tuple[Value, ...]:
         total = total + g * g
         return w - lr * g / (op.Sqrt(total) + self.eps), total
 
@@ -495,7 +501,7 @@ class Adadelta(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"v": np.zeros_like(w), "d": np.zeros_like(w)}
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, step: Value, v: Value, d: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, v: Value, d: Value) -> tuple[Value, ...]:
         v = _average(v, g * g, self.rho)
         delta = op.Sqrt((d + self.eps) / (v + self.eps)) * g
         d = _average(d, delta * delta, self.rho)
@@ -523,7 +529,7 @@ class Lion(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w)}
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, step: Value, m: Value) -> tuple[Value, ...]:
+    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, m: Value) -> tuple[Value, ...]:
         return w - lr * op.Sign(_average(m, g, self.betas[0])), _average(m, g, self.betas[1])
 
 
@@ -552,11 +558,13 @@ class Lamb(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w), "v": np.zeros_like(w)}
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         root = op.Sqrt(1 - self.betas[1] ** step)
         return lr, op.cast(root / (1 - self.betas[0] ** step), lr.dtype), op.cast(self.eps * root, lr.dtype)
 
-    def update(self, op: Op, w: Value, g: Value, lr: Value, correction: Value, eps: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, correction: Value, eps: Value, m: Value, v: Value
+    ) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
         u = correction * m / (op.Sqrt(v) + eps)
@@ -605,23 +613,23 @@ class Adafactor(Optimizer):
             "columns": np.zeros_like(w, shape=(*w.shape[:-2], 1, w.shape[-1])),
         }
 
-    def coefficients(self, op: Op, lr: Value, step: Value) -> tuple[Value, ...]:
-        fresh = step**self.beta2_decay
+    def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
+        unique_name = step**self.beta2_decay
         size = op.Min(lr, op.cast(step**-0.5, lr.dtype))
-        return size, op.cast(fresh, lr.dtype), op.cast(1 - fresh, lr.dtype), 1 - lr * self.weight_decay
+        return size, op.cast(unique_name, lr.dtype), op.cast(1 - unique_name, lr.dtype), 1 - lr * self.weight_decay
 
     def update(
-        self, op: Op, w: Value, g: Value, size: Value, fresh: Value, kept: Value, undecayed: Value, *slots: Value
+        self, op: GraphBuilder, w: Value, g: Value, size: Value, unique_name: Value, kept: Value, undecayed: Value, *slots: Value
     ) -> tuple[Value, ...]:
         eps1 = float(np.finfo(w.dtype).eps) if self.eps[0] is None else self.eps[0]
         square = g * g
         if len(slots) == 2:
-            rows = kept * slots[0] + fresh * op.ReduceMean(square, [-1])
-            columns = kept * slots[1] + fresh * op.ReduceMean(square, [-2])
+            rows = kept * slots[0] + unique_name * op.ReduceMean(square, [-1])
+            columns = kept * slots[1] + unique_name * op.ReduceMean(square, [-2])
             slots = rows, columns
             v = rows / op.Max(op.ReduceMean(rows, [-2]), eps1) * columns
         else:
-            slots = (v := kept * slots[0] + fresh * square,)
+            slots = (v := kept * slots[0] + unique_name * square,)
         u = g / op.Max(op.Sqrt(v), eps1)
         size = size * op.Max(_rms(op, w), self.eps[1]) / op.Max(_rms(op, u) / self.d, 1.0)
         return (undecayed * w if self.weight_decay else w) - size * u, *slots
@@ -638,16 +646,14 @@ def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str
     return {slot: spread(value) for slot, value in initial_slots(optimizer, name, w).items()}
 
 
-def updated_together(
-    optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
-) -> list[list[str]]:
+def fused_weights(optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> list[list[str]]:
     """Small weights that may be updated one after the other in one tensor: the operators of an update cost more than their elements.
 
     Weights without slots are no such: their update is one or two operators.
     """
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
-        small = 0 < w.size <= SMALL and w.dtype in (np.float32, np.float64)
+        small = 0 < w.size <= MAX_ELEMENTS_TO_FUSE and w.dtype in (np.float32, np.float64)
         if optimizer.elementwise and small and slots[name] and all(s.shape == w.shape for s in slots[name].values()):
             rule, factor = _rule_of(optimizer, name)
             alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
@@ -662,7 +668,7 @@ def _packs(found: Sequence[str], weights: Mapping[str, Array]) -> list[list[str]
         size = weights[name].size
         if size > room:
             packs.append([])
-            room = TOGETHER
+            room = MAX_FUSED_ELEMENTS
         packs[-1].append(name)
         room -= size
     return packs
@@ -717,7 +723,7 @@ def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]
 
 
 def apply_update(
-    op: Op,
+    op: GraphBuilder,
     optimizer: Optimizer,
     weights: Mapping[str, Value],
     gradients: Mapping[str, Value],
@@ -729,7 +735,7 @@ def apply_update(
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
     """The next value of every weight and of every slot. `slots[name]` is in the order of `initial_slots(optimizer, name, w)`.
 
-    `scaled`: the gradients are times the learning rate, and the optimizer is `proportional`.
+    `scaled`: the gradients are times the learning rate, and the optimizer is `is_plain_sgd`.
 
     SettingError where `update` returns another number of values, or a value of another type or shape, than it was given.
     """
@@ -764,7 +770,9 @@ def apply_update(
     return next_weights, next_slots
 
 
-def clip_gradients(op: Op, gradients: Mapping[str, Value], clip_norm: float | None, clip_value: float | None) -> dict[str, Value]:
+def clip_gradients(
+    op: GraphBuilder, gradients: Mapping[str, Value], clip_norm: float | None, clip_value: float | None
+) -> dict[str, Value]:
     """Gradients clipped element by element to ±clip_value, then scaled so that their common L2 norm is at most clip_norm.
 
     None leaves out either. A NaN stays one, and with clip_norm spreads to all gradients.
@@ -828,9 +836,9 @@ def _average(so_far: Value, new: Value, beta: float) -> Value:
     return beta * so_far + (1 - beta) * new
 
 
-def _norm(op: Op, x: Value) -> Value:
+def _norm(op: GraphBuilder, x: Value) -> Value:
     return op.Sqrt(op.ReduceSumSquare(x, keepdims=0))  # onnxruntime has no ReduceL2 for float64
 
 
-def _rms(op: Op, x: Value) -> Value:
+def _rms(op: GraphBuilder, x: Value) -> Value:
     return op.Sqrt(op.ReduceMean(x * x, keepdims=0))

@@ -16,7 +16,7 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.gradients import functions
 from onnxfit.graph.spec import Dim
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry, snake_case
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
@@ -27,7 +27,7 @@ class Penalty(ABC):
     """The base of every penalty: from one weight to a scalar."""
 
     @abstractmethod
-    def __call__(self, op: Op, w: Value) -> Value:
+    def __call__(self, op: GraphBuilder, w: Value) -> Value:
         """What this weight costs, shape `()`."""
 
     def build_onnx_function(
@@ -57,7 +57,7 @@ class L1(Penalty):
     def __post_init__(self) -> None:
         _check("L1", "weight", self.weight)
 
-    def __call__(self, op: Op, w: Value) -> Value:
+    def __call__(self, op: GraphBuilder, w: Value) -> Value:
         return self.weight * _sum(op, abs(w))
 
 
@@ -72,7 +72,7 @@ class L2(Penalty):
     def __post_init__(self) -> None:
         _check("L2", "weight", self.weight)
 
-    def __call__(self, op: Op, w: Value) -> Value:
+    def __call__(self, op: GraphBuilder, w: Value) -> Value:
         return self.weight * _sum(op, w * w)
 
 
@@ -89,7 +89,7 @@ class ElasticNet(Penalty):
         _check("ElasticNet", "l1", self.l1)
         _check("ElasticNet", "l2", self.l2)
 
-    def __call__(self, op: Op, w: Value) -> Value:
+    def __call__(self, op: GraphBuilder, w: Value) -> Value:
         return _sum(op, self.l1 * abs(w) + self.l2 * (w * w))
 
 
@@ -150,7 +150,7 @@ def _entries(penalty: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str
     return list(penalty.items())
 
 
-def _sum(op: Op, x: Value) -> Value:
+def _sum(op: GraphBuilder, x: Value) -> Value:
     if x.shape is not None and 0 in x.shape:
         return op.constant(0, x.dtype)  # onnxruntime cannot compile the gradient of an empty sum
     return op.ReduceSum(x, keepdims=0) if x.rank else x

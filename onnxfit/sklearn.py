@@ -15,7 +15,7 @@ import onnx
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.graph.classical import source_of_probabilities
-from onnxfit.graph.model import ModelSource, read_model, spec_of, tensor_outputs, working_form
+from onnxfit.graph.model import ModelSource, normalize, read_model, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
 from onnxfit.optimizers import Adam, OptimizerLike, get_optimizer
@@ -117,7 +117,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
         model = None if before is not None or self.model is None else read_model(self.model)
         if before is None:
-            self._input = None if model is None else _only_input([spec_of(v) for v in working_form(model).graph.inputs])
+            self._input = None if model is None else _only_input([spec_of(v) for v in normalize(model).graph.inputs])
         X, y = validate_data(self, X, y, reset=before is None, **self._checks(before is not None), **self._label_checks)
         self._dtype = X.dtype
         weights = None if sample_weight is None else _relative(_check_sample_weight(sample_weight, X))
@@ -138,7 +138,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         return [features, *hidden, outputs]
 
     def _started(self, model: onnx.ModelProto, seed: int) -> Trainer:
-        work = working_form(model)
+        work = normalize(model)
         outputs = tensor_outputs(work)
         name, loss = _only_output(self.loss, {n: s for n, s in outputs.items() if s.dtype.kind == "f"})
         probabilities = source_of_probabilities(next(v for v in work.graph.outputs if v.name == name)) is not None
@@ -388,10 +388,10 @@ def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, 
 
 def _continued(before: Trainer, new: Trainer) -> Trainer:
     """A new trainer of the same weights that goes on where another one stands; slots go on where its optimizer has the same."""
-    state, fresh = before.get_state(), new.get_state()
-    slots = state["slots"] if state["slots"].keys() == fresh["slots"].keys() else fresh["slots"]
-    counters = {**state["counters"], "learning_rate": fresh["counters"]["learning_rate"]}
-    new.set_state({"weights": fresh["weights"], "slots": slots, "counters": counters})
+    state, unique_name = before.get_state(), new.get_state()
+    slots = state["slots"] if state["slots"].keys() == unique_name["slots"].keys() else unique_name["slots"]
+    counters = {**state["counters"], "learning_rate": unique_name["counters"]["learning_rate"]}
+    new.set_state({"weights": unique_name["weights"], "slots": slots, "counters": counters})
     new.train_losses_ = list(before.train_losses_)
     return new
 

@@ -22,20 +22,20 @@ from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     ModelSource,
+    normalize,
     read_model,
     spec_of,
     tensor_outputs,
     with_initializers,
-    working_form,
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.graph.training_form import RANDOM, to_evaluation_form, to_inference_form
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import SGD
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import Call
+from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import from_dlpack
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
@@ -155,7 +155,7 @@ class OnnxModule(torch.nn.Module):
         if not recomputed:
             with torch.no_grad():
                 for name in pair.statistics:
-                    self._state(name).copy_(found[names.following(name)])
+                    self._state(name).copy_(found[names.updated(name)])
         outputs = tuple(found[name] for name in self._outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -199,7 +199,7 @@ class OnnxModule(torch.nn.Module):
     def _prepare(self) -> None:
         """Make what the graphs are built of, from the model and the settings."""
         patterns, gradient, batch_norm = self._settings
-        work = working_form(self._model)
+        work = normalize(self._model)
         outputs = tensor_outputs(work)
         work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
         if patterns is None:
@@ -220,7 +220,7 @@ class OnnxModule(torch.nn.Module):
         )
         # In evaluation the running statistics are given like weights; frozen, they are what BatchNormalization uses.
         evaluation = ir.from_proto(ir.to_proto(work))
-        to_evaluation_form(Op(evaluation.graph))
+        to_evaluation_form(GraphBuilder(evaluation.graph))
         TopologicalSortPass()(evaluation)
         self._evaluation = replace(self._training, model=evaluation, weights=self._training.state, batch_norm="frozen")
         specs = [*self._inputs, *(spec_of(work.graph.initializers[name]) for name in self._training.state)]
@@ -337,8 +337,8 @@ class OnnxModule(torch.nn.Module):
         device = Device.parse(home)
         return _Pair(
             graphs,
-            Call(graphs.forward, device, self._threads, "forward"),
-            Call(graphs.backward, device, self._threads, "backward") if leaves else None,
+            StatelessSession(graphs.forward, device, self._threads, "forward"),
+            StatelessSession(graphs.backward, device, self._threads, "backward") if leaves else None,
             recipe.statistics,
         )
 
@@ -352,14 +352,14 @@ class _Pair:
     """A forward pass, and the backward pass where something requires a gradient; from tensors to tensors."""
 
     graphs: split.Passes
-    forward: Call
-    backward: Call | None
+    forward: StatelessSession
+    backward: StatelessSession | None
     statistics: tuple[str, ...]  # what the forward pass updates
 
     @property
     def handed(self) -> tuple[str, ...]:
         """What is handed to the caller of the forward pass."""
-        return (*self.graphs.outputs, *map(names.following, self.statistics))
+        return (*self.graphs.outputs, *map(names.updated, self.statistics))
 
     def run_forward(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return _run(self.forward, values)
@@ -411,7 +411,7 @@ class _Passes(torch.autograd.Function):
         return (None, None, None, *(found.get(name) for name in ctx.order))
 
 
-def _run(call: Call, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _run(call: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Run on the tensors' own memory, and give tensors of onnxruntime's memory."""
     needed = {name: values[name].detach().contiguous() for name in call.inputs}
     for value in needed.values():

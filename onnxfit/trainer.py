@@ -32,11 +32,11 @@ from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     ModelSource,
+    normalize,
     read_model,
     spec_of,
     tensor_outputs,
     with_initializers,
-    working_form,
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays, write_model
@@ -48,17 +48,17 @@ from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
 from onnxfit.runtime.backends.full import FullBackend
-from onnxfit.runtime.backends.manual import Partial
+from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import blockers
 from onnxfit.step.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training import checkpoint, summary
-from onnxfit.training.epoch_iterator import Epochs
-from onnxfit.training.loop import Course, require_data, validation_due
-from onnxfit.training.position import Resume, Unfinished
+from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.loop import FitState, require_data, validation_due
+from onnxfit.training.position import PendingFit, Position
 
 Array = npt.NDArray[Any]
 BACKENDS: dict[str, type[Backend]] = {"full": FullBackend, "forward_backward": ForwardBackwardBackend}
@@ -134,7 +134,7 @@ class Trainer:
         self.optimizer = get_optimizer(optimizer)
         self.backend = backend
         self.seed = seed
-        work = working_form(self.model)
+        work = normalize(self.model)
         outputs = tensor_outputs(work)
         work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
         self._outputs = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
@@ -143,8 +143,8 @@ class Trainer:
         self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}
         self._output_metrics = get_output_metrics(metrics, self.objectives)
         chosen = select_weights(work, weights)
-        self._judged = list(self.objectives) or [name for name in outputs if name == names.LOSS]
-        led = {name for output in self._judged or self._outputs for name in reachable(work, output, chosen)}
+        self._loss_outputs = list(self.objectives) or [name for name in outputs if name == names.LOSS]
+        led = {name for output in self._loss_outputs or self._outputs for name in reachable(work, output, chosen)}
         trained = [name for name in chosen if name in led]
         if not trained:
             raise ModelError(f"The loss depends on no weight in a way that has a derivative; the weights are {', '.join(chosen)}.")
@@ -162,7 +162,7 @@ class Trainer:
             optimizer=self.optimizer,
             gradient=gradient_source(gradient),
             slots={name: initial_slots_to_read(self.optimizer, name, arrays[name]) for name in trained},
-            reported=tuple(dict.fromkeys(m.output for m in self._output_metrics)),
+            metric_outputs=tuple(dict.fromkeys(m.output for m in self._output_metrics)),
             batch_norm=batch_norm,
             clip_norm=clip_norm,
             clip_value=clip_value,
@@ -170,7 +170,7 @@ class Trainer:
         arrays |= initializer_arrays(self.model, recipe.statistics)
         _refuse_names(recipe)
         # a loss that cannot meet its output is refused here too; sizes come with the first batch
-        if self._judged:
+        if self._loss_outputs:
             found = blockers(recipe, self._expected_batch())
         else:
             found = inspect_working(work, trained, self._outputs, gradient).blockers
@@ -181,7 +181,7 @@ class Trainer:
             "clip_value": clip_value, "accumulate": accumulate, "threads": threads,
         }  # fmt: skip
         self._backend = BACKENDS[backend](recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate)
-        self._partial = Partial(self._backend) if isinstance(self._backend, ForwardBackwardBackend) else None
+        self._partial = ManualTraining(self._backend) if isinstance(self._backend, ForwardBackwardBackend) else None
         self._tracker = Tracker(self.objectives, self._output_metrics)
         rate = self.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
@@ -192,8 +192,8 @@ class Trainer:
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
         self.predicted: dict[str, Array] = {}  # output -> array of the batch that is being predicted, for `on_predict_batch_end`
-        self._course: Course | None = None  # of the fit under way, or the last
-        self._unfinished = Unfinished()  # what a loaded trainer's next fit goes on with
+        self._course: FitState | None = None  # of the fit under way, or the last
+        self._unfinished = PendingFit()  # what a loaded trainer's next fit goes on with
         self._calls: CallbackList | None = None  # of the fit, evaluation or prediction under way
         self._frozen: tuple[str, ...] = ()
         self._held: tuple[str, ...] = ()  # these, and their slots
@@ -249,14 +249,14 @@ class Trainer:
                 training.require_re_iterable(epochs - first)
             if validation is not None and (passes := sum(map(due, range(first, epochs)))) > 1:
                 validation.require_re_iterable(passes)
-            batches = Epochs(training, steps_per_epoch, self.epoch, left.place)
+            batches = EpochIterator(training, steps_per_epoch, self.epoch, left.place)
             stack.callback(batches.close)
             history = History()
             bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, left.callbacks)
-            # unlike Resume(): a fit is under way, before its first batch, too
-            course = Course(batches, calls, replace(left.place, number=batches.place[0]))
+            # unlike Position(): a fit is under way, before its first batch, too
+            course = FitState(batches, calls, replace(left.place, number=batches.place[0]))
             logs, ended = Logs(), left.ended
             with self._under_way(course, history):
                 course.idle = training
@@ -270,20 +270,20 @@ class Trainer:
                     if ended:
                         self._tell_loggers(ended)
                     figures, rate = self._train_epoch(course, left.tracker if left.place.batch else {})
-                    ended, left = {}, Unfinished()
+                    ended, left = {}, PendingFit()
                     if validation is not None and due(epoch):
                         found = self._evaluate(validation, calls, validation_steps)
                         figures |= {f"val_{name}": value for name, value in found.items()}
                     self.epoch += 1
                     self.train_losses_.append(self._tracker.loss)
-                    course.place = Resume(epoch=epoch + 1)
+                    course.place = Position(epoch=epoch + 1)
                     logs = _logs({**figures, "learning_rate": rate})
                     course.telling = "on_epoch_end", epoch, logs
                     calls.on_epoch_end(epoch, logs)
                     course.telling = None
                     if self.stop_training:
                         break
-                course.place, course.idle = Resume(), batches.data
+                course.place, course.idle = Position(), batches.data
                 calls.on_train_end(logs)
         return history
 
@@ -292,10 +292,10 @@ class Trainer:
         return self._course is not None and self._course.running
 
     @contextmanager
-    def _under_way(self, course: Course, history: History) -> Iterator[None]:
+    def _under_way(self, course: FitState, history: History) -> Iterator[None]:
         """While a fit runs. What an error leaves of it is there for a checkpoint; one before the first step leaves the next fit what this one had."""
         before, done, calls = (self.history, self._unfinished), self.global_batch, course.calls
-        self.history, self._calls, self._course, self._unfinished = history, calls, course, Unfinished()
+        self.history, self._calls, self._course, self._unfinished = history, calls, course, PendingFit()
         self.stop_training, self.stop_reason = False, None
         self.last_losses.clear()
         self._backend.on_gradients = calls.on_gradients if calls.gradients else None
@@ -320,7 +320,7 @@ class Trainer:
         self._calls.tell_loggers(ended["hook"], ended["index"], logs)
         return logs
 
-    def _train_epoch(self, course: Course, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
+    def _train_epoch(self, course: FitState, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
         """One epoch, or what is left of it; returns the means over all of it, and the learning rate of its last step."""
         backend, tracker, calls, place = self._backend, self._tracker, course.calls, course.place
         begin, end = calls.train_batch_begin, calls.train_batch_end
@@ -398,7 +398,9 @@ class Trainer:
         """
         return self._predict(x, batch_size, callbacks, self._backend.deployed)
 
-    def _predict(self, x: Any, batch_size: int | None, callbacks: Sequence[Callback] | None, run: Callable[[Batch], Runner]) -> Any:
+    def _predict(
+        self, x: Any, batch_size: int | None, callbacks: Sequence[Callback] | None, run: Callable[[Batch], BoundSession]
+    ) -> Any:
         parts: dict[str, list[Array]] = {}
         with self._source(x, None, None, batch_size, "prediction") as data, self._listening(callbacks) as calls:
             calls.on_predict_begin(Logs())
@@ -466,7 +468,7 @@ class Trainer:
         self._hold(before)
         self.global_step += 1
 
-    def _hands(self) -> Partial:
+    def _hands(self) -> ManualTraining:
         if self._partial is None:
             raise SettingError(
                 "forward, backward and apply_gradients need separate graphs: Trainer(..., backend='forward_backward'), got 'full'."
@@ -503,11 +505,11 @@ class Trainer:
     @batch_size.setter
     def batch_size(self, value: int) -> None:
         course = self._course
-        if course is None or course.idle is None or course.place == Resume():
+        if course is None or course.idle is None or course.place == Position():
             raise SettingError(
                 "batch_size can be set before the first epoch of a fit: in on_train_begin, or by fit(batch_size=...)."
             )
-        course.epochs.cut(checked_batch_size(value))
+        course.epochs.with_batch_size(checked_batch_size(value))
         course.idle = course.epochs.data
         for callback in course.calls:
             callback.params["steps"] = course.epochs.steps
@@ -605,7 +607,7 @@ class Trainer:
         """Undo the last update: weights, slots and statistics as they were before it. Only the last one can be undone, once."""
         self._backend.revert()
 
-    def rehearse(
+    def trial_steps(
         self, rates: Iterable[float], passes: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
         """Steps on the data of the fit under way, one at each of these learning rates; yields the loss of each step's batch.
@@ -618,12 +620,12 @@ class Trainer:
         """
         data = self._course.idle if self._course is not None else None
         if data is None:
-            raise SettingError("rehearse needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
+            raise SettingError("trial_steps needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
         if batch_size is not None and data.rows is not None and batch_size > data.rows:
             return
         with ExitStack() as stack:
             if batch_size is not None:
-                data = stack.enter_context(data.cut(batch_size, drop_last=True))
+                data = stack.enter_context(data.with_batch_size(batch_size, drop_last=True))
                 stack.enter_context(self._backend.trying())
             data.require_re_iterable(2)
             numbers = count() if passes is None else range(passes)
@@ -673,17 +675,17 @@ class Trainer:
         )
         return checkpoint.Snapshot(contents)
 
-    def _left(self) -> Unfinished:
+    def _left(self) -> PendingFit:
         """What a checkpoint written now holds of the fit under way, or of one that was interrupted or loaded."""
         course = self._course
-        if course is None or self._unfinished.place != Resume():
+        if course is None or self._unfinished.place != Position():
             return self._unfinished
         ended: Mapping[str, Any] = {}
         if course.telling is not None:
             hook, index, logs = course.telling
             ended = {"hook": hook, "index": index, "logs": dict(logs), "stop": self.stop_training, "reason": self.stop_reason}
         sums = self._tracker.state_dict() if course.place.batch else {}
-        return Unfinished(course.now(), sums, ended, course.calls.state_dict() if course.running else course.callbacks)
+        return PendingFit(course.now(), sums, ended, course.calls.state_dict() if course.running else course.callbacks)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
@@ -714,10 +716,10 @@ class Trainer:
         self.set_state(contents.state)
         self.history.load_state_dict(contents.history)
         self.train_losses_ = [float(loss) for loss in contents.train_losses]
-        place = Resume(*contents.resume)
+        place = Position(*contents.resume)
         # of a fit that came to its end nothing is left to go on with
-        callbacks = dict(contents.callbacks) if place != Resume() else {}
-        self._course, self._unfinished = None, Unfinished(place, dict(contents.tracker), dict(contents.ended), callbacks)
+        callbacks = dict(contents.callbacks) if place != Position() else {}
+        self._course, self._unfinished = None, PendingFit(place, dict(contents.tracker), dict(contents.ended), callbacks)
 
     def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
         """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
@@ -766,7 +768,7 @@ class Trainer:
         """Every operator of the model: whether the gradient passes it on the way from loss to weights, and how. Prints as a table."""
         recipe = self._backend.recipe
         gradient = str(self.settings["gradient"])
-        return inspect_working(recipe.model, recipe.weights, self._judged or self._outputs, gradient)
+        return inspect_working(recipe.model, recipe.weights, self._loss_outputs or self._outputs, gradient)
 
     # ------------------------------------------------------------------ inside
 
@@ -780,7 +782,7 @@ class Trainer:
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
-        if not self._judged and what != "prediction":
+        if not self._loss_outputs and what != "prediction":
             raise SettingError(
                 f"This trainer has no loss, which {what} needs: give it loss=..., or train by forward, backward and apply_gradients."
             )
@@ -855,9 +857,9 @@ def _fitting_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
 def _refuse_names(recipe: Recipe) -> None:
     """ModelError for tensors of the model that have the name of something a step adds."""
     graph = recipe.model.graph
-    own = {names.following(n) for n in recipe.state} | {names.gradient_sum(n) for n in recipe.weights}
+    own = {names.updated(n) for n in recipe.state} | {names.gradient_sum(n) for n in recipe.weights}
     for weight, slots in recipe.slots.items():
-        own |= {form(names.slot(weight, slot)) for slot in slots for form in (str, names.following)}
+        own |= {form(names.slot(weight, slot)) for slot in slots for form in (str, names.updated)}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
     taken = sorted({v.name for v in values if v.name and (names.reserved(v.name) or v.name in own)})
     taken += sorted({node.name for node in graph if node.name and names.reserved(node.name)} - {*taken})

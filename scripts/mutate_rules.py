@@ -19,7 +19,7 @@ import onnxruntime
 import pytest
 
 from onnxfit.gradients import rules  # noqa: F401
-from onnxfit.gradients.table import REWRITES, RULES, SUBGRAPHS
+from onnxfit.gradients.table import DECOMPOSITIONS, RULES, SUBGRAPHS
 from tests.gradients.rules.cases import Case, built, families, judged, same
 
 ERROR = 1.01
@@ -76,14 +76,14 @@ def main(chosen: list[str]) -> int:
     onnxruntime.set_default_logger_severity(4)
     cases = [case for family in families().values() for case in family]
     missed, caught, idle = [], 0, []
-    for table in (RULES, REWRITES):
+    for table in (RULES, DECOMPOSITIONS):
         for key in sorted(table):
             op_type = key[1]
             if chosen and op_type not in chosen:
                 continue
             line = table[key]
             own = [c for c in cases if f"{op_type}(" in c.body.replace(" ", "") or f"{op_type}<" in c.body.replace(" ", "")]
-            count = 1 if table is REWRITES else len(line.formal.inputs) + 2 * line.formal.many_inputs
+            count = 1 if table is DECOMPOSITIONS else len(line.signature.inputs) + 2 * line.signature.many_inputs
             for entry in range(count):
                 mutant = Mutant(line.function, entry)
                 table[key] = dataclasses.replace(line)

@@ -18,7 +18,7 @@ from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.losses import (
     NLL,
     BinaryCrossEntropy,
@@ -218,7 +218,7 @@ class Graph:
 
     def __init__(self, loss, y, p, s=None, *, gradient=False, symbolic=None):
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="loss")
-        op = Op(graph)
+        op = GraphBuilder(graph)
         sizes = {None: p.shape, "batch": ("batch", *p.shape[1:]), "all": ("batch", *(f"d{i}" for i in range(1, p.ndim)))}[symbolic]
         y_pred = op.input("y_pred", p.dtype, sizes)
         y_true = op.input("y_true", y.dtype, ("n", *[None] * (y.ndim - 1)) if symbolic else y.shape)
@@ -231,7 +231,7 @@ class Graph:
         model = infer_shapes(ir.Model(graph, ir_version=10))
         if gradient:
             model, names = add_gradients(model, "loss", ["y_pred"])
-            op = Op(model.graph)
+            op = GraphBuilder(model.graph)
             op.output("gradient", op.wrap(next(v for node in model.graph for v in node.outputs if v.name == names["y_pred"])))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -776,7 +776,7 @@ def test_labels_of_a_function_may_have_a_shape_of_their_own():
     ids=str,
 )
 def test_probabilities_taken_for_logits_are_noticed(loss, op_type, message):
-    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
     y_pred = getattr(op, op_type)(op.input("x", np.float32, (5, 4)))
     spec = loss.target(TensorSpec("y", y_pred.dtype, y_pred.shape))
     y_true = op.input("y_true", spec.dtype, spec.shape)
@@ -788,7 +788,7 @@ def test_probabilities_taken_for_logits_are_noticed(loss, op_type, message):
 
 
 def test_logits_taken_for_probabilities_are_noticed():
-    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
     x = op.input("x", np.float32, (5, 4))
     with pytest.warns(
         UserWarning, match=r"BinaryCrossEntropy\(from_logits=False\) takes probabilities, and the model's output comes from a Add"

@@ -18,7 +18,7 @@ import pytest
 import onnxfit.optimizers
 import onnxfit.schedules
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import (
     SGD,
     Adadelta,
@@ -54,7 +54,7 @@ REGISTRY = registry(MODULE, Optimizer)
 def compiled(optimizer, specs):
     """The graph of an update as a session, its nodes, the types of its inputs and the (weight, slot or None) of its outputs."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="update")
-    op = Op(graph)
+    op = GraphBuilder(graph)
     wide = any(dtype == np.float64 for _, dtype, _ in specs)
     lr, step = op.input("lr", np.float64 if wide else np.float32, ()), op.input("step", np.float64, ())
     weights = {name: op.input(name, dtype, shape) for name, dtype, shape in specs}
@@ -614,7 +614,7 @@ PICKY = {"exclude_from_weight_decay": ["*.bias"], "learning_rate_multipliers": {
 
 def trained(optimizer, monkeypatch, small, **options):
     """A trainer after six steps, with weights of up to `small` elements updated together."""
-    monkeypatch.setattr(onnxfit.optimizers, "SMALL", small)
+    monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", small)
     trainer = Trainer(mlp((4, 8, 6, 3)), loss="cross_entropy", optimizer=optimizer, clip_value=0.5, **options)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 4)).astype(np.float32), rng.integers(0, 3, 48)
@@ -626,10 +626,10 @@ def trained(optimizer, monkeypatch, small, **options):
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01, **PICKY}], ids=["plain", "picky"])
 def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp_path):
     alone, together = (trained(optimizer(0.01, **settings), monkeypatch, small) for small in (0, 30))
-    packs = together._backend.packs
+    packs = together._backend.fused
     # not to the bit: the last elements of a tensor, which fill no register, are rounded in their own way
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
-    assert not alone._backend.packs
+    assert not alone._backend.fused
     assert bool(packs) == (together.optimizer.elementwise and bool(together._backend.recipe.slots["fc0.bias"]))
     assert "fc0.weight" not in {name for members in packs.values() for name in members}  # 32 elements
     state = {name: alone._backend.state.get(name) for name in alone._backend.state}
@@ -653,12 +653,12 @@ def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp
 
 def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
     """Many small weights are in several tensors, each with no more elements than one may have; nothing is alone in one."""
-    monkeypatch.setattr(onnxfit.optimizers, "SMALL", 60)
-    monkeypatch.setattr(onnxfit.optimizers, "TOGETHER", 100)
+    monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", 60)
+    monkeypatch.setattr(onnxfit.optimizers, "MAX_FUSED_ELEMENTS", 100)
     sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
     weights = {name: np.ones(n, np.float32) for name, n in sizes.items()}
     slots = {name: initial_slots(Adam(), name, w) for name, w in weights.items()}
-    assert onnxfit.optimizers.updated_together(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
+    assert onnxfit.optimizers.fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
 
 
 @pytest.mark.parametrize("gradient", SOURCES)
@@ -694,11 +694,11 @@ def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
 def test_packs_stay_inside(monkeypatch):
     """The graphs that a user sees, and those that update by windows, know nothing of them."""
     trainer = trained(Adam(0.01), monkeypatch, 10_000)
-    assert [*trainer._backend.packs.values()] == [[f"fc{i}.{part}" for i in range(3) for part in ("weight", "bias")]]
+    assert [*trainer._backend.fused.values()] == [[f"fc{i}.{part}" for i in range(3) for part in ("weight", "bias")]]
     train = onnx.load_from_string(trainer.save_onnx_graph(bytes)["train"])
     assert {"fc0.bias/m", "fc0.bias"} <= {v.name for v in train.graph.input}
-    assert not trained(Adam(0.01), monkeypatch, 10_000, accumulate=2)._backend.packs
-    assert not trained(Adam(0.01), monkeypatch, 10_000, backend="forward_backward")._backend.packs
+    assert not trained(Adam(0.01), monkeypatch, 10_000, accumulate=2)._backend.fused
+    assert not trained(Adam(0.01), monkeypatch, 10_000, backend="forward_backward")._backend.fused
 
 
 def test_names():
@@ -766,7 +766,7 @@ def test_the_learning_rate_is_a_number_a_schedule_or_a_callable():
 
 def clipped(arrays, clip_norm=None, clip_value=None):
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="clip")
-    op = Op(graph)
+    op = GraphBuilder(graph)
     inputs = {name: op.input(name, a.dtype, a.shape) for name, a in arrays.items()}
     for name, value in clip_gradients(op, inputs, clip_norm, clip_value).items():
         assert value.dtype == arrays[name].dtype

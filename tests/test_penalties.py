@@ -10,7 +10,7 @@ import pytest
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.penalties import L1, L2, ElasticNet, Penalty, get_penalty, penalties_for
 from onnxfit.registry import from_config, registry, to_config
 
@@ -27,12 +27,12 @@ FORMULAS = {
 
 def run(penalty, w):
     """The penalty of a weight, and its gradient."""
-    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="penalty"))
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="penalty"))
     cost = penalty(op, op.input("w", w.dtype, w.shape))
     assert (cost.dtype, cost.shape) == (w.dtype, ())
     op.output("penalty", cost)
     model, names = add_gradients(infer_shapes(ir.Model(op.graph, ir_version=10)), "penalty", ["w"])
-    op = Op(model.graph)
+    op = GraphBuilder(model.graph)
     op.output("gradient", op.wrap(next(v for node in model.graph for v in node.outputs if v.name == names["w"])))
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     return session.run(["penalty", "gradient"], {"w": w})
@@ -69,7 +69,7 @@ def test_no_weight_no_cost_and_no_pull(penalty):
 @every_penalty
 @pytest.mark.parametrize("shape", [(0,), (0, 3)], ids=str)
 def test_an_empty_weight_costs_nothing(penalty, shape):
-    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="penalty"))
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="penalty"))
     w, v = op.input("w", np.float64, shape), op.input("v", np.float64, (2,))
     op.output("penalty", penalty(op, w) + penalty(op, v))
     model, _ = add_gradients(infer_shapes(ir.Model(op.graph, ir_version=10)), "penalty", ["v"])

@@ -469,14 +469,14 @@ def test_nothing_is_kept_after_the_backward_pass() -> None:
 def _spied(monkeypatch):
     """What every run of a graph got and gave: name -> address."""
     seen = []
-    call = session.Call.__call__
+    call = session.StatelessSession.__call__
 
     def spy(self, values):
         found = call(self, values)
         seen.append(({n: v.data_ptr() for n, v in values.items()}, {n: v.data_ptr() for n, v in found.items()}))
         return found
 
-    monkeypatch.setattr(session.Call, "__call__", spy)
+    monkeypatch.setattr(session.StatelessSession, "__call__", spy)
     return seen
 
 

@@ -110,12 +110,12 @@ class TestModels:
             { s = Shape(x)  k = Slice(s, zero, two)  t = Concat<axis = 0>(k, minus)  r = Reshape(x, t)  d = Dropout(r)  m = MatMul(d, w)
               y = ReduceMean<axes = [1], keepdims = 0>(m) }"""
         batches = [(RNG.normal(size=(4, n, 2)).astype(np.float32), RNG.normal(size=(4, 1)).astype(np.float32)) for n in range(1, 9)]
-        many, fresh = Trainer(model(text), loss="mse", optimizer=0.0), Trainer(model(text), loss="mse", optimizer=0.0)
+        many, unique_name = Trainer(model(text), loss="mse", optimizer=0.0), Trainer(model(text), loss="mse", optimizer=0.0)
         losses = [many.train_on_batch(*batch)["loss"] for batch in batches]
         state = many.get_state()
         state["counters"]["global_step"] -= 1
-        fresh.set_state(state)
-        assert fresh.train_on_batch(*batches[-1])["loss"] == pytest.approx(losses[-1], rel=1e-6)
+        unique_name.set_state(state)
+        assert unique_name.train_on_batch(*batches[-1])["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
     def test_a_dropout_of_everything_gives_zeros(self) -> None:
         trainer = Trainer(

@@ -189,7 +189,7 @@ class StochasticWeightAveraging(StatefulCallback):
     def _after_batches(self, weights: dict[str, Array], statistics: list[str]) -> Iterator[dict[str, Array]]:
         """The statistics after a step on each batch of one pass, every one of which begins at these weights."""
         self.trainer.set_weights(weights)
-        with closing(self.trainer.rehearse(repeat(0.0))) as steps:
+        with closing(self.trainer.trial_steps(repeat(0.0))) as steps:
             for _ in steps:
                 found = self.trainer.get_weights()
                 yield {name: found[name].astype(np.float64) for name in statistics}

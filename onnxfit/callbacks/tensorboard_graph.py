@@ -38,7 +38,7 @@ ELEMENT_TYPES: dict[int, int] = {
     TensorProto.UINT64: 23,
 }
 SHOWN = 8  # elements of a constant that are written out
-LARGE = 1024  # elements; shape inference reads only small tensors
+MAX_INFERRED_ELEMENTS = 1024  # elements; shape inference reads only small tensors
 
 Type = tuple[int, "list[int] | None"]  # ONNX element type (0 unknown), sizes (-1 unknown; None: unknown rank)
 UNKNOWN: Type = (0, None)
@@ -157,7 +157,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         )
     )
     for tensor in graph.initializer:
-        large = math.prod(tensor.dims) > LARGE or tensor.data_location == TensorProto.EXTERNAL
+        large = math.prod(tensor.dims) > MAX_INFERRED_ELEMENTS or tensor.data_location == TensorProto.EXTERNAL
         bare = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
         light.graph.initializer.append(bare if large else tensor)
     if light.functions:

@@ -31,7 +31,7 @@ Y_NAMES = ("y", "Y", "label", "labels")  # what the only output with a loss may 
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataRequest:
     """What a command reads of a file: the model's inputs, and the labels of `outputs`; a prediction passes over these."""
 
     inputs: Sequence[TensorSpec]
@@ -58,7 +58,7 @@ def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
     return specs
 
 
-def read(paths: Sequence[str], wanted: Wanted) -> Data:
+def read(paths: Sequence[str], wanted: DataRequest) -> Data:
     """Inputs, labels and sample weights. DataError for a file that is damaged, or does not have what the model needs."""
     kinds = {Path(path).suffix.lower() for path in paths}
     if kinds == {".npy"}:
@@ -83,7 +83,7 @@ def _line(error: Exception) -> str:
     return "it holds Python objects, which may run code." if "allow_pickle" in text else text or type(error).__name__
 
 
-def _read_npz(path: str, wanted: Wanted) -> Data:
+def _read_npz(path: str, wanted: DataRequest) -> Data:
     with open(path, "rb") as opened, zipfile.ZipFile(opened), np.load(opened, allow_pickle=False) as file:
         names = list(file.files)
         x = {spec.name: spec.name for spec in wanted.inputs if spec.name in names}
@@ -106,7 +106,7 @@ def _named(key: str, names: Sequence[str], there: Collection[str]) -> dict[str, 
     return {key: found[0]} if found else {}
 
 
-def _read_npy(paths: Sequence[str], wanted: Wanted) -> Data:
+def _read_npy(paths: Sequence[str], wanted: DataRequest) -> Data:
     names = [*(spec.name for spec in wanted.inputs), *([] if wanted.predicting else wanted.outputs)]
     arrays: list[Array] = []
     for path in paths:
@@ -123,7 +123,7 @@ def _read_npy(paths: Sequence[str], wanted: Wanted) -> Data:
     return x, y or None, arrays[-1] if len(arrays) > len(names) else None
 
 
-def _read_csv(path: str, wanted: Wanted) -> Data:
+def _read_csv(path: str, wanted: DataRequest) -> Data:
     columns = _columns(path)
     several = [spec.name for spec in wanted.inputs] if len(wanted.inputs) > 1 else []
     y = _label_columns(path, [name for name in columns if name not in several], wanted)
@@ -157,7 +157,7 @@ def _columns(path: str) -> dict[str, Array]:
     return dict(zip(header, table.T))
 
 
-def _label_columns(path: str, header: Sequence[str], wanted: Wanted) -> dict[str, list[str]]:
+def _label_columns(path: str, header: Sequence[str], wanted: DataRequest) -> dict[str, list[str]]:
     """Output -> the columns with its labels."""
     if wanted.labels:
         missing = [name for name in wanted.labels if name not in header]
@@ -175,7 +175,7 @@ def _label_columns(path: str, header: Sequence[str], wanted: Wanted) -> dict[str
     return found
 
 
-def _check(path: str, kind: str, there: Sequence[str], found: Sequence[str], known: Sequence[str], wanted: Wanted) -> None:
+def _check(path: str, kind: str, there: Sequence[str], found: Sequence[str], known: Sequence[str], wanted: DataRequest) -> None:
     """DataError for an input or label that the file does not have, and for what it has besides: that may be a name misspelt."""
     inputs = [str(spec) for spec in wanted.inputs if spec.name not in found]
     outputs = [] if wanted.predicting else [output for output in wanted.outputs if output not in found]

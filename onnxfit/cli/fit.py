@@ -163,11 +163,11 @@ def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")
     typed = job.absolute(typed)
     if typed["checkpoint"]:
-        _make_room(job.Place(typed["checkpoint"]), overwrite)
+        _make_room(job.CheckpointLayout(typed["checkpoint"]), overwrite)
     job.run(typed, quiet=quiet, as_json=as_json)
 
 
-def _make_room(place: job.Place, overwrite: bool) -> None:
+def _make_room(place: job.CheckpointLayout, overwrite: bool) -> None:
     """An earlier training's checkpoints are neither replaced nor mixed with new ones unasked."""
     found = place.checkpoints()
     if found and not overwrite:

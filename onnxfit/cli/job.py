@@ -29,7 +29,7 @@ _NUMBER = r"[-+ ,.%\da-f]*(?:nan|inf)?"  # what a field of a template becomes
 PATHS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
 
 
-class Place:
+class CheckpointLayout:
     """Where a training's checkpoints lie: files of one folder whose names fill a template, and its options beside them."""
 
     def __init__(self, template: str) -> None:
@@ -94,9 +94,9 @@ def note_of(path: Path) -> tuple[Options, bool]:
     return {**contents["options"], "checkpoint": str(_place(contents["options"], folder).path)}, bool(contents["finished"])
 
 
-def _place(typed: Options, folder: Path) -> Place:
+def _place(typed: Options, folder: Path) -> CheckpointLayout:
     """The place of noted options, in the folder where they were found: it may have been moved."""
-    return Place(str(folder.resolve() / Place(typed["checkpoint"]).path.name))
+    return CheckpointLayout(str(folder.resolve() / CheckpointLayout(typed["checkpoint"]).path.name))
 
 
 def absolute(typed: Options) -> Options:
@@ -116,9 +116,9 @@ def run(typed: Options, *, quiet: bool, as_json: bool, start: Path | None = None
 
     After Ctrl-C the state is saved where the options have a checkpoint, and the process exits with 130.
     """
-    place = Place(typed["checkpoint"]) if typed["checkpoint"] else None
+    place = CheckpointLayout(typed["checkpoint"]) if typed["checkpoint"] else None
     trainer = Trainer.load(start) if start else _trainer(typed)
-    wanted = arrays.Wanted(arrays.inputs_of(trainer.model), list(trainer.objectives), typed["label"])
+    wanted = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), typed["label"])
     x, y, sample_weight = arrays.read(typed["data"], wanted)
     validation = arrays.read(typed["validation_data"], wanted) if typed["validation_data"] else None
     stopping = None
@@ -228,7 +228,7 @@ class Interruption(Callback):
                 signal.signal(number, handler)
 
 
-def _leave(trainer: Trainer, place: Place | None, number: int) -> None:
+def _leave(trainer: Trainer, place: CheckpointLayout | None, number: int) -> None:
     """Save what there is, say how to go on, and exit as a process that the signal ended."""
     if place:
         trainer.save(place.interrupted)

@@ -15,9 +15,9 @@ from onnxfit.data import source
 from onnxfit.errors import ModelError
 from onnxfit.graph.model import load_model
 from onnxfit.runtime.backends.backend import run_on
-from onnxfit.runtime.buffers import State
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.training import checkpoint
 
 # a checkpoint holds no code: without these it can be read even where they were somebody's own
@@ -43,7 +43,7 @@ def model_of(path: str) -> onnx.ModelProto:
 def predict(model: onnx.ModelProto, x: Any, batch_size: int, device: str) -> dict[str, npt.NDArray[Any]]:
     """Every output for every row, from the model as it stands: it needs no weight, no loss and no gradient."""
     place = Device.parse(device)
-    runner = Runner(model, State({}, place), place, None, "prediction")
+    runner = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
     parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
     with source(
         x, None, None, inputs=inputs_of(model), targets={}, batch_size=batch_size, shuffle=False, seed=0, what="prediction"

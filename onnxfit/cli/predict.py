@@ -38,7 +38,7 @@ def predict(
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays.check_output(output, names)
-    x, _, _ = arrays.read(data, arrays.Wanted(arrays.inputs_of(proto), names, label, predicting=True))
+    x, _, _ = arrays.read(data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True))
     found = models.predict(proto, x, batch_size, device)
     if output is not None:
         arrays.write(output, found)

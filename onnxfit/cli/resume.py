@@ -43,13 +43,13 @@ def resume(path: Path, epochs: int | None, quiet: bool, as_json: bool) -> None:
             f"This training came to its end: there is nothing to resume. --epochs N above {typed['epochs']} trains on."
         )
     typed["epochs"] = epochs or typed["epochs"]
-    start = _newest(job.Place(typed["checkpoint"])) if path.is_dir() else path
+    start = _newest(job.CheckpointLayout(typed["checkpoint"])) if path.is_dir() else path
     if not quiet:
         click.echo(f"From {start}." if start else "There is no checkpoint yet: from the beginning.", err=True)
     job.run(typed, quiet=quiet, as_json=as_json, start=start)
 
 
-def _newest(place: job.Place) -> Path | None:
+def _newest(place: job.CheckpointLayout) -> Path | None:
     """The newest checkpoint that is whole."""
     for path in place.checkpoints():
         try:

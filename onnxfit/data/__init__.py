@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfit.data.batch import Batch, Source, Target
-from onnxfit.data.feed import Feed
+from onnxfit.data.feed import DataAdapter
 from onnxfit.data.images import ImageFolder
 from onnxfit.data.loader import DataLoader, Loader
 from onnxfit.data.mapped import is_mapped, opened
@@ -68,7 +68,7 @@ def source(
         _refuse_beside_batches(x, y, sample_weight)
     if isinstance(x, Prefetch):
         return PrefetchedSource(source(x.data, None, None, batch_size=batch_size, shuffle=shuffle, seed=seed, **fitted), x.depth)
-    feed = Feed(tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what)
+    feed = DataAdapter(tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what)
     if isinstance(x, Loader):
         seed = seed if x.seed is None else x.seed
         mixed = x.shuffle and what == "training"
@@ -83,10 +83,10 @@ def source(
     if not holds_arrays(x):
         _refuse_beside_batches(x, y, sample_weight)
         return stream_source(x, feed, batch_size, shuffle, seed)
-    named = feed.named(x, y, sample_weight)
-    if any(is_mapped(value) for _, value in named.leaves()):
-        return mapped_source(named, feed, batch_size, shuffle, seed, drop_last)
-    return ArraySource(feed.prepare_named(named), feed, batch_size, seed if shuffle else None, drop_last)
+    match = feed.match(x, y, sample_weight)
+    if any(is_mapped(value) for _, value in match.leaves()):
+        return mapped_source(match, feed, batch_size, shuffle, seed, drop_last)
+    return ArraySource(feed.convert(match), feed, batch_size, seed if shuffle else None, drop_last)
 
 
 def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:

@@ -86,7 +86,7 @@ class Source(ABC):
                 "fit(batches())), a list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
 
-    def cut(self, batch_size: int, drop_last: bool | None = None) -> Source:
+    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> Source:
         """The same data in batches of another size; `drop_last` None: as they are. SettingError where they come in batches already."""
         raise SettingError(
             f"The batch size of the {self.what} data cannot be chosen, as they come in batches: pass arrays, a DataLoader or a loader of files."

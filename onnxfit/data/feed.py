@@ -24,7 +24,7 @@ LABEL_KEYS = ("label", "labels", "y")  # what data sets call the only target
 
 
 @dataclass(frozen=True)
-class Named:
+class MatchedData:
     """What was given for each input, by its name, and as labels of each output; nothing is read yet."""
 
     inputs: Mapping[str, Any]
@@ -37,11 +37,11 @@ class Named:
         weights = () if self.sample_weight is None else ((SAMPLE_WEIGHT, self.sample_weight),)
         return [*self.inputs.items(), *labels, *weights]
 
-    def map(self, function: Callable[[str, Any], Any]) -> Named:
+    def map(self, function: Callable[[str, Any], Any]) -> MatchedData:
         """The same with function(place, value) of each value."""
         inputs = {name: function(name, value) for name, value in self.inputs.items()}
         labels = {output: function(f"y for {output}", value) for output, value in self.labels.items()}
-        return Named(inputs, labels, None if self.sample_weight is None else function(SAMPLE_WEIGHT, self.sample_weight))
+        return MatchedData(inputs, labels, None if self.sample_weight is None else function(SAMPLE_WEIGHT, self.sample_weight))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Prepared:
 
 
 @dataclass
-class Feed:
+class DataAdapter:
     """Fits data to a model: finds every input and label, checks and casts them."""
 
     inputs: tuple[TensorSpec, ...]
@@ -83,11 +83,11 @@ class Feed:
                     "Several inputs are a tuple or dict inside: ((a, b), y)."
                 )
             x, y, sample_weight = (*given, None, None)[:3]
-        return self.named_batch(self.named(x, y, sample_weight))
+        return self.matched_batch(self.match(x, y, sample_weight))
 
-    def named_batch(self, given: Named) -> Batch:
+    def matched_batch(self, given: MatchedData) -> Batch:
         """A batch of what was found before."""
-        prepared = self.prepare_named(given)
+        prepared = self.convert(given)
         if self.fixed is not None and self.fixed.shape is not None and prepared.rows != self.fixed.shape[0]:
             raise DataError(
                 f"the batch dimension of input {self.fixed} is fixed, and this batch has {prepared.rows} rows. "
@@ -97,9 +97,9 @@ class Feed:
 
     def prepare(self, x: Any, y: Any, sample_weight: Any) -> Prepared:
         """Everything as the graph wants it. DataError where it does not fit."""
-        return self.prepare_named(self.named(x, y, sample_weight))
+        return self.convert(self.match(x, y, sample_weight))
 
-    def named(self, x: Any, y: Any, sample_weight: Any) -> Named:
+    def match(self, x: Any, y: Any, sample_weight: Any) -> MatchedData:
         """Every input and label, found but not looked at. DataError for what is missing or left over."""
         x, y, sample_weight = self._out_of_dict(x, y, sample_weight)
         inputs, labels = self._inputs(x), self._labels(y)
@@ -107,9 +107,9 @@ class Feed:
             sample_weight = self._ignore("sample weights", None)
         if sample_weight is not None and self.class_weight is not None:
             raise SettingError("Give class_weight or sample_weight, not both: multiply the class weights into sample_weight.")
-        return Named(inputs, labels, sample_weight)
+        return MatchedData(inputs, labels, sample_weight)
 
-    def prepare_named(self, given: Named) -> Prepared:
+    def convert(self, given: MatchedData) -> Prepared:
         """What was found, checked and cast."""
         raw_inputs, raw_labels, sample_weight = given.inputs, given.labels, given.sample_weight
         inputs = [in_shape(as_array(raw_inputs[spec.name], spec), spec) for spec in self.inputs]
@@ -174,9 +174,9 @@ class Feed:
         return {spec.name: x[spec.name] for spec in self.inputs if spec.name in x} | others, y, sample_weight
 
     def _inputs(self, x: Any) -> dict[str, Any]:
-        named = by_name(x, [spec.name for spec in self.inputs], "input")
-        missing = [spec for spec in self.inputs if spec.name not in named]
-        surplus = [name for name in named if name not in {spec.name for spec in self.inputs}]
+        match = by_name(x, [spec.name for spec in self.inputs], "input")
+        missing = [spec for spec in self.inputs if spec.name not in match]
+        surplus = [name for name in match if name not in {spec.name for spec in self.inputs}]
         if missing or surplus:
             raise DataError(
                 f"The {self.what} data does not match the model's inputs."
@@ -184,7 +184,7 @@ class Feed:
                 + (f" Not an input: {', '.join(map(repr, surplus))}." if surplus else "")
                 + f" Expected: {'; '.join(map(str, self.inputs))}."
             )
-        return named
+        return match
 
     def _labels(self, y: Any) -> dict[str, Any]:
         if y is None or not self.targets:
@@ -195,13 +195,13 @@ class Feed:
                 )
             return {} if y is None else self._ignore("labels", {})
         entrances = {target.input: output for output, target in self.targets.items()}
-        named = {entrances.get(name, name): value for name, value in by_name(y, list(self.targets), "output with a loss").items()}
-        if set(named) != set(self.targets):
+        match = {entrances.get(name, name): value for name, value in by_name(y, list(self.targets), "output with a loss").items()}
+        if set(match) != set(self.targets):
             raise DataError(
-                f"The labels are for {', '.join(map(repr, named)) or 'nothing'}; "
+                f"The labels are for {', '.join(map(repr, match)) or 'nothing'}; "
                 f"the outputs with a loss are {', '.join(map(repr, self.targets))}."
             )
-        return {output: named[output] for output in self.targets}
+        return {output: match[output] for output in self.targets}
 
     def _ignore(self, given: str, nothing: T) -> T:
         """Prediction passes over labels and weights; elsewhere they would be lost silently."""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from onnxfit.data.batch import Batch, Source
-from onnxfit.data.feed import Feed, Prepared
+from onnxfit.data.feed import DataAdapter, Prepared
 from onnxfit.data.mapped import opened
 from onnxfit.data.order import batch_indices, check_fixed, check_steps, count_steps
 from onnxfit.data.structure import common_rows, holds_arrays, leaves_of, map_arrays, rows_of
@@ -18,7 +18,7 @@ from onnxfit.errors import SettingError
 class ArraySource(Source):
     """Prepared arrays, in batches."""
 
-    def __init__(self, prepared: Prepared, feed: Feed, batch_size: int, seed: int | None, drop_last: bool) -> None:
+    def __init__(self, prepared: Prepared, feed: DataAdapter, batch_size: int, seed: int | None, drop_last: bool) -> None:
         """`seed` None keeps the order of the rows."""
         rows = prepared.rows
         check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
@@ -28,7 +28,7 @@ class ArraySource(Source):
         self._prepared, self._feed, self._seed, self._drop_last = prepared, feed, seed, drop_last
         self._size = min(batch_size, rows)
 
-    def cut(self, batch_size: int, drop_last: bool | None = None) -> ArraySource:
+    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> ArraySource:
         return ArraySource(self._prepared, self._feed, batch_size, self._seed, self._drop_last if drop_last is None else drop_last)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
@@ -69,7 +69,9 @@ def validation_split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tup
         raise SettingError(
             f"validation_split={fraction} of {rows} rows leaves no row for {'validation' if trained else 'training'}."
         )
-    first, last = (tuple(_cut(given[name], cut) for name in given) for cut in (slice(0, trained), slice(trained, rows)))
+    first, last = (
+        tuple(_cut(given[name], with_batch_size) for name in given) for with_batch_size in (slice(0, trained), slice(trained, rows))
+    )
     return (first[0], first[1], first[2]), (last[0], last[1], last[2])
 
 

@@ -109,8 +109,8 @@ class PrefetchedSource(Source):
         self._depth = depth
         self._running: list[Ahead[Batch]] = []
 
-    def cut(self, batch_size: int, drop_last: bool | None = None) -> PrefetchedSource:
-        return PrefetchedSource(self._inner.cut(batch_size, drop_last), self._depth)
+    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> PrefetchedSource:
+        return PrefetchedSource(self._inner.with_batch_size(batch_size, drop_last), self._depth)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         return prefetched(_gathered(self._inner.batches(epoch, skip)), self._depth, self._running)

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxfit.data.batch import Batch, Source, ended
 from onnxfit.data.convert import as_array
-from onnxfit.data.feed import Feed, Named
+from onnxfit.data.feed import DataAdapter, MatchedData
 from onnxfit.data.loader import Loader
 from onnxfit.data.order import batch_indices, check_fixed, check_steps, count_steps, permutation
 from onnxfit.data.structure import common_rows, length_of, rows_of
@@ -21,7 +21,7 @@ class StreamSource(Source):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: DataAdapter,
         passes: Callable[[int, int], Iterator[Any]],
         *,
         steps: int | None = None,
@@ -37,8 +37,8 @@ class StreamSource(Source):
         self._passes = passes
         self._again = again
 
-    def cut(self, batch_size: int, drop_last: bool | None = None) -> Source:
-        return super().cut(batch_size) if self._again is None else self._again(batch_size, drop_last)
+    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> Source:
+        return super().with_batch_size(batch_size) if self._again is None else self._again(batch_size, drop_last)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         number = skip
@@ -55,7 +55,7 @@ class StreamSource(Source):
             raise DataError(f"The {self.what} data gave no batch.{used}")
 
 
-def stream_source(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: int) -> Source:
+def stream_source(data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int) -> Source:
     """The source for whatever gives batches."""
     what, kinds = feed.what, type(data).__mro__
     if hasattr(data, "with_format") and hasattr(data, "iter"):
@@ -85,13 +85,13 @@ def stream_source(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: i
     )
 
 
-def mapped_source(given: Named, feed: Feed, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Source:
+def mapped_source(given: MatchedData, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Source:
     """Arrays of which some are on disk: each batch is read, cast and checked when it comes, and only a first row before."""
     given = given.map(lambda place, value: value if hasattr(value, "__array__") else as_array(value, place))
     rows = common_rows(given.leaves(), feed.what)
     check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
     check_steps(rows, batch_size, drop_last, feed.what)
-    feed.prepare_named(_some(given, slice(0, 1)))
+    feed.convert(_some(given, slice(0, 1)))
     size, steps = min(batch_size, rows), count_steps(rows, batch_size, drop_last)
 
     def gather(epoch: int, skip: int) -> Iterator[Any]:
@@ -101,14 +101,14 @@ def mapped_source(given: Named, feed: Feed, batch_size: int, shuffle: bool, seed
     def again(batch_size: int, last: bool | None) -> Source:
         return mapped_source(given, feed, batch_size, shuffle, seed, drop_last if last is None else last)
 
-    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.named_batch, again=again)
+    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.matched_batch, again=again)
 
 
-def _some(given: Named, index: Any) -> Named:
+def _some(given: MatchedData, index: Any) -> MatchedData:
     return given.map(lambda place, value: rows_of(value, index))
 
 
-def loader_source(loader: Loader, feed: Feed, seed: int | None) -> Source:
+def loader_source(loader: Loader, feed: DataAdapter, seed: int | None) -> Source:
     """A loader of files; seed None keeps the order of its rows."""
     check_fixed(feed.fixed, loader.rows, loader.batch_size, loader.drop_last, feed.what, type(loader).__name__)
 
@@ -127,7 +127,7 @@ def loader_source(loader: Loader, feed: Feed, seed: int | None) -> Source:
     )
 
 
-def _columns_stream(data: Any, feed: Feed, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False) -> Source:
+def _columns_stream(data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False) -> Source:
     """A HF dataset: rows by their numbers, or, where it is a stream itself, in its own order."""
     rows = length_of(data)
     if rows is None:

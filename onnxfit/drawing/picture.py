@@ -11,7 +11,7 @@ from onnxfit.drawing.text import summary
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.graph import names
 
-MOST = 1500  # boxes of a picture: their layout takes half a minute
+MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
 ROOMY = 150  # up to so many boxes, types stand at the edges; beyond, labels of edges would take most of the room and nearly all of the time
 DOWNWARD = 600  # up to so many boxes, edges lead down from part to part; beyond, parts are laid out one by one, which is faster
 LINES = 4  # attributes in a box
@@ -48,9 +48,9 @@ def as_png(scene: Scene) -> bytes:
 
 def _rendered(scene: Scene, form: str) -> bytes:
     boxes = len(scene.calls) + len(scene.inputs) + len(scene.outputs)
-    if boxes > MOST:
+    if boxes > MAX_BOXES:
         raise SettingError(
-            f"A picture of {boxes} boxes is too large to be laid out (at most {MOST}): depth=1, 2, … draws a box per scope."
+            f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}): depth=1, 2, … draws a box per scope."
         )
     try:
         import pygraphviz
@@ -108,7 +108,7 @@ def _fill(graph: Any, scene: Scene, count: int) -> None:
         for source, label, colour in _arriving(scene, call, makers):
             graph.add_edge(source, key, label=label if roomy else "", color=colour)
     for tensor in scene.outputs:
-        base = next((t for t in scene.inputs if tensor.name == names.following(t.name)), None)
+        base = next((t for t in scene.inputs if tensor.name == names.updated(t.name)), None)
         key = _add_tensor(graph, keys, tensor, base.kind if base else "output")
         if tensor.name in makers:
             graph.add_edge(makers[tensor.name][0], key, color=makers[tensor.name][1])

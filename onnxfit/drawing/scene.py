@@ -152,7 +152,7 @@ def _scene(graph: onnx.GraphProto, weights: set[str], opsets: Mapping[str, int],
 def _state(graph: onnx.GraphProto, calls: Sequence[Call]) -> dict[str, str]:
     """The inputs of a step that are training state: weights, and what goes with them."""
     inputs, outputs = {v.name for v in graph.input}, {v.name for v in graph.output}
-    state = {name for name in inputs if names.following(name) in outputs}
+    state = {name for name in inputs if names.updated(name) in outputs}
     learned = {name for call in calls if call.part == "optimizer" for name in call.results}
     found = {}
     for name in state:
@@ -160,7 +160,7 @@ def _state(graph: onnx.GraphProto, calls: Sequence[Call]) -> dict[str, str]:
         if weight in inputs:
             found[name] = "state"
             found.setdefault(weight, "weight")  # where gradients are accumulated, the weight itself stays as it is
-        elif names.following(name) in learned:
+        elif names.updated(name) in learned:
             found[name] = "weight"
         else:
             found.setdefault(name, "state")

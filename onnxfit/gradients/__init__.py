@@ -12,20 +12,20 @@ from onnxfit.gradients import backward
 from onnxfit.gradients.blocker import BlockedError, Blocker, refuse
 from onnxfit.gradients.paths import reachable
 from onnxfit.gradients.pullback import AddGradients, AddPullback, Pullback, by_rules, through_a_loss
-from onnxfit.gradients.table import Refused, rewrite
+from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.gradients.table import gradient as register
 
 __all__ = [
     "SOURCES",
     "Blocker",
     "GradientSource",
+    "NoGradientError",
     "Pullback",
-    "Refused",
+    "decompose",
     "gradient_source",
     "reachable",
     "refuse",
     "register",
-    "rewrite",
 ]
 
 SOURCES = ("auto", "onnx", "onnxruntime")

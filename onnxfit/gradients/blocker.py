@@ -22,15 +22,15 @@ class Blocker:
     node: str
     op_type: str
     reason: str
-    cure: str
+    fix: str
 
     @property
     def needs_sizes(self) -> bool:
         """Whether it would do with every size known."""
-        return self.cure == STATIC
+        return self.fix == STATIC
 
     def __str__(self) -> str:
-        return f"{self.op_type} {self.node!r}: {self.reason}. Cure: {self.cure}."
+        return f"{self.op_type} {self.node!r}: {self.reason}. Fix: {self.fix}."
 
 
 class BlockedError(GradientError):

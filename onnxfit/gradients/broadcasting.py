@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
-MOST_ROWS = 1 << 20  # the ones that sum them are a constant of the graph
+MAX_SUMMED_ROWS = 1 << 20  # the ones that sum them are a constant of the graph
 
 
-def zeros_like(op: Op, x: Value) -> Value:
+def zeros_like(op: GraphBuilder, x: Value) -> Value:
     """Zero in the shape and type of a value."""
     return op.Expand(op.constant(0, x.dtype), op.shape(x))
 
 
-def reduce_to(op: Op, dx: Value, x: Value) -> Value:
+def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
     """`dx`, whose shape x was broadcast to, summed down to the shape of x."""
     if dx.shape == x.shape and dx.shape is not None and None not in dx.shape:
         return dx
@@ -30,7 +30,7 @@ def reduce_to(op: Op, dx: Value, x: Value) -> Value:
             return dx
         if all(dx.shape[axis] == 1 for axis in axes):  # leading ones that x does not have
             return op.Reshape(dx, op.shape(x))
-        if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank and math.prod(rows) <= MOST_ROWS:
+        if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank and math.prod(rows) <= MAX_SUMMED_ROWS:
             total = sum_of_rows(op, dx if dx.rank == 2 else op.Reshape(dx, [math.prod(rows), -1]))
             return total if x.rank == 1 else op.Reshape(total, op.shape(x))
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))
@@ -47,9 +47,9 @@ def _broadcast_is_known(x: Sequence[int | str | None], y: Sequence[int | str | N
     return all(isinstance(d, int) or (d == e and d is not None) for d, e in zip(x, y[len(y) - len(x) :]))
 
 
-def sum_of_rows(op: Op, matrix: Value) -> Value:
+def sum_of_rows(op: GraphBuilder, matrix: Value) -> Value:
     """The gradient of a bias: as a product with a row of ones it takes 0.1 to 0.7 of ReduceSum's time."""
     rows = None if matrix.shape is None else matrix.shape[0]
-    if not isinstance(rows, int) or rows > MOST_ROWS:
+    if not isinstance(rows, int) or rows > MAX_SUMMED_ROWS:
         return op.ReduceSum(matrix, [0], keepdims=0)
     return op.MatMul(op.constant(np.ones(rows, matrix.dtype)), matrix)

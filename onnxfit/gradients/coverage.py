@@ -13,7 +13,7 @@ from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
 from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of forms
 from onnxfit.gradients.onnxruntime.coverage import TABLE
 from onnxfit.gradients.onnxruntime.forms import FORMS
-from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS, Key
+from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.model import OPSET
 
 FIRST = 13  # the oldest opset whose operators are counted; older models are converted as far as onnx can
@@ -49,7 +49,7 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
     """
     history = [s for s in onnx.defs.get_all_schemas_with_history() if s.domain == "" and s.since_version <= OPSET]
     alive = {s.name for s in history if onnx.defs.has(s.name, OPSET, "") and not onnx.defs.get_schema(s.name, OPSET, "").deprecated}
-    keys: set[Key] = {("", name) for name in alive} | set(RULES) | set(REWRITES) | set(FLAT)
+    keys: set[Key] = {("", name) for name in alive} | set(RULES) | set(DECOMPOSITIONS) | set(NOT_DIFFERENTIABLE)
     known = [operator(key) for key in sorted(keys)]
     for name in names:
         if all(name not in (o.name, o.op_type) for o in known):
@@ -67,10 +67,10 @@ def operator(key: Key) -> Operator:
 def _way(key: Key) -> tuple[str, str]:
     if key in RULES or key in SUBGRAPHS:
         return "rule", ""
-    if key in REWRITES:
+    if key in DECOMPOSITIONS:
         return "rewritten", ""
-    if key in FLAT:
-        return "flat", FLAT[key]
+    if key in NOT_DIFFERENTIABLE:
+        return "flat", NOT_DIFFERENTIABLE[key]
     domain, op_type = key
     if onnx.defs.has(op_type, OPSET, domain):
         schema: Any = onnx.defs.get_schema(op_type, OPSET, domain)  # the stubs of onnx lack half of it

@@ -22,18 +22,18 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from onnxfit.gradients import gradient_source
 from onnxfit.graph import names
 from onnxfit.graph.model import IR_VERSION, OPSET, infer_shapes
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.registry import snake_case
 
 __all__ = ["finished", "new_function"]
 
 
-def new_function(piece: object) -> Op:
+def new_function(piece: object) -> GraphBuilder:
     """An empty graph named after the class of `piece`."""
-    return Op(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(piece).__name__)))
+    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(piece).__name__)))
 
 
-def finished(op: Op, differentiate: tuple[str, str] | None = None) -> onnx.ModelProto:
+def finished(op: GraphBuilder, differentiate: tuple[str, str] | None = None) -> onnx.ModelProto:
     """The graph as a model; with `differentiate`, a scalar output and an input, it also gives the gradient, as `<input>_grad`.
 
     Every input stays, needed or not, so that what has to be fed does not depend on settings.
@@ -42,7 +42,7 @@ def finished(op: Op, differentiate: tuple[str, str] | None = None) -> onnx.Model
     if differentiate is not None:
         scalar, wrt = differentiate
         model, found = gradient_source("onnx").add_gradients(infer_shapes(model), scalar, [wrt])
-        op = Op(model.graph)
+        op = GraphBuilder(model.graph)
         values = {v.name: v for node in model.graph for v in node.outputs} | dict(model.graph.initializers)
         op.output(names.gradient(wrt), op.wrap(values[found[wrt]]))
     TopologicalSortPass()(model)

@@ -11,7 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import is_float, reachable_values
-from onnxfit.graph.model import ModelSource, read_model, working_form
+from onnxfit.graph.model import ModelSource, normalize, read_model
 from onnxfit.graph.weights import all_weights
 
 
@@ -48,7 +48,7 @@ def gradient_model(
     {'y': [1.0, 8.0], 'x_grad': [3.0, 12.0], 'x_grad_2': [6.0, 12.0]}
     """
     source = gradient_source(gradient)
-    work = working_form(read_model(model_onnx))
+    work = normalize(read_model(model_onnx))
     differentiated = _outputs(work, outputs)
     leaves = _leaves(work, wrt, differentiated)
     kept = {name: work.graph.initializers[name].const_value for name in leaves if name in work.graph.initializers}

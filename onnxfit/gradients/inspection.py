@@ -11,11 +11,11 @@ from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.blocker import Blocker
 from onnxfit.gradients.coverage import WAYS, operator
-from onnxfit.gradients.paths import is_float, leaves_of, outputs_of, reachable_values, sites
+from onnxfit.gradients.paths import differentiable_path, is_float, leaves_of, outputs_of, reachable_values
 from onnxfit.gradients.table import key_of
 from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, fitting_itself, infer_shapes, read_model, working_form
-from onnxfit.graph.values import Op
+from onnxfit.graph.model import ModelSource, infer_shapes, model_errors, normalize, read_model
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
 
 
@@ -25,7 +25,7 @@ class OperatorUse:
 
     operator: str
     nodes: int
-    on_the_way: int
+    on_gradient_path: int
     gradient: str
 
 
@@ -50,7 +50,7 @@ class Inspection:
 
     def __str__(self) -> str:
         rows = [("operator", "nodes", "on the way", "gradient")]
-        rows += [(use.operator, str(use.nodes), str(use.on_the_way or ""), use.gradient) for use in self.operators]
+        rows += [(use.operator, str(use.nodes), str(use.on_gradient_path or ""), use.gradient) for use in self.operators]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip() for a, b, c, d in rows]
         lines.insert(1, "  ".join("─" * w for w in widths))
@@ -90,7 +90,7 @@ def inspect(
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """
-    work = working_form(read_model(model_onnx))
+    work = normalize(read_model(model_onnx))
     floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
     chosen = floats if outputs is None else [outputs] if isinstance(outputs, str) else list(outputs)
     for name in chosen:
@@ -99,13 +99,13 @@ def inspect(
     return inspect_working(work, select_weights(work, weights), chosen, gradient)
 
 
-@fitting_itself()
+@model_errors()
 def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str) -> Inspection:
     """The same for a model in its working form."""
     work = work.clone()
     blockers = gradient_source(gradient).blockers
     reached = reachable_values(work, outputs, weights)
-    ways = {s.node for s in sites(work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached))}
+    ways = {s.node for s in differentiable_path(work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached))}
     source = gradient if gradient != "auto" else "onnx"
     found: list[Blocker] = []
     if reached:
@@ -117,15 +117,21 @@ def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[st
     kinds = dict.fromkeys(key_of(node) for node in work.graph if not names.reserved(node.name or ""))
     for key in sorted(kinds):
         nodes = [node for node in work.graph if key_of(node) == key]
-        on_the_way = sum(node in ways for node in nodes)
+        on_gradient_path = sum(node in ways for node in nodes)
         known = operator(key)
         blocked = next((b for b in found if b.op_type == key[1]), None)
         text = (
-            "BLOCKED" if blocked else "not needed" if not on_the_way else WAYS[known.way] if source == "onnx" else "by the builder"
+            "BLOCKED"
+            if blocked
+            else "not needed"
+            if not on_gradient_path
+            else WAYS[known.way]
+            if source == "onnx"
+            else "by the builder"
         )
         if known.way == "flat" and not blocked:
             text = WAYS["flat"]
-        uses.append(OperatorUse(known.name, len(nodes), on_the_way, text))
+        uses.append(OperatorUse(known.name, len(nodes), on_gradient_path, text))
     idle = tuple(name for name in weights if name not in reached)
     return Inspection(tuple(reached), idle, tuple(outputs), source, tuple(uses), tuple(found))
 
@@ -137,7 +143,7 @@ def _with_a_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str])
         value = copy.graph.initializers.pop(name)
         value.const_value = None
         copy.graph.inputs.append(value)
-    op = Op(copy.graph)
+    op = GraphBuilder(copy.graph)
     total = op.constant(0.0)
     for value in outputs_of(copy.graph, *outputs):
         total = total + op.cast(op.ReduceSum(op.wrap(value), keepdims=0), total.dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfit.gradients.table import FLAT, key_of
+from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 INTEGERS = {
@@ -16,13 +16,13 @@ INTEGERS = {
 }  # fmt: skip
 
 # (operator, input) of float inputs of which only the type, or the value rounded to an integer, is looked at.
-FLAT_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
+NOT_DIFFERENTIABLE_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
 # Quantising is flat too, but whoever trains through it expects something else: never a silent zero, so it stays on the path.
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 @dataclass(frozen=True)
-class Site:
+class PathNode:
     """A node between leaves and loss, with the positions of the inputs and outputs that derivatives flow through."""
 
     node: ir.Node
@@ -30,7 +30,7 @@ class Site:
     outputs: frozenset[int]
 
 
-def sites(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]) -> list[Site]:
+def differentiable_path(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]) -> list[PathNode]:
     """Every node of the graph on a differentiable path from the leaves to the targets, in the graph's order.
 
     Leaves are inputs or initializers of the graph; of a subgraph, also values that it captures from outside.
@@ -40,7 +40,7 @@ def sites(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Valu
     for node in graph:
         outputs = frozenset(i for i, v in enumerate(node.outputs) if v in values)
         if outputs:
-            found.append(Site(node, frozenset(i for i, v in flowing(node) if v in values), outputs))
+            found.append(PathNode(node, frozenset(i for i, v in differentiable_inputs(node) if v in values), outputs))
     return found
 
 
@@ -88,11 +88,11 @@ def _between(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.V
     """The values that change smoothly with the leaves, and the targets with them."""
     varying = set(leaves)
     for node in graph:
-        moving = [v for _, v in flowing(node) if v in varying]
+        moving = [v for _, v in differentiable_inputs(node) if v in varying]
         if moving:
             # downstream of a quantizer the integers stand for floats
-            integers = node.op_type in QUANTIZERS or any(not smooth(v) for v in moving)
-            varying.update(v for v in node.outputs if integers or smooth(v))
+            integers = node.op_type in QUANTIZERS or any(not carries_gradient(v) for v in moving)
+            varying.update(v for v in node.outputs if integers or carries_gradient(v))
     waiting = [v for v in targets if v in varying]
     between: set[ir.Value] = set()
     while waiting:
@@ -101,11 +101,11 @@ def _between(graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.V
             between.add(value)
             producer = value.producer()
             if producer is not None and producer.graph is graph:
-                waiting += [v for _, v in flowing(producer)]
+                waiting += [v for _, v in differentiable_inputs(producer)]
     return between
 
 
-def smooth(value: ir.Value) -> bool:
+def carries_gradient(value: ir.Value) -> bool:
     """Whether a value can carry a derivative; one of unknown type may."""
     return value.dtype is None or value.dtype not in INTEGERS
 
@@ -115,12 +115,12 @@ def is_float(value: ir.Value) -> bool:
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
 
 
-def flowing(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
+def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
     """The inputs that derivatives flow through, by position, and what subgraphs capture, numbered on from there."""
-    if key_of(node) in FLAT:
+    if key_of(node) in NOT_DIFFERENTIABLE:
         return
     for i, value in enumerate(node.inputs):
-        if value is not None and (node.op_type, i) not in FLAT_INPUTS:
+        if value is not None and (node.op_type, i) not in NOT_DIFFERENTIABLE_INPUTS:
             yield i, value
     inside = dict.fromkeys(v for a in node.attributes.values() for graph in _graphs(a) for v in captured(graph))
     yield from enumerate(inside, start=len(node.inputs))

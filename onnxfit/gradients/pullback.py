@@ -13,7 +13,7 @@ from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes
-from onnxfit.graph.values import Op, Value, values_of
+from onnxfit.graph.values import GraphBuilder, Value, values_of
 
 AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str, str]]]
 
@@ -36,7 +36,7 @@ AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
 def by_rules(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
     """By the table of rules. `outputs` are float outputs, `wrt` are float inputs. GradientError with all blockers."""
     work = model.clone()
-    op = Op(work.graph)
+    op = GraphBuilder(work.graph)
     arriving = _seeds(op, outputs)
     inputs = {v.name: v for v in work.graph.inputs}
     found, blocking = gradients(op, arriving, [inputs[name] for name in wrt])
@@ -53,7 +53,7 @@ def through_a_loss(add_gradients: AddGradients) -> AddPullback:
 
     def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
         work = model.clone()
-        op = Op(work.graph)
+        op = GraphBuilder(work.graph)
         arriving = _seeds(op, outputs)
         terms = [op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0) for i, dy in arriving.items()]
         total = terms[0]
@@ -63,14 +63,14 @@ def through_a_loss(add_gradients: AddGradients) -> AddPullback:
         made, found = add_gradients(infer_shapes(work), names.TOTAL, wrt)
         made.graph.outputs[:] = [v for v in made.graph.outputs if v.name != names.TOTAL]
         values = values_of(made.graph)
-        op = Op(made.graph)
+        op = GraphBuilder(made.graph)
         seeds = {i: op.wrap(values[dy.name]) for i, dy in arriving.items()}
         return _handed_out(op, seeds, {name: op.wrap(values[found[name]]) for name in wrt})
 
     return add_pullback
 
 
-def _seeds(op: Op, outputs: Sequence[str]) -> dict[int, Value]:
+def _seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
     """An input for the gradient that arrives at each output, by the output's position."""
     arriving: dict[int, Value] = {}
     wanted = dict.fromkeys(outputs)
@@ -84,16 +84,16 @@ def _seeds(op: Op, outputs: Sequence[str]) -> dict[int, Value]:
     return arriving
 
 
-def _handed_out(op: Op, arriving: Mapping[int, Value], leaving: Mapping[str, Value]) -> Pullback:
+def _handed_out(op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]) -> Pullback:
     ends = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
     found = {name: op.output(_free(op, names.gradient(name)), dx).name for name, dx in leaving.items()}
     return Pullback(ir.Model(op.graph, ir_version=10), ends, found)
 
 
-def _free(op: Op, name: str) -> str:
+def _free(op: GraphBuilder, name: str) -> str:
     """The name, with a number where it is taken."""
     found, count = name, 1
-    while op.knows(found):
+    while op.has_name(found):
         count += 1
         found = f"{name}_{count}"
     return found

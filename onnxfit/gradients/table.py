@@ -3,19 +3,19 @@
 A rule says how a gradient passes one node, in the words of every textbook: inputs `x`, outputs `y`, arriving gradients `dy`.
 
     @gradient("Sigmoid")
-    def sigmoid(op: Op, x: Value, y: Value, dy: Value) -> Value:
+    def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
         return dy * y * (1 - y)
 
     @gradient("MatMul", broadcasts=True)
-    def matmul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+    def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
         return lambda: dy @ op.swap(b), lambda: op.swap(a) @ dy
 
 Its parameters are `op`, one per input, one per output, and one per arriving gradient, called `d` + the name of its output; attributes are
 keyword-only parameters. What the driver (`backward.py`) sees to, so that no rule has to: broadcasting (`broadcasts=True`), summing where
 a value is used several times, element types, and asking for no gradient that nobody needs.
 
-An operator whose gradient is best taken through others has a `rewrite` instead: the same in simpler operators, which then have rules. What has no
-derivative stands in `FLAT`, with the reason. An operator in none of the three is differentiated through its ONNX function body, if it has
+An operator whose gradient is best taken through others has a `decompose` instead: the same in simpler operators, which then have rules. What has no
+derivative stands in `NOT_DIFFERENTIABLE`, with the reason. An operator in none of the three is differentiated through its ONNX function body, if it has
 one; else it blocks the gradient, and the user is told.
 """
 
@@ -31,22 +31,22 @@ import onnx_ir as ir
 from onnxfit.graph.values import Value
 
 Values = tuple[Value, ...]
-Entry = Union[Value, Callable[[], Value], None]
-Gradients = Union[Entry, tuple[Entry, ...]]
+InputGradient = Union[Value, Callable[[], Value], None]
+Gradients = Union[InputGradient, tuple[InputGradient, ...]]
 
 Key = tuple[str, str]  # domain, operator
 
 
-class Refused(Exception):
+class NoGradientError(Exception):
     """What a rule raises about a node whose gradient it cannot give: why, and what would help."""
 
-    def __init__(self, reason: str, cure: str = "freeze the weights before it, or replace the operator") -> None:
+    def __init__(self, reason: str, fix: str = "freeze the weights before it, or replace the operator") -> None:
         super().__init__(reason)
-        self.reason, self.cure = reason, cure
+        self.reason, self.fix = reason, fix
 
 
 @dataclass(frozen=True)
-class Formal:
+class RuleSignature:
     """What a rule wants to be given: its parameters, read off its signature."""
 
     inputs: tuple[str, ...]
@@ -65,36 +65,36 @@ class Rule:
     domain: str
     function: Callable[..., Gradients]
     broadcasts: bool = False
-    complete: bool = False
-    formal: Formal = field(init=False)
+    all_outputs: bool = False
+    signature: RuleSignature = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "formal", _formal(self.function))
+        object.__setattr__(self, "signature", _signature(self.function))
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class Decomposition:
     """An operator in terms of others."""
 
     op_type: str
     domain: str
     function: Callable[..., Any]
-    formal: Formal = field(init=False)
+    signature: RuleSignature = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "formal", _formal(self.function, outputs=False))
+        object.__setattr__(self, "signature", _signature(self.function, outputs=False))
 
 
 RULES: dict[Key, Rule] = {}
 SUBGRAPHS: dict[Key, Callable[..., dict[int, Value]]] = {}  # If, Loop, Scan: see rules/control.py
-REWRITES: dict[Key, Rewrite] = {}
+DECOMPOSITIONS: dict[Key, Decomposition] = {}
 
 # Operators whose float results do not change with their inputs, or whose derivative is zero wherever it exists: what comes out counts as a
 # constant. Through integers, booleans and strings nothing flows in any case, so comparisons or ArgMax stand here for the reader.
-FLAT: dict[Key, str] = {}
+NOT_DIFFERENTIABLE: dict[Key, str] = {}
 
 
-def gradient(op_type: str, domain: str = "", *, broadcasts: bool = False, complete: bool = False) -> Callable[[Any], Any]:
+def gradient(op_type: str, domain: str = "", *, broadcasts: bool = False, all_outputs: bool = False) -> Callable[[Any], Any]:
     """Enter the decorated rule into the table, in place of one that is there.
 
     The rule is called as `rule(op, *inputs, *outputs, *arriving, **attributes)` and returns one entry per input (of an operator with one
@@ -109,21 +109,21 @@ def gradient(op_type: str, domain: str = "", *, broadcasts: bool = False, comple
     - Every operator a rule uses on floats has a rule itself, so that gradients can be differentiated again.
 
     >>> @gradient("Double", "my.domain")
-    ... def double(op: Op, x: Value, y: Value, dy: Value) -> Value:
+    ... def double(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     ...     return 2 * dy
     >>> del RULES["my.domain", "Double"]
     """
 
     def enter(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        RULES[domain, op_type] = Rule(op_type, domain, function, broadcasts, complete)
-        REWRITES.pop((domain, op_type), None)
-        FLAT.pop((domain, op_type), None)
+        RULES[domain, op_type] = Rule(op_type, domain, function, broadcasts, all_outputs)
+        DECOMPOSITIONS.pop((domain, op_type), None)
+        NOT_DIFFERENTIABLE.pop((domain, op_type), None)
         return function
 
     return enter
 
 
-def rewrite(op_type: str, domain: str = "") -> Callable[[Any], Any]:
+def decompose(op_type: str, domain: str = "") -> Callable[[Any], Any]:
     """Enter the decorated function as the way to write an operator in simpler ones, before anything is differentiated.
 
     It is called as `function(op, *inputs, **attributes)`, like a rule without its outputs, and returns the output or a tuple of outputs
@@ -131,9 +131,9 @@ def rewrite(op_type: str, domain: str = "") -> Callable[[Any], Any]:
     """
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        REWRITES[domain, op_type] = Rewrite(op_type, domain, function)
+        DECOMPOSITIONS[domain, op_type] = Decomposition(op_type, domain, function)
         RULES.pop((domain, op_type), None)
-        FLAT.pop((domain, op_type), None)
+        NOT_DIFFERENTIABLE.pop((domain, op_type), None)
         return function
 
     return enter
@@ -149,7 +149,7 @@ def subgraph_gradient(op_type: str) -> Callable[[Any], Any]:
     return enter
 
 
-def _formal(function: Callable[..., Any], *, outputs: bool = True) -> Formal:
+def _signature(function: Callable[..., Any], *, outputs: bool = True) -> RuleSignature:
     """The parameters of a rule; TypeError where its signature is none of a rule."""
     parameters = list(inspect.signature(function).parameters.values())
     plain = [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY][1:]
@@ -169,7 +169,7 @@ def _formal(function: Callable[..., Any], *, outputs: bool = True) -> Formal:
             )
     inputs = tuple(names[: len(names) - 2 * count])
     results = tuple(names[len(inputs) : len(inputs) + count])
-    return Formal(
+    return RuleSignature(
         inputs,
         results,
         tuple(p.name for p in keywords),

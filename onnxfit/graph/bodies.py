@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxfit.graph.values import Op, Value, schema_of
+from onnxfit.graph.values import GraphBuilder, Value, schema_of
 
 
-def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[Op], tuple[Value | None, ...]] | None:
+def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[GraphBuilder], tuple[Value | None, ...]] | None:
     """What adds the definition of a node to a graph and gives its outputs; None where ONNX has none, or one with loops."""
     schema = schema_of(node, graph)
     function = None if schema is None else _definition(schema, node, graph.opset_imports.get("", 1))
@@ -23,7 +23,7 @@ def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[Op], tuple[Value 
         return None
     chosen = function
 
-    def body(op: Op) -> tuple[Value | None, ...]:
+    def body(op: GraphBuilder) -> tuple[Value | None, ...]:
         defaults = {
             n: a.default_value for n, a in schema.attributes.items() if a.default_value.type != onnx.AttributeProto.UNDEFINED
         }
@@ -41,8 +41,8 @@ def function_body(node: ir.Node, graph: ir.Graph) -> Callable[[Op], tuple[Value 
             if inner.op_type == "Constant":
                 made: tuple[Value, ...] = (_constant(op, attributes),)
             else:
-                made = op.many(
-                    len(inner.output), inner.op_type, *(values[n] for n in inner.input), _domain=inner.domain, **attributes
+                made = getattr(op, inner.op_type)(
+                    *(values[n] for n in inner.input), _outputs=len(inner.output), _domain=inner.domain, **attributes
                 )
             values.update(zip(inner.output, made))
         return tuple(values.get(name) for name in chosen.output)
@@ -71,7 +71,7 @@ def _parsed(data: bytes) -> onnx.FunctionProto:
     return function
 
 
-def _constant(op: Op, attributes: dict[str, object]) -> Value:
+def _constant(op: GraphBuilder, attributes: dict[str, object]) -> Value:
     (value,) = attributes.values()
     if isinstance(value, ir.TensorProtocol):
         return op.constant(value.numpy())

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfit.graph.values import infer_outputs
 
 Array = npt.NDArray[Any]
-SMALL = 1024  # elements: shapes, axes and scalars, not weights
+MAX_FOLDED_ELEMENTS = 1024  # elements: shapes, axes and scalars, not weights
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 
@@ -62,12 +62,12 @@ def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     for value in node.inputs:
         if value is not None:
             tensor = ir.convenience.get_const_tensor(value)
-            if tensor is None or tensor.size > SMALL:
+            if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS:
                 return None
             feeds[value.name or ""] = tensor.numpy()
     if not feeds and node.op_type != "Constant":
         return None
-    if any(np.prod(_sizes(v) or [0]) > SMALL for v in node.outputs):
+    if any(np.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
         return None
     # the reference may differ from onnxruntime in an operator's corners, so what is computed is arithmetic of shapes
     if not all(v.dtype in _WHOLE for v in node.outputs) and node.op_type not in ("Cast", "Constant", "Identity"):
@@ -76,7 +76,7 @@ def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
         found = _evaluate(node, feeds, graph.opset_imports[""])
     except Exception:  # the reference lacks an operator, or the node fails: then it fails at run time, with its own message
         return None
-    return found if all(isinstance(a, np.ndarray) and a.size <= SMALL for a in found) else None
+    return found if all(isinstance(a, np.ndarray) and a.size <= MAX_FOLDED_ELEMENTS for a in found) else None
 
 
 def _both(now: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:

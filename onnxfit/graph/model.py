@@ -26,7 +26,7 @@ from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_bodies, require_steps, require_valid
-from onnxfit.graph.values import InputsError, Op, infer_outputs
+from onnxfit.graph.values import GraphBuilder, InputsError, infer_outputs
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
@@ -162,7 +162,7 @@ def _untie_batch_norms(model: onnx.ModelProto) -> None:
 
 
 @contextmanager
-def fitting_itself() -> Iterator[None]:
+def model_errors() -> Iterator[None]:
     """ModelError where operators of the model, which nobody but its author put together, do not take each other's outputs."""
     try:
         yield
@@ -170,8 +170,8 @@ def fitting_itself() -> Iterator[None]:
         raise ModelError(f"The model contradicts itself: {error}") from None
 
 
-@fitting_itself()
-def working_form(model: onnx.ModelProto) -> ir.Model:
+@model_errors()
+def normalize(model: onnx.ModelProto) -> ir.Model:
     """The same computation in the opset and IR version every step is built in, functions inlined, every node and value named.
 
     Raises ModelError where the model's opset cannot be converted.
@@ -247,7 +247,7 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """Operators that came after OPSET written in those that define them, which the converter cannot do. ModelError where ONNX has no definition."""
     work = _parsed(onnx.shape_inference.infer_shapes(model))
     NameFixPass()(work)
-    op = Op(work.graph)
+    op = GraphBuilder(work.graph)
     newer: list[ir.Node] = [node for node in work.graph if _is_newer(node)]
     for node in newer:
         body = function_body(node, work.graph)
@@ -331,7 +331,7 @@ def _first_cause(error: BaseException) -> BaseException:
     return _first_cause(error.__cause__) if error.__cause__ is not None else error
 
 
-def specialise(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
+def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     """The model for inputs of exactly these shapes; every shape inside is inferred anew. ModelError where they cannot be."""
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]

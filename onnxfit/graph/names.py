@@ -49,7 +49,7 @@ def gradient_sum(weight: str) -> str:
     return f"{weight}/gradient_sum"
 
 
-def pack(number: int) -> str:
+def fused(number: int) -> str:
     """Small weights one after the other, in the place of which they are updated together; the same for each of their slots."""
     return f"train/pack/{number}"
 
@@ -59,6 +59,6 @@ def reserved(name: str) -> bool:
     return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
 
 
-def following(state: str) -> str:
+def updated(state: str) -> str:
     """The value a state has after the step."""
     return f"{state}/next"

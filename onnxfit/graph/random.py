@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)
 
 
-def uniform(op: Op, shape: Value, seed: Value, step: Value, stream: int, iteration: Value | None = None) -> Value:
+def uniform(op: GraphBuilder, shape: Value, seed: Value, step: Value, stream: int, iteration: Value | None = None) -> Value:
     """Float32 numbers in [0, 1), of the sizes in the int64 vector `shape`; `seed` and `step` are int64 scalars, `stream` tells nodes apart.
 
     `iteration`, an int64 scalar, tells apart the passes of a loop that the node is run in.
@@ -31,15 +31,15 @@ def uniform(op: Op, shape: Value, seed: Value, step: Value, stream: int, iterati
         return op.Reshape(op.cast(high, np.float32) * np.float32(2**-24), shape)
 
 
-def normal(op: Op, shape: Value, seed: Value, step: Value, stream: int, iteration: Value | None = None) -> Value:
+def normal(op: GraphBuilder, shape: Value, seed: Value, step: Value, stream: int, iteration: Value | None = None) -> Value:
     """Float32 numbers from the standard normal distribution, by Box and Muller (1958) from two uniform ones each."""
     doubled = op.Concat(op.constant(np.array([2], np.int64)), shape, axis=0)
-    u, angle = op.many(2, "Split", uniform(op, doubled, seed, step, stream, iteration), num_outputs=2)
+    u, angle = op.Split(uniform(op, doubled, seed, step, stream, iteration), _outputs=2, num_outputs=2)
     radius = op.Sqrt(-2 * op.Log(1 - u))  # 1 - u is never 0
     return op.Reshape(radius * op.Cos(np.float32(2 * np.pi) * angle), shape)
 
 
-def _mix(op: Op, x: Value) -> Value:
+def _mix(op: GraphBuilder, x: Value) -> Value:
     """lowbias32 on int32 values, whose products wrap."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         bits = op.cast(x, np.uint32)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 MAKERS = {"SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "Identity"}
 
-MOST_PARTS = 10_000  # each becomes a tensor of its own
+MAX_PARTS = 10_000  # each becomes a tensor of its own
 
 
 def unroll_sequences(model: ir.Model) -> bool:
     """Take known sequences out of the main graph, in place; whether there were any. What is not known stays as it is."""
-    op = Op(model.graph)
+    op = GraphBuilder(model.graph)
     known: dict[ir.Value, list[Value]] = {}
     for node in list(model.graph):
         if node.domain != "":
@@ -36,7 +36,7 @@ def unroll_sequences(model: ir.Model) -> bool:
     return bool(known)
 
 
-def _made(op: Op, node: ir.Node, known: dict[ir.Value, list[Value]]) -> list[Value] | None:
+def _made(op: GraphBuilder, node: ir.Node, known: dict[ir.Value, list[Value]]) -> list[Value] | None:
     """The elements of the sequence that a node makes."""
     first = node.inputs[0] if node.inputs else None
     if node.op_type == "SequenceEmpty":
@@ -59,7 +59,7 @@ def _made(op: Op, node: ir.Node, known: dict[ir.Value, list[Value]]) -> list[Val
     return elements
 
 
-def _taken(op: Op, node: ir.Node, elements: list[Value]) -> Value | None:
+def _taken(op: GraphBuilder, node: ir.Node, elements: list[Value]) -> Value | None:
     """The tensor that a node takes from a sequence."""
     if node.op_type == "SequenceAt":
         position = _position(node, 1, len(elements) - 1)
@@ -74,7 +74,7 @@ def _taken(op: Op, node: ir.Node, elements: list[Value]) -> Value | None:
     return None
 
 
-def _split(op: Op, node: ir.Node) -> list[Value] | None:
+def _split(op: GraphBuilder, node: ir.Node) -> list[Value] | None:
     x = node.inputs[0]
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     given = node.inputs[1] if len(node.inputs) > 1 else None
@@ -86,12 +86,12 @@ def _split(op: Op, node: ir.Node) -> list[Value] | None:
     else:  # pieces of one size, the last one smaller
         length = x.shape[axis] if x.shape is not None and -len(x.shape) <= axis < len(x.shape) else None
         piece = 1 if tensor is None else int(tensor.numpy().item()) if tensor.size == 1 else 0
-        if not isinstance(length, int) or piece < 1 or length > MOST_PARTS * piece:
+        if not isinstance(length, int) or piece < 1 or length > MAX_PARTS * piece:
             return None
         sizes = [min(piece, length - start) for start in range(0, length, piece)]
     keep = given is not None or "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
     with op.replacing(node):
-        parts = op.many(len(sizes), "Split", op.wrap(x), op.constant(sizes), axis=axis)
+        parts = op.Split(op.wrap(x), op.constant(sizes), _outputs=len(sizes), axis=axis)
         return list(parts) if keep else [op.Squeeze(p, [axis]) for p in parts]
 
 

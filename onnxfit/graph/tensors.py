@@ -20,10 +20,10 @@ from onnxfit.errors import ModelError
 from onnxfit.files import write_atomically
 
 Array = npt.NDArray[np.generic]
-LARGE = 2**31 - 2**26  # bytes of tensors: an ONNX message has at most 2 GiB, nodes included
-INSIDE = 1024  # bytes: constants of the graph, which stay in the model
-ALIGNED = 64  # bytes
-CHUNK = 2**24  # bytes that are written at a time
+MAX_MODEL_BYTES = 2**31 - 2**26  # bytes of tensors: an ONNX message has at most 2 GiB, nodes included
+MAX_INLINE_BYTES = 1024  # bytes: constants of the graph, which stay in the model
+ALIGNMENT_BYTES = 64  # bytes
+CHUNK_BYTES = 2**24  # bytes that are written at a time
 TYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "BOOL": np.bool_, "I64": np.int64, "I32": np.int32,
     "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
@@ -48,7 +48,7 @@ def write_model(path: str | os.PathLike[str], model: onnx.ModelProto, weights: C
 
 def is_large(model: onnx.ModelProto) -> bool:
     """Whether the model with its tensors inside is more than a file or an onnxruntime session takes in one piece."""
-    return sum(map(nbytes, model.graph.initializer)) > LARGE
+    return sum(map(nbytes, model.graph.initializer)) > MAX_MODEL_BYTES
 
 
 def write_safetensors(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
@@ -84,25 +84,25 @@ def detached(
         raise ModelError(f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted from it.")
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
-        if tensor.name not in arrays and (size <= INSIDE or not tensor.HasField("raw_data")):
+        if tensor.name not in arrays and (size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")):
             bare.graph.initializer.append(tensor)
             continue
         stub = bare.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
         refer(stub, location, place, size)
         tensors.append(arrays.get(tensor.name, tensor))
-        place += size + -size % ALIGNED
+        place += size + -size % ALIGNMENT_BYTES
     return bare, tensors
 
 
 def tensors_size(tensors: Iterable[Array | onnx.TensorProto]) -> int:
     sizes = [nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes for tensor in tensors]
-    return sum(size + -size % ALIGNED for size in sizes)
+    return sum(size + -size % ALIGNMENT_BYTES for size in sizes)
 
 
 def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -> None:
     for tensor in tensors:
         size = _write(file, tensor)
-        file.write(bytes(-size % ALIGNED))
+        file.write(bytes(-size % ALIGNMENT_BYTES))
 
 
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
@@ -114,8 +114,8 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
             size = nbytes(tensor)
             if int(where["offset"]) != place or int(where["length"]) != size:
                 raise ModelError(f"the tensor {tensor.name!r} is not where it should be")
-            data = file.read(size + -size % ALIGNED)
-            if len(data) != size + -size % ALIGNED:
+            data = file.read(size + -size % ALIGNMENT_BYTES)
+            if len(data) != size + -size % ALIGNMENT_BYTES:
                 raise ModelError(f"the tensor {tensor.name!r} is cut off")
             place += len(data)
             tensor.raw_data = data[:size] if len(data) > size else data
@@ -186,6 +186,6 @@ def _write(file: BinaryIO, tensor: Array | onnx.TensorProto) -> int:
     data = (
         memoryview(tensor.raw_data) if isinstance(tensor, onnx.TensorProto) else memoryview(tensor.reshape(-1).view(np.uint8).data)
     )
-    for start in range(0, len(data), CHUNK):
-        file.write(data[start : start + CHUNK])
+    for start in range(0, len(data), CHUNK_BYTES):
+        file.write(data[start : start + CHUNK_BYTES])
     return len(data)

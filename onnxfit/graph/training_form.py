@@ -18,10 +18,10 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.random import normal, uniform
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 
-def to_training_form(op: Op, weights: Sequence[str], batch_norm: str, seed: Value, step: Value) -> dict[str, Value]:
+def to_training_form(op: GraphBuilder, weights: Sequence[str], batch_norm: str, seed: Value, step: Value) -> dict[str, Value]:
     """Rewrite the graph of `op` in place; returns the next value of every running statistic that the step updates.
 
     With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and bias are both frozen or
@@ -60,17 +60,17 @@ class _Draws:
     uncounted: ir.Node | None = None
     streams: Iterator[int] = field(default_factory=count)  # of what draws, not of nodes: folding leaves more or fewer of these
 
-    def uniform(self, op: Op, shape: Value) -> Value:
+    def uniform(self, op: GraphBuilder, shape: Value) -> Value:
         return uniform(op, shape, *self._key(op))
 
-    def normal(self, op: Op, shape: Value) -> Value:
+    def normal(self, op: GraphBuilder, shape: Value) -> Value:
         return normal(op, shape, *self._key(op))
 
-    def _key(self, op: Op) -> tuple[Value, Value, int, Value | None]:
+    def _key(self, op: GraphBuilder) -> tuple[Value, Value, int, Value | None]:
         iteration = None if self.iteration is None else op.wrap(self.iteration.ir)
         return op.wrap(self.seed.ir), op.wrap(self.step.ir), next(self.streams), iteration
 
-    def inside(self, op: Op, node: ir.Node, body: ir.Graph) -> _Draws:
+    def inside(self, op: GraphBuilder, node: ir.Node, body: ir.Graph) -> _Draws:
         """The same for the body of a node."""
         if node.op_type == "Scan":
             return replace(self, uncounted=node)
@@ -80,7 +80,7 @@ class _Draws:
         return replace(self, iteration=passed if self.iteration is None else op.wrap(self.iteration.ir) * 65537 + passed)
 
 
-def _drawn_anew(op: Op, node: ir.Node, draws: _Draws) -> None:
+def _drawn_anew(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
     """Let a node that draws random numbers draw them from the step."""
     if node.domain != "" or (node.op_type != "Dropout" and node.op_type not in RANDOM):
         return
@@ -94,7 +94,7 @@ def _drawn_anew(op: Op, node: ir.Node, draws: _Draws) -> None:
         put(_dropout(op, node, draws) if node.op_type == "Dropout" else RANDOM[node.op_type](op, node, draws))
 
 
-def _body_in_training_form(op: Op, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws) -> None:
+def _body_in_training_form(op: GraphBuilder, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws) -> None:
     for node in list(op.graph):
         if node.op_type == "BatchNormalization" and node.domain == "" and _by_batch(node, weights, batch_norm):
             raise ModelError(
@@ -106,11 +106,11 @@ def _body_in_training_form(op: Op, outer: ir.Node, weights: Sequence[str], batch
             _body_in_training_form(inside, node, weights, batch_norm, draws.inside(inside, node, body))
 
 
-def _bodies(op: Op, node: ir.Node) -> Iterator[tuple[Op, ir.Graph]]:
+def _bodies(op: GraphBuilder, node: ir.Node) -> Iterator[tuple[GraphBuilder, ir.Graph]]:
     """The subgraphs of a node, each with its builder."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            yield Op(attribute.as_graph(), around=op), attribute.as_graph()
+            yield GraphBuilder(attribute.as_graph(), around=op), attribute.as_graph()
 
 
 def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str) -> list[str]:
@@ -122,7 +122,7 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
     return [name for name in names if name]
 
 
-def to_evaluation_form(op: Op) -> None:
+def to_evaluation_form(op: GraphBuilder) -> None:
     """Rewrite the graph of `op` in place: Dropout passes, BatchNormalization uses its running statistics, whatever the file says."""
     for node in list(op.graph):
         if node.op_type == "Dropout" and node.domain == "":
@@ -162,7 +162,7 @@ def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
     return batch_norm == "train" and any(v is not None and v.name in weights for v in node.inputs[1:3])
 
 
-def _batch_norm(op: Op, node: ir.Node, so_far: Mapping[str, Value]) -> tuple[Value, Value, Value]:
+def _batch_norm(op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]) -> tuple[Value, Value, Value]:
     """Normalised by the batch's own mean and (population) variance; running <- momentum running + (1 - momentum) batch.
 
     Statistics that two nodes share go on from the first node's update (`so_far`).
@@ -183,14 +183,14 @@ def _batch_norm(op: Op, node: ir.Node, so_far: Mapping[str, Value]) -> tuple[Val
     return y, follow(running_mean, mean), follow(running_variance, variance)
 
 
-def _frozen_batch_norm(op: Op, node: ir.Node) -> Value:
+def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:
     x, scale, bias, mean, variance = (_input(op, node, i) for i in range(5))
     _rank(x, node)
     deviation = op.Sqrt(variance + float(_attribute(node, "epsilon", 1e-5)))
     return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
 
 
-def _dropout(op: Op, node: ir.Node, draws: _Draws) -> Value:
+def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of ONNX)."""
     x = _input(op, node, 0)
     if _drops_nothing(node):
@@ -208,18 +208,18 @@ def _drops_nothing(node: ir.Node) -> bool:
     return known is not None and not known.numpy().any()
 
 
-def _random_uniform(op: Op, node: ir.Node, draws: _Draws) -> Value:
+def _random_uniform(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     low, high = float(_attribute(node, "low", 0.0)), float(_attribute(node, "high", 1.0))
     drawn = op.cast(draws.uniform(op, _drawn_shape(op, node)), _drawn_type(op, node))
     return low + (high - low) * drawn
 
 
-def _random_normal(op: Op, node: ir.Node, draws: _Draws) -> Value:
+def _random_normal(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     mean, scale = float(_attribute(node, "mean", 0.0)), float(_attribute(node, "scale", 1.0))
     return mean + scale * op.cast(draws.normal(op, _drawn_shape(op, node)), _drawn_type(op, node))
 
 
-def _bernoulli(op: Op, node: ir.Node, draws: _Draws) -> Value:
+def _bernoulli(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     """1 with the probability that the input gives."""
     chance = _input(op, node, 0)
     return op.cast(op.cast(draws.uniform(op, op.shape(chance)), chance.dtype) < chance, _drawn_type(op, node))
@@ -231,13 +231,13 @@ RANDOM = {
 }  # fmt: skip
 
 
-def _drawn_shape(op: Op, node: ir.Node) -> Value:
+def _drawn_shape(op: GraphBuilder, node: ir.Node) -> Value:
     if node.inputs:
         return op.shape(_input(op, node, 0))
     return op.constant(np.array(node.attributes["shape"].as_ints(), np.int64))
 
 
-def _drawn_type(op: Op, node: ir.Node) -> np.dtype[Any]:
+def _drawn_type(op: GraphBuilder, node: ir.Node) -> np.dtype[Any]:
     """What the attribute says; else the input's type, or float32."""
     if "dtype" in node.attributes:
         return ir.DataType(node.attributes["dtype"].as_int()).numpy()
@@ -252,7 +252,7 @@ def _refuse_other_outputs(node: ir.Node) -> None:
         )
 
 
-def _per_channel(op: Op, v: Value, x: Value) -> Value:
+def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
     """A vector of channels against `(batch, channels, ...)`."""
     return op.Reshape(v, [1, -1] + [1] * (x.rank - 2)) if x.rank > 2 else v
 
@@ -268,7 +268,7 @@ def _attribute(node: ir.Node, name: str, default: float) -> float:
     return default if attribute is None else attribute.value
 
 
-def _input(op: Op, node: ir.Node, index: int) -> Value:
+def _input(op: GraphBuilder, node: ir.Node, index: int) -> Value:
     value = node.inputs[index]
     assert value is not None
     return op.wrap(value)

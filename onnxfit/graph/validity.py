@@ -23,8 +23,8 @@ _FIELDS = {
     "int32_data": dict.fromkeys(("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16", "BFLOAT16"), 1),
 }
 _FIELD = {kind: (field, times) for field, kinds in _FIELDS.items() for kind, times in kinds.items()}
-MOST = 1 << 40  # elements of a tensor: no machine has room for more
-MOST_AXES = 1 << 10
+MAX_ELEMENTS = 1 << 40  # elements of a tensor: no machine has room for more
+MAX_AXES = 1 << 10
 _BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",)}
 
 
@@ -113,7 +113,7 @@ def _require_nodes(what: str, nodes: Iterable[onnx.NodeProto], in_function: bool
                 raise ModelError(
                     f"{what} has a {node.op_type} {node.name!r} whose {attribute.name} is that of a function, outside of any."
                 )
-            if attribute.name == "axis" and abs(attribute.i) > MOST_AXES:  # ONNX's inference reads beyond the end of the sizes
+            if attribute.name == "axis" and abs(attribute.i) > MAX_AXES:  # ONNX's inference reads beyond the end of the sizes
                 raise ModelError(f"{what} has a {node.op_type} {node.name!r} of axis {attribute.i}; no tensor has so many.")
             for tensor in _tensors(attribute):
                 _require_tensor(what, tensor)
@@ -165,7 +165,7 @@ def _require_type(what: str, name: str, given: onnx.TypeProto) -> None:
             raise ModelError(f"{what} says that {name!r} has elements of the type {tensor.elem_type}, which ONNX does not have.")
         _require_text(what, (dim.dim_param for dim in tensor.shape.dim))
         sizes = [dim.dim_value for dim in tensor.shape.dim if dim.dim_value > 0]
-        if math.prod(sizes) > MOST:
+        if math.prod(sizes) > MAX_ELEMENTS:
             raise ModelError(
                 f"{what} says that {name!r} has {' x '.join(map(str, sizes))} elements: that is more than there is room for."
             )
@@ -212,7 +212,7 @@ def _require_tensor(what: str, tensor: onnx.TensorProto) -> None:
         raise ModelError(
             f"{what} has a tensor {tensor.name!r} of {kind.name}{list(tensor.dims)} that needs {need} {unit} and has {have}: it is damaged."
         )
-    if math.prod(d for d in tensor.dims if d) > MOST:  # nothing at all, along one axis; but libraries multiply in 64 bits
+    if math.prod(d for d in tensor.dims if d) > MAX_ELEMENTS:  # nothing at all, along one axis; but libraries multiply in 64 bits
         raise ModelError(
             f"{what} has a tensor {tensor.name!r} of the sizes {list(tensor.dims)}: that is more than there is room for."
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Union
+from typing import Any, Protocol, Union, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,22 +25,32 @@ Number = Union[bool, int, float, np.generic]
 Operand = Union["Value", Number, npt.NDArray[Any], Sequence[int], Sequence[float], None]
 
 
-class Op:
-    """Appends operators to a graph: `op.Abs(x)`, `op.ReduceSum(x, [0], keepdims=0)`, `op.many(2, "Split", x, num_outputs=2)`.
+class OperatorCall(Protocol):
+    """The call `op.Name(*inputs, **attributes)`: the operator's first output, or the first `_outputs` as a tuple."""
+
+    @overload
+    def __call__(self, *inputs: Operand, _domain: str = "", _outputs: None = None, **attributes: Any) -> Value: ...
+
+    @overload
+    def __call__(self, *inputs: Operand, _domain: str = "", _outputs: int, **attributes: Any) -> tuple[Value, ...]: ...
+
+
+class GraphBuilder:
+    """Appends operators to a graph: `op.Abs(x)`, `op.ReduceSum(x, [0], keepdims=0)`, `op.Split(x, _outputs=2, num_outputs=2)`.
 
     Inputs are values, numbers, arrays, or None for an absent optional input; attributes are keywords. A number or array takes
     the element type its operand shares with the other inputs (`x * 2` is a float if x is), int64 where the operator wants
-    int64. The call gives the operator's first output, `many` the first few; `_domain` chooses another operator set.
+    int64. The call returns the operator's first output, or with `_outputs=n` a tuple of its first n; `_domain` chooses another operator set.
 
     >>> graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g")
-    >>> op = Op(graph)
+    >>> op = GraphBuilder(graph)
     >>> x = op.input("x", np.float32, ("batch", 3))
     >>> y = 2 * op.ReduceSum(x * x, [1], keepdims=0) - 1
     >>> y.shape, y.dtype, [node.op_type for node in graph]
     (('batch',), dtype('float32'), ['Mul', 'ReduceSum', 'Mul', 'Sub'])
     """
 
-    def __init__(self, graph: ir.Graph, around: Op | None = None) -> None:
+    def __init__(self, graph: ir.Graph, around: GraphBuilder | None = None) -> None:
         """`around` builds the graph that a subgraph belongs to: no name is used in both, and scopes go on."""
         self.graph = graph
         self.inside = around is not None
@@ -58,21 +68,18 @@ class Op:
         self._counts: dict[str, int] = {} if around is None else around._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
-    def __getattr__(self, op_type: str) -> Callable[..., Value]:
+    def __getattr__(self, op_type: str) -> OperatorCall:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
 
-        def call(*inputs: Operand, _domain: str = "", **attributes: Any) -> Value:
-            return self._call(op_type, inputs, _domain, 1, attributes)[0]
+        def call(*inputs: Operand, _domain: str = "", _outputs: int | None = None, **attributes: Any) -> Any:
+            values = self._call(op_type, inputs, _domain, _outputs or 1, attributes)
+            return values[0] if _outputs is None else values[:_outputs]
 
         return call
 
-    def many(self, outputs: int, op_type: str, *inputs: Operand, _domain: str = "", **attributes: Any) -> tuple[Value, ...]:
-        """The first `outputs` outputs of an operator that has several."""
-        return self._call(op_type, inputs, _domain, outputs, attributes)
-
     @contextmanager
-    def scope(self, name: str) -> Iterator[Op]:
+    def scope(self, name: str) -> Iterator[GraphBuilder]:
         """Names made inside begin with `name/`: readable graphs, and errors that say who made the node."""
         before, self._scope = self._scope, f"{self._scope}{name}/"
         try:
@@ -85,7 +92,7 @@ class Op:
         """What is added inside goes before `node`; calling the result with values puts them in place of the node's outputs.
 
         >>> model = ir.from_onnx_text('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Abs(x) }')
-        >>> op = Op(model.graph)
+        >>> op = GraphBuilder(model.graph)
         >>> with op.replacing(model.graph.node(0)) as replace:
         ...     x = op.wrap(model.graph.inputs[0])
         ...     replace(op.Max(x, -x))
@@ -113,7 +120,7 @@ class Op:
         finally:
             self._anchor, self._scope = before
 
-    def hand_over(self, old: Value, new: Value) -> None:
+    def move_uses(self, old: Value, new: Value) -> None:
         """Let everything that uses `old`, a node's output, use `new`, which may come later in the graph: the nodes are sorted anew.
 
         The node stays where it is, for whoever looks at it; `RemoveUnusedNodesPass` takes it away.
@@ -126,7 +133,7 @@ class Op:
         name = old.name if old.is_graph_output() else None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if name is not None:
-            old.name, new.name = self.fresh("replaced"), name
+            old.name, new.name = self.unique_name("replaced"), name
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """A new graph input."""
@@ -145,9 +152,11 @@ class Op:
         self.graph.outputs.append(value.ir)
         return value
 
-    def subgraph(self, name: str) -> Op:
+    def subgraph(self, name: str) -> GraphBuilder:
         """A builder for the body of an operator that has one: its inputs are made by `input`, its outputs by `output`."""
-        return Op(ir.Graph([], [], nodes=[], opset_imports=self.graph.opset_imports, name=self.fresh(name)), around=self)
+        return GraphBuilder(
+            ir.Graph([], [], nodes=[], opset_imports=self.graph.opset_imports, name=self.unique_name(name)), around=self
+        )
 
     def wrap(self, value: ir.Value) -> Value:
         """A value the graph already has, with arithmetic."""
@@ -161,7 +170,7 @@ class Op:
         array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            tensor = ir.Tensor(array, name=self.fresh("constant"))
+            tensor = ir.Tensor(array, name=self.unique_name("constant"))
             initializer = ir.Value(
                 name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
@@ -181,7 +190,7 @@ class Op:
     def shape(self, value: Value, start: int = 0, end: int | None = None) -> Value:
         """The sizes of a value (from axis `start` to before `end`) as an int64 vector: a constant where they are known, else computed.
 
-        >>> op = Op(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, ("batch", 3))
         >>> op.shape(x, 1).ir.const_value.numpy(), op.shape(x).ir.producer().op_type
         (array([3]), 'Shape')
@@ -197,11 +206,11 @@ class Op:
         self._taken.add(name)
         return name
 
-    def knows(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Whether the graph has a value or node of this name."""
         return name in self._taken
 
-    def fresh(self, stem: str) -> str:
+    def unique_name(self, stem: str) -> str:
         """A name that nothing in the graph has."""
         stem = self._scope + stem
         while True:
@@ -223,7 +232,7 @@ class Op:
         while values and values[-1] is None:  # onnxruntime 1.19 crashes on some that end with an empty name
             values.pop()
         count = max(outputs, schema.min_output if schema else 1)
-        name = self.fresh(op_type)
+        name = self.unique_name(op_type)
         node = ir.Node(
             domain,
             op_type,
@@ -233,7 +242,7 @@ class Op:
             name=name,
         )
         for i, out in enumerate(node.outputs):
-            out.name = self._take(f"{name}:{i}") if i or count > 1 else self.fresh(f"{op_type}.out")
+            out.name = self._take(f"{name}:{i}") if i or count > 1 else self.unique_name(f"{op_type}.out")
             self._generated.add(out.name)
         if self._anchor is None:
             self.graph.append(node)
@@ -291,7 +300,7 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
         inferred = _inferred(graph, node, schema)
         if key is not None:
             _INFERRED[key] = inferred
-            if len(_INFERRED) > MOST_INFERRED:
+            if len(_INFERRED) > MAX_INFERRED:
                 del _INFERRED[next(iter(_INFERRED))]
     for out, found in zip(node.outputs, inferred):
         if found is not None:
@@ -394,7 +403,7 @@ def _rank_of_parts(node: ir.Node) -> None:
 Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]  # type and sizes of each output, None where unknown
 # A graph of training repeats itself (an optimizer's nodes for every weight), and asking ONNX costs more than all else in building it.
 _INFERRED: dict[Any, Inferred] = {}
-MOST_INFERRED = 20_000
+MAX_INFERRED = 20_000
 
 
 def schema_of(node: ir.Node, graph: ir.Graph) -> onnx.defs.OpSchema | None:
@@ -529,7 +538,7 @@ class Value:
     __array_ufunc__ = None  # numpy scalars and arrays on the left hand leave the operation to this class
     __hash__ = object.__hash__
 
-    def __init__(self, op: Op, value: ir.Value) -> None:
+    def __init__(self, op: GraphBuilder, value: ir.Value) -> None:
         self.op = op
         self.ir = value
 

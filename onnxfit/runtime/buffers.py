@@ -52,13 +52,13 @@ class Buffer:
             self.value.update_inplace(self.array)
 
 
-class State:
+class DoubleBufferedState:
     """Everything training changes, in two sets: a step reads one set and writes the other, then they swap.
 
     So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN has spoiled nothing: the last values
     are in the other set. Tensors that different graphs write (with accumulated gradients: weights and sums) swap apart: a group each.
     `constants` are read as the others are, but nothing changes them; they have one set, on the CPU the arrays themselves, and no iteration
-    over the state comes to them, or to `packs`: names of several tensors of a group and type, which lie one after the other in memory, so
+    over the state comes to them, or to `fused`: names of several tensors of a group and type, which lie one after the other in memory, so
     that a graph can read and write them as one. Only the CPU has packs.
     """
 
@@ -67,7 +67,7 @@ class State:
         groups: Mapping[str, Mapping[str, Array]],
         device: Device,
         constants: Mapping[str, Array] | None = None,
-        packs: Mapping[str, Sequence[str]] | None = None,
+        fused: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.device = device
         self.version = 0  # grows with every change
@@ -78,16 +78,16 @@ class State:
         self._undoable: set[str] = set()  # groups whose other set holds what was before the last step
         self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
         self._constants = {name: Buffer.around(array, device) for name, array in (constants or {}).items()}
-        self._packs: dict[str, tuple[Buffer, Buffer]] = {}
+        self._fused_weights: dict[str, tuple[Buffer, Buffer]] = {}
         placed: dict[str, tuple[Buffer, Buffer]] = {}
         arrays = {name: array for group in groups.values() for name, array in group.items()}
-        for pack, members in (packs or {}).items():
+        for fused_name, members in (fused or {}).items():
             flat = np.concatenate([arrays[name].ravel() for name in members])
-            self._packs[pack] = (Buffer(flat.dtype, flat.shape, device), Buffer(flat.dtype, flat.shape, device))
-            self._group_of[pack] = self._group_of[members[0]]
+            self._fused_weights[fused_name] = (Buffer(flat.dtype, flat.shape, device), Buffer(flat.dtype, flat.shape, device))
+            self._group_of[fused_name] = self._group_of[members[0]]
             start = 0
             for name in members:
-                first, second = (buffer.part(start, arrays[name].shape) for buffer in self._packs[pack])
+                first, second = (buffer.part(start, arrays[name].shape) for buffer in self._fused_weights[fused_name])
                 placed[name] = first, second
                 start += arrays[name].size
         for name, array in arrays.items():
@@ -99,7 +99,7 @@ class State:
                 buffer.write(array)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._pairs or name in self._packs or name in self._constants
+        return name in self._pairs or name in self._fused_weights or name in self._constants
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pairs)
@@ -111,7 +111,7 @@ class State:
         if name in self._constants:
             return self._constants[name]
         second = bool(self.parity & self._bits[self._group_of[name]])
-        pair = self._packs[name] if name in self._packs else self._pairs[name]
+        pair = self._fused_weights[name] if name in self._fused_weights else self._pairs[name]
         return pair[second if current else not second]
 
     def swap(self, groups: Sequence[str]) -> None:
@@ -127,7 +127,7 @@ class State:
         self.swap(sorted(undone))
         self._undoable -= undone
 
-    def settle(self, groups: Iterable[str]) -> None:
+    def commit(self, groups: Iterable[str]) -> None:
         """The last swap of these groups can no longer be reverted."""
         self._undoable -= set(groups)
 

@@ -18,7 +18,7 @@ from onnxruntime.capi import _pybind_state as C
 from onnxfit.data import Batch
 from onnxfit.errors import StepError
 from onnxfit.graph import names
-from onnxfit.runtime.buffers import Buffer, State
+from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import Array, ort_value
 
@@ -26,20 +26,20 @@ onnxruntime.set_default_logger_severity(3)  # warnings about graphs that we made
 
 
 def compile_model(
-    model: onnx.ModelProto, device: Device, threads: int | None, what: str, *, stops: bool = False, spins: bool = False
+    model: onnx.ModelProto, device: Device, threads: int | None, what: str, *, pausable: bool = False, busy_wait: bool = False
 ) -> Any:
     """An onnxruntime session; StepError that says which graph did not compile and which node was to blame.
 
-    `stops`: a TrainingAgent will stop in the middle of a run, of which others may begin before it goes on. `spins`: its threads look out for
+    `pausable`: a TrainingAgent will stop in the middle of a run, of which others may begin before it goes on. `busy_wait`: its threads look out for
     the next run between two runs, which saves 4 % of a small step, and takes the processor from every other session and library: where
     four graphs take turns, and none waits for another's threads to sleep, a step took up to 3.5 times as long (transformer, two cores).
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
-    if stops:
+    if pausable:
         options.enable_mem_pattern = options.enable_mem_reuse = False  # what waits must not be written over
         options.add_session_config_entry("session.disable_prepacking", "1")  # weights are inputs, and change
-    if not spins:
+    if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -98,7 +98,7 @@ def _maker(node: str) -> str:
     return next((who for scope, who in scopes.items() if node.startswith(scope)), "the model")
 
 
-class Runner:
+class BoundSession:
     """One compiled graph bound to the state, to buffers for its batch, and to buffers for the scalars it reports.
 
     `feeds` holds the numpy view of every input that is not state: write them, then `run`; what it reports is then in `scalars`. Inputs in
@@ -108,7 +108,7 @@ class Runner:
     def __init__(
         self,
         model: onnx.ModelProto,
-        state: State,
+        state: DoubleBufferedState,
         device: Device,
         threads: int | None,
         what: str,
@@ -116,13 +116,13 @@ class Runner:
         writes: bool = False,
         given: Collection[str] = (),
         reuse: bool = False,
-        spins: bool = False,
+        busy_wait: bool = False,
     ) -> None:
         """`writes`: outputs that are the next state go there. `reuse`: the other outputs of known size are overwritten by the next run."""
         self.model = model
         self._what = what
         self._state = state
-        self._session = compile_model(model, device, threads, what, spins=spins)._sess
+        self._session = compile_model(model, device, threads, what, busy_wait=busy_wait)._sess
         self._device = device
         self._reads = [v.name for v in model.graph.input if v.name in state]
         self._writes = {v.name: base for v in model.graph.output if writes and (base := _state_of(v.name)) in state}
@@ -237,7 +237,7 @@ class Runner:
             binding.bind_output(name, self._device.handle)  # anew each time: onnxruntime would write into the last run's result
 
 
-class Call:
+class StatelessSession:
     """A compiled graph that takes every value with the call and holds none after it, so that several threads may call it at once."""
 
     def __init__(self, model: onnx.ModelProto, device: Device, threads: int | None, what: str) -> None:
@@ -264,7 +264,7 @@ class Call:
 
 
 def _state_of(output: str) -> str:
-    suffix = names.following("")
+    suffix = names.updated("")
     return output[: -len(suffix)] if output.endswith(suffix) else ""
 
 

@@ -19,24 +19,24 @@ from onnxfit.graph import names
 from onnxfit.graph.model import (
     OPSET,
     ModelSource,
-    fitting_itself,
     infer_shapes,
+    model_errors,
+    normalize,
     read_model,
     spec_of,
-    specialise,
+    specialize_shapes,
     tensor_outputs,
     with_initializers,
-    working_form,
 )
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form
-from onnxfit.graph.values import Op, Value, values_of
+from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.graph.weights import select_weights
 from onnxfit.penalties import Penalty, PenaltyLike, penalties_for
 from onnxfit.step.objectives import Losses, Objective, get_objectives
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.rewrites import REWRITES
-from onnxfit.step.update import Packs, add_update, learning_rate_input
+from onnxfit.step.update import FusedWeights, add_update, learning_rate_input
 
 
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -46,16 +46,16 @@ def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
-def compact_train_graph(recipe: Recipe, batch: Batch, packs: Packs) -> onnx.ModelProto:
+def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> onnx.ModelProto:
     """The same in fewer operators, for a machine rather than a reader.
 
-    `packs` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each. Where the
+    `fused` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each. Where the
     update is w - lr g, what is differentiated is the loss times the learning rate: one number is multiplied in the place of all gradients.
     """
     floats = all(recipe.model.graph.initializers[name].dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for name in recipe.weights)
-    scaled = recipe.optimizer.proportional and floats and recipe.clip_norm is None and recipe.clip_value is None
+    scaled = recipe.optimizer.is_plain_sgd and floats and recipe.clip_norm is None and recipe.clip_value is None
     op, gradients = _gradient(recipe, batch, scaled=scaled)
-    add_update(op, recipe, gradients, packs, scaled=scaled)
+    add_update(op, recipe, gradients, fused, scaled=scaled)
     return finished(op)
 
 
@@ -67,14 +67,14 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         assert g.shape is not None  # it has its weight's
         so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
         # Where, not a product: a NaN of the last window must not outlive it
-        op.output(names.following(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
+        op.output(names.updated(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
     return finished(op)
 
 
 def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """The update alone, by the mean gradient of a window of batches."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="update")
-    op = Op(graph)
+    op = GraphBuilder(graph)
     gradients = {}
     window: Value | None = None
     for weight in recipe.weights:
@@ -88,17 +88,17 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
-@fitting_itself()
+@model_errors()
 def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss and penalty, as in inference: no dropout, running statistics."""
     op = forward(recipe, batch)
     to_evaluation_form(op)
     add_loss_to(op, recipe.objectives, recipe.penalties, batch)
-    keep_outputs(op, recipe.reported)
+    keep_outputs(op, recipe.metric_outputs)
     return finished(op)
 
 
-@fitting_itself()
+@model_errors()
 def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """The model itself, with its trained weights as inputs."""
     op = forward(recipe, batch)
@@ -106,15 +106,15 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
-@fitting_itself()
+@model_errors()
 def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
     """The model with its trained weights inside, which onnxruntime optimises as it does the exported one."""
-    op = Op(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
+    op = GraphBuilder(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
     to_evaluation_form(op)
     return finished(op)
 
 
-def forward(recipe: Recipe, batch: Batch) -> Op:
+def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
     """The model with its training state as inputs, specialised to the shapes of the batch where they are numbers."""
     model = recipe.model.clone()
     for name in (*recipe.state, *recipe.constants):
@@ -125,18 +125,18 @@ def forward(recipe: Recipe, batch: Batch) -> Op:
     for name, spec in batch.items():
         if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
             shapes[name] = tuple(d for d in spec.shape if isinstance(d, int))
-    return Op(specialise(model, shapes).graph)
+    return GraphBuilder(specialize_shapes(model, shapes).graph)
 
 
-@fitting_itself()
-def training_forward(recipe: Recipe, batch: Batch) -> tuple[Op, dict[str, Value]]:
+@model_errors()
+def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Forward as in training, and the next values of the running statistics."""
     op = forward(recipe, batch)
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
     return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
-@fitting_itself()
+@model_errors()
 def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
     """Every node between the weights and the loss that the source of gradients cannot differentiate, without running anything."""
     return recipe.gradient.blockers(with_loss(recipe, batch), names.TOTAL, recipe.weights)
@@ -146,23 +146,23 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
     """Forward as in training, loss and penalty: what is differentiated."""
     op, statistics = training_forward(recipe, batch)
     add_loss_to(op, recipe.objectives, recipe.penalties, batch)
-    keep_outputs(op, recipe.reported)
+    keep_outputs(op, recipe.metric_outputs)
     for name, value in statistics.items():
-        op.output(names.following(name), value)
+        op.output(names.updated(name), value)
     return infer_shapes(pruned(op))
 
 
-@fitting_itself()
-def _gradient(recipe: Recipe, batch: Batch, *, scaled: bool = False) -> tuple[Op, dict[str, Value]]:
+@model_errors()
+def _gradient(recipe: Recipe, batch: Batch, *, scaled: bool = False) -> tuple[GraphBuilder, dict[str, Value]]:
     """The gradients of the loss, or of the loss times the learning rate."""
     model, loss = with_loss(recipe, batch), names.TOTAL
     if scaled:
-        op, loss = Op(model.graph), names.SCALED
+        op, loss = GraphBuilder(model.graph), names.SCALED
         total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
         op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
     model, found = recipe.gradient.add_gradients(model, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
-    op = Op(model.graph)
+    op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     return op, {weight: op.wrap(values[name]) for weight, name in found.items()}
 
@@ -187,11 +187,11 @@ def add_loss(
     >>> [i.name for i in graph.input], [o.name for o in graph.output]
     (['x', 'y_true/y'], ['y', 'train/loss'])
     """
-    work = working_form(read_model(model_onnx))
+    work = normalize(read_model(model_onnx))
     outputs = tensor_outputs(work)
     penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
     objectives = get_objectives(loss, loss_weights, outputs)
-    op = Op(work.graph)
+    op = GraphBuilder(work.graph)
     batch = {names.target(name): objective.loss.target(outputs[name]) for name, objective in objectives.items()}
     if sample_weight:
         batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",))
@@ -199,7 +199,7 @@ def add_loss(
     return finished(op)
 
 
-def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
+def add_loss_to(op: GraphBuilder, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
     """Add labels, the loss of every output, penalties, and their sum as output `names.TOTAL`."""
     outputs = {v.name or "": v for v in op.graph.outputs}
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
@@ -242,12 +242,12 @@ def add_loss_to(op: Op, objectives: Mapping[str, Objective], penalties: Mapping[
     op.output(names.TOTAL, total)
 
 
-def keep_outputs(op: Op, kept: Sequence[str]) -> None:
+def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
     """Drop the model's outputs that nobody asked for; those that a step reports stay."""
     op.graph.outputs[:] = [v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")]
 
 
-def pruned(op: Op) -> ir.Model:
+def pruned(op: GraphBuilder) -> ir.Model:
     """The graph without what no output needs, nodes in order."""
     model = ir.Model(op.graph, ir_version=10)
     TopologicalSortPass()(model)
@@ -273,7 +273,7 @@ def _remove_unused(model: ir.Model) -> None:
             body.outputs.clear()
 
 
-def finished(op: Op) -> onnx.ModelProto:
+def finished(op: GraphBuilder) -> onnx.ModelProto:
     pruned(op)
     for rewrite in REWRITES:
         rewrite(op.graph)

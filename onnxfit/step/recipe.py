@@ -25,7 +25,7 @@ Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, samp
 class Recipe:
     """Everything a step is made of. `model` is the working form of the user's model and is never changed.
 
-    `objectives` is empty for a model that brings its own scalar output `loss`; `reported` are the outputs that a training or evaluation
+    `objectives` is empty for a model that brings its own scalar output `loss`; `metric_outputs` are the outputs that a training or evaluation
     step hands out because a metric looks at them; `slots` holds each weight's slots before the first update.
     """
 
@@ -36,7 +36,7 @@ class Recipe:
     optimizer: Optimizer
     gradient: GradientSource
     slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
-    reported: tuple[str, ...] = ()
+    metric_outputs: tuple[str, ...] = ()
     batch_norm: str = "train"
     clip_norm: float | None = None
     clip_value: float | None = None
@@ -47,8 +47,8 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm)))
         sizes = {name: value.const_value.nbytes for name, value in self.model.graph.initializers.items() if value.const_value}
-        large = sum(sizes.values()) > tensors.LARGE
-        frozen = [name for name, size in sizes.items() if large and size > tensors.INSIDE and name not in self.state]
+        large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
+        frozen = [name for name, size in sizes.items() if large and size > tensors.MAX_INLINE_BYTES and name not in self.state]
         object.__setattr__(self, "constants", tuple(frozen))
         object.__setattr__(self, "large", large)
 
@@ -58,7 +58,7 @@ class Recipe:
         return (*self.weights, *self.statistics)
 
     @property
-    def judged(self) -> tuple[str, ...]:
+    def loss_outputs(self) -> tuple[str, ...]:
         """The outputs that the loss looks at; none where a caller brings gradients himself."""
         own = [v.name for v in self.model.graph.outputs if v.name == names.LOSS]
         return tuple(self.objectives or own)

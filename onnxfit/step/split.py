@@ -19,8 +19,8 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
-from onnxfit.graph.model import OPSET, fitting_itself, infer_shapes, spec_of
-from onnxfit.graph.values import Op, Value, infer_outputs, values_of
+from onnxfit.graph.model import OPSET, infer_shapes, model_errors, spec_of
+from onnxfit.graph.values import GraphBuilder, Value, infer_outputs, values_of
 from onnxfit.step.graphs import add_loss_to, finished, pruned, training_forward
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import add_update
@@ -82,18 +82,18 @@ def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[s
     )
 
 
-@fitting_itself()
+@model_errors()
 def pullback(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]) -> tuple[Pullback, list[str]]:
     """Both passes as one graph; and its outputs that are the next running statistics."""
     op, statistics = training_forward(recipe, batch)
     chosen = {v.name: v for v in op.graph.outputs}
     op.graph.outputs[:] = [chosen[name] for name in outputs]
     for name, value in statistics.items():
-        op.output(names.following(name), value)
+        op.output(names.updated(name), value)
     model = infer_shapes(pruned(op))
     differentiable = [v.name or "" for v in model.graph.outputs if is_float(v) and v.name in outputs]
     differentiable = [name for name in differentiable if reachable_values(model, [name], wrt)]
-    return recipe.gradient.add_pullback(model, differentiable, wrt), [names.following(name) for name in statistics]
+    return recipe.gradient.add_pullback(model, differentiable, wrt), [names.updated(name) for name in statistics]
 
 
 def loss_graph(recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -107,7 +107,7 @@ def loss_graph(recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]) -> tup
     add_loss_to(op, recipe.objectives, {}, batch)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(v.name or "")]
     model, found = recipe.gradient.add_gradients(infer_shapes(pruned(op)), names.TOTAL, wrt)
-    op = Op(model.graph)
+    op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     handed = {output: op.output(names.gradient(output), op.wrap(values[name])).name for output, name in found.items()}
     return finished(op), handed
@@ -125,7 +125,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     assert total is not None
     op.output(names.PENALTY, total)
     model, found = recipe.gradient.add_gradients(infer_shapes(pruned(op)), names.PENALTY, list(weights))
-    op = Op(model.graph)
+    op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     for name, gradient in found.items():
         of_penalty = op.wrap(values[gradient])
@@ -143,7 +143,7 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         g = _gradient(op, recipe, name)
         assert g.shape is not None
         so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
-        op.output(names.following(names.gradient_sum(name)), op.Where(first, g, so_far + g))
+        op.output(names.updated(names.gradient_sum(name)), op.Where(first, g, so_far + g))
     return finished(op)
 
 
@@ -158,17 +158,17 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finished(op)
 
 
-def _empty(name: str) -> Op:
-    return Op(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
+def _empty(name: str) -> GraphBuilder:
+    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
 
 
-def _weight(op: Op, recipe: Recipe, name: str) -> Value:
+def _weight(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
     w = spec_of(recipe.model.graph.initializers[name])
     assert w.shape is not None
     return op.input(name, w.dtype, w.shape)
 
 
-def _gradient(op: Op, recipe: Recipe, name: str) -> Value:
+def _gradient(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
     w = spec_of(recipe.model.graph.initializers[name])
     assert w.shape is not None
     return op.input(names.gradient(name), w.dtype, w.shape)
@@ -222,4 +222,4 @@ def _part(graph: ir.Graph, name: str, inputs: Sequence[str], given: Sequence[str
         old.name = f"{value}/before"
         copy.inputs.append(new)
     copy.outputs[:] = [values[o] for o in outputs]
-    return finished(Op(copy))
+    return finished(GraphBuilder(copy))

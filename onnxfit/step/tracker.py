@@ -14,7 +14,7 @@ from onnxfit.step.objectives import Objective, OutputMetric
 Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 
 
-class Report(Protocol):
+class StepResult(Protocol):
     """What a step tells of its batch: scalars by name, copies of the outputs, and the batch's arrays as they were fed."""
 
     @property
@@ -78,7 +78,7 @@ class Tracker:
         for bound in self._metrics:
             bound.metric.load_state_dict(state["metrics"][bound.name])
 
-    def update(self, report: Report, batch: Batch) -> float:
+    def update(self, report: StepResult, batch: Batch) -> float:
         """Take in what the step reported of a batch; returns the batch's own loss."""
         scalars, rows = report.scalars, batch.rows
         self.rows += rows
@@ -98,7 +98,7 @@ class Tracker:
             self._update_metrics(report, batch)
         return loss
 
-    def _update_metrics(self, report: Report, batch: Batch) -> None:
+    def _update_metrics(self, report: StepResult, batch: Batch) -> None:
         predictions, arrays = report.prediction(), report.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for bound in self._metrics:

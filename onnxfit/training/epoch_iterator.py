@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError
-from onnxfit.training.position import Resume
+from onnxfit.training.position import Position
 
 
-class Epochs:
+class EpochIterator:
     """Which batches an epoch has: one pass over the data, or `steps_per_epoch` of passes that go on and wrap.
 
     `number` is the number of the first pass, which decides its order of rows; `start` is where an interrupted fit stood.
     """
 
-    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, start: Resume) -> None:
+    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, start: Position) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
         self.data = data
@@ -28,9 +28,9 @@ class Epochs:
         self._pass: Iterator[Batch] = iter(())
         self._in_pass = 0  # batches taken from the pass under way; 0: the next pass has not begun
 
-    def cut(self, batch_size: int) -> None:
+    def with_batch_size(self, batch_size: int) -> None:
         """Batches of so many rows from now on; for a pass that has not begun. DataError or SettingError for data that do not allow it."""
-        data = self.data.cut(batch_size)
+        data = self.data.with_batch_size(batch_size)
         self.data.close()
         self.data = data
 

@@ -10,26 +10,26 @@ from onnxfit.callbacks.callback import CallbackList
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Source
 from onnxfit.errors import DataError, SettingError
-from onnxfit.training.epoch_iterator import Epochs
-from onnxfit.training.position import Resume
+from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.position import Position
 
 
 @dataclass
-class Course:
+class FitState:
     """Where the fit under way stands, or the last one."""
 
-    epochs: Epochs
+    epochs: EpochIterator
     calls: CallbackList
-    place: Resume  # without the batches taken from the pass, which `epochs` counts
+    place: Position  # without the batches taken from the pass, which `epochs` counts
     idle: Source | None = None  # the data, while none of its epochs runs
     telling: tuple[str, int, Logs] | None = None  # what callbacks are told right now
     running: bool = True
     warned: bool = False  # of a loss that is not finite
     callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # their states when an error ended the fit
 
-    def now(self) -> Resume:
+    def now(self) -> Position:
         """Where the next fit goes on, from a checkpoint written now; the very beginning after a fit that came to its end."""
-        if self.place == Resume():
+        if self.place == Position():
             return self.place
         number, in_pass = self.epochs.place
         return replace(self.place, number=number, in_pass=in_pass, batch_size=self.epochs.data.batch_size)

@@ -623,10 +623,10 @@ def test_the_finder_s_limits(tmp_path):
         with pytest.raises(SettingError, match="LearningRateFinder needs"):
             LearningRateFinder(**settings)
     with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
-        next(line().rehearse([0.1]))
+        next(line().trial_steps([0.1]))
     on = line()
     with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
-        fit(LambdaCallback(on_epoch_end=lambda epoch, logs: next(on.rehearse([0.1]))), on=on)
+        fit(LambdaCallback(on_epoch_end=lambda epoch, logs: next(on.trial_steps([0.1]))), on=on)
 
 
 def test_the_finder_does_not_look_again_when_training_resumes(tmp_path):

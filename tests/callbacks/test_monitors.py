@@ -471,10 +471,10 @@ def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_ar
         for path in (tmp_path / f"a{epoch}", tmp_path / f"b{epoch}"):
             if not path.exists():
                 continue
-            fresh, seen = callbacks(), []
-            look = LambdaCallback(on_train_begin=lambda logs, fresh=fresh, seen=seen: seen.append(states(fresh)))
+            unique_name, seen = callbacks(), []
+            look = LambdaCallback(on_train_begin=lambda logs, unique_name=unique_name, seen=seen: seen.append(states(unique_name)))
             loaded = onnxfit.Trainer.load(path)
-            loaded.fit(X, Y, initial_epoch=epoch + 1, epochs=epoch + 1, verbose=0, callbacks=[look, *fresh])
+            loaded.fit(X, Y, initial_epoch=epoch + 1, epochs=epoch + 1, verbose=0, callbacks=[look, *unique_name])
             assert seen == [after[epoch]]
             assert loaded.history.history["val_loss"] == values[: epoch + 1]
     assert files(tmp_path) == ["a0", "a1", "a2", "b0", "b1"]

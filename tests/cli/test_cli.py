@@ -250,8 +250,8 @@ class TestConfig:
 
 
 class TestData:
-    def wanted(self, model: onnx.ModelProto, *outputs: str, **rest: Any) -> arrays.Wanted:
-        return arrays.Wanted(arrays.inputs_of(model), outputs, **rest)
+    def wanted(self, model: onnx.ModelProto, *outputs: str, **rest: Any) -> arrays.DataRequest:
+        return arrays.DataRequest(arrays.inputs_of(model), outputs, **rest)
 
     def test_npy_is_mapped_and_not_read(self, folder: Path) -> None:
         x, y, _ = arrays.read(["X.npy", "labels.npy"], self.wanted(mlp(), "y"))

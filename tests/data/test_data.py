@@ -70,7 +70,7 @@ def whole(data: Source, epoch: int = 0, skip: int = 0) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------- every kind of data
 
 
-def cut() -> list[tuple[np.ndarray, ...]]:
+def with_batch_size() -> list[tuple[np.ndarray, ...]]:
     return [(X[i : i + SIZE], Y[i : i + SIZE], W[i : i + SIZE]) for i in range(0, ROWS, SIZE)]
 
 
@@ -81,10 +81,10 @@ class Numbered:
         self.ended = 0
 
     def __len__(self) -> int:
-        return len(cut())
+        return len(with_batch_size())
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        return cut()[index]
+        return with_batch_size()[index]
 
     def on_epoch_end(self) -> None:
         self.ended += 1
@@ -192,18 +192,18 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "loader": lambda: (DataLoader(X, Y, W, batch_size=SIZE, shuffle=False),),
     "prefetching loader": lambda: (DataLoader(X, Y, W, batch_size=SIZE, shuffle=False, prefetch=2),),
     "loader of dicts": lambda: (DataLoader({"x": X}, {"out": Y}, W, batch_size=SIZE, shuffle=False),),
-    "list of batches": lambda: (cut(),),
-    "tuple of batches": lambda: (tuple(cut()),),
-    "list of dicts": lambda: ([{"x": x, "y": y, "sample_weight": w} for x, y, w in cut()],),
+    "list of batches": lambda: (with_batch_size(),),
+    "tuple of batches": lambda: (tuple(with_batch_size()),),
+    "list of dicts": lambda: ([{"x": x, "y": y, "sample_weight": w} for x, y, w in with_batch_size()],),
     "numbered batches": lambda: (Numbered(),),
-    "iterable": lambda: (Iterable(cut()),),
-    "iterable of lists": lambda: (Iterable([[Tensor(part) for part in batch] for batch in cut()]),),
-    "iterable of nested dicts": lambda: (Iterable([({"x": x}, {"out": y}, w) for x, y, w in cut()]),),
-    "function": lambda: ((lambda: iter(cut())),),
-    "generator function": lambda: ((lambda: (batch for batch in cut())),),
-    "generator": lambda: ((batch for batch in cut()),),
-    "prefetched batches": lambda: (Prefetch(cut()),),
-    "prefetched function": lambda: (Prefetch(lambda: (batch for batch in cut()), depth=1),),
+    "iterable": lambda: (Iterable(with_batch_size()),),
+    "iterable of lists": lambda: (Iterable([[Tensor(part) for part in batch] for batch in with_batch_size()]),),
+    "iterable of nested dicts": lambda: (Iterable([({"x": x}, {"out": y}, w) for x, y, w in with_batch_size()]),),
+    "function": lambda: ((lambda: iter(with_batch_size())),),
+    "generator function": lambda: ((lambda: (batch for batch in with_batch_size())),),
+    "generator": lambda: ((batch for batch in with_batch_size()),),
+    "prefetched batches": lambda: (Prefetch(with_batch_size()),),
+    "prefetched function": lambda: (Prefetch(lambda: (batch for batch in with_batch_size()), depth=1),),
     "prefetched loader": lambda: (Prefetch(DataLoader(X, Y, W, batch_size=SIZE, shuffle=False)),),
     "columns": lambda: (Columns(NAMED),),
     "streamed columns": lambda: (StreamedColumns(NAMED),),
@@ -216,7 +216,7 @@ def test_every_kind_of_data_gives_the_same_batches(kind: str) -> None:
     with make(*KINDS[kind]()) as data:
         batches = list(data.batches(0))
     assert [batch.rows for batch in batches] == [4, 4, 2]
-    for batch, (x, y, w) in zip(batches, cut()):
+    for batch, (x, y, w) in zip(batches, with_batch_size()):
         arrays = batch.arrays()
         assert set(arrays) == {"x", "y_true/out", "sample_weight"}
         for name, expected in (("x", x), ("y_true/out", y), ("sample_weight", w)):
@@ -335,7 +335,7 @@ def test_numbered_batches_are_shuffled_as_batches_and_told_of_the_epochs_end() -
     data = make(numbered, shuffle=True, seed=3)
     for epoch in range(3):
         order = permutation(3, epoch, 3)
-        np.testing.assert_array_equal(whole(data, epoch)["x"], np.concatenate([cut()[i][0] for i in order]))
+        np.testing.assert_array_equal(whole(data, epoch)["x"], np.concatenate([with_batch_size()[i][0] for i in order]))
     assert numbered.ended == 3
     next(data.batches(3))
     assert numbered.ended == 3, "a pass that was left early has no end"
@@ -346,7 +346,7 @@ def test_columns_are_shuffled_by_rows() -> None:
 
 
 def test_foreign_loaders_are_told_the_epoch() -> None:
-    loader = Iterable(cut())
+    loader = Iterable(with_batch_size())
     data = make(loader)
     whole(data, 5)
     whole(data, 6)
@@ -380,7 +380,7 @@ def test_a_generator_of_the_callers_is_left_open_and_one_of_ours_is_closed() -> 
 
     def batches() -> Iterator[Any]:
         try:
-            yield from cut()
+            yield from with_batch_size()
         finally:
             closed.append(True)
 
@@ -511,7 +511,7 @@ def test_labels_and_weights_are_checked_once_for_arrays_and_per_batch_for_stream
     whole(data), whole(data)
     assert calls == [ROWS]
     calls.clear()
-    whole(make(cut(), targets={"out": Counting()}))
+    whole(make(with_batch_size(), targets={"out": Counting()}))
     assert calls == [4, 4, 2]
 
 
@@ -591,7 +591,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
         ({"x": X, "y": Y, "batch_size": 0}, "batch_size is at least 1, got 0"),
         ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size is a number of rows, got 2.5"),
         ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*leave out y"),
-        ({"x": cut(), "sample_weight": W}, "list gives batches.*leave out sample_weight"),
+        ({"x": with_batch_size(), "sample_weight": W}, "list gives batches.*leave out sample_weight"),
     ],
 )
 def test_impossible_settings(arguments: dict[str, Any], message: str) -> None:
@@ -600,7 +600,7 @@ def test_impossible_settings(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_prediction_takes_no_labels_and_lets_nan_pass() -> None:
-    for x in (X, (X, Y)[:1], cut(), NAMED, DataLoader(X, Y, W, batch_size=SIZE), Columns(NAMED)):
+    for x in (X, (X, Y)[:1], with_batch_size(), NAMED, DataLoader(X, Y, W, batch_size=SIZE), Columns(NAMED)):
         arrays = whole(make(x, targets={}, what="prediction"))
         assert list(arrays) == ["x"]
         np.testing.assert_array_equal(arrays["x"], X)
@@ -625,7 +625,7 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
     with pytest.raises(DataError, match="batch_size=4"):
         make(Columns(NAMED), inputs=FIXED, batch_size=4)
     with pytest.raises(DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"):
-        list(make(cut(), inputs=FIXED).batches(0))
+        list(make(with_batch_size(), inputs=FIXED).batches(0))
 
 
 def test_a_fixed_batch_dimension_that_is_met() -> None:
@@ -633,7 +633,7 @@ def test_a_fixed_batch_dimension_that_is_met() -> None:
         make(X[:8], Y[:8], inputs=FIXED, batch_size=4),
         make(X[:4], Y[:4], inputs=FIXED, batch_size=2**62),
         make(DataLoader(X, Y, batch_size=4, drop_last=True), inputs=FIXED),
-        make(cut()[:2], inputs=FIXED),
+        make(with_batch_size()[:2], inputs=FIXED),
     ):
         assert {batch.rows for batch in data.batches(0)} == {4}
 
@@ -674,7 +674,7 @@ def test_one_hot_labels_have_the_class_of_their_one() -> None:
             make(X[:1], np.array(several), targets={"out": OneHot()}, class_weight={0: 2.0})
 
 
-@pytest.mark.parametrize("x", [(X, Y, W), (DataLoader(X, Y, W),), (cut(),), (NAMED,)])
+@pytest.mark.parametrize("x", [(X, Y, W), (DataLoader(X, Y, W),), (with_batch_size(),), (NAMED,)])
 def test_class_weights_beside_sample_weights_are_refused(x: tuple[Any, ...]) -> None:
     with pytest.raises(SettingError, match="class_weight or sample_weight, not both"):
         list(make(*x, class_weight={0: 1.0}).batches(0))
@@ -732,7 +732,7 @@ def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
     ):
         with pytest.raises(SettingError, match=message):
             validation_split(X[:rows], Y[:rows], None, fraction)
-    for data in (DataLoader(X, Y), cut(), Numbered(), lambda: iter(cut())):
+    for data in (DataLoader(X, Y), with_batch_size(), Numbered(), lambda: iter(with_batch_size())):
         with pytest.raises(SettingError, match="validation_split cuts arrays"):
             validation_split(data, None, None, 0.5)
     with pytest.raises(DataError, match="unequal"):
@@ -747,7 +747,7 @@ def test_the_loader_gives_batches_built_like_its_data(prefetch: int) -> None:
     loader = DataLoader({"a": X, "b": Y}, [Y, Tensor(W)], W, batch_size=SIZE, shuffle=False, prefetch=prefetch)
     batches = list(loader)
     assert len(batches) == len(loader) == 3
-    for (x, y, w), (a, b, c) in zip(batches, cut()):
+    for (x, y, w), (a, b, c) in zip(batches, with_batch_size()):
         np.testing.assert_equal(x, {"a": a, "b": b})
         np.testing.assert_equal(y, [b, c])
         np.testing.assert_equal(w, c)

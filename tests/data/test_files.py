@@ -17,7 +17,7 @@ import onnxfit
 from onnxfit.data import DataLoader, Prefetch, permutation, validation_split
 from onnxfit.data.mapped import is_mapped, opened
 from onnxfit.errors import DataError, InstallationError, SettingError
-from tests.data.test_data import FIXED, NAMED, ROWS, SIZE, W, X, Y, cut, make, spec, threads, whole, with_nan
+from tests.data.test_data import FIXED, NAMED, ROWS, SIZE, W, X, Y, make, spec, threads, whole, with_batch_size, with_nan
 from tests.models import convolutional, linear, two_inputs
 from tests.test_readme import blocks
 
@@ -112,7 +112,7 @@ def test_files_give_the_batches_of_arrays(kind: str, tmp_path: Path) -> None:
         for _ in range(2):
             batches = list(data.batches(0))
             assert [batch.rows for batch in batches] == [4, 4, 2]
-            for batch, (x, y, w) in zip(batches, cut()):
+            for batch, (x, y, w) in zip(batches, with_batch_size()):
                 arrays = batch.arrays()
                 buffers = {name: np.zeros_like(array) for name, array in arrays.items()}
                 batch.write(buffers)
@@ -676,14 +676,14 @@ def test_batches_are_made_while_the_loop_is_busy() -> None:
     made, working = [threading.Event() for _ in range(4)], threading.current_thread()
 
     def batches() -> Iterator[Any]:
-        for event, batch in zip(made, [*cut(), cut()[0]]):
+        for event, batch in zip(made, [*with_batch_size(), with_batch_size()[0]]):
             assert threading.current_thread() is not working
             event.set()
             yield batch
 
     with make(Prefetch(batches, depth=1)) as data:
-        for following, _ in zip([*made[1:], None], data.batches(0)):
-            assert following is None or following.wait(10), "the next batch is made during the step"
+        for updated, _ in zip([*made[1:], None], data.batches(0)):
+            assert updated is None or updated.wait(10), "the next batch is made during the step"
 
 
 class Interrupted:
@@ -698,7 +698,7 @@ class Interrupted:
                 raise OSError("no such disk")
             except OSError as error:
                 raise RuntimeError(f"batch {number} is lost") from error
-        return cut()[number]
+        return with_batch_size()[number]
 
 
 @pytest.mark.parametrize("data", [Interrupted(), lambda: map(Interrupted().__getitem__, range(3))])
@@ -722,7 +722,7 @@ def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_c
     def batches() -> Iterator[Any]:
         try:
             while True:
-                yield cut()[0]
+                yield with_batch_size()[0]
         finally:
             closed.append(threading.current_thread())
 
@@ -743,7 +743,7 @@ def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_c
 
 
 def test_close_ends_the_thread_of_a_pass_under_way() -> None:
-    prefetching = Prefetch(cut(), depth=1)
+    prefetching = Prefetch(with_batch_size(), depth=1)
     running = iter(prefetching)
     next(running)
     assert threads()
@@ -755,20 +755,20 @@ def test_close_ends_the_thread_of_a_pass_under_way() -> None:
 
 def test_fit_ends_the_threads_it_began() -> None:
     trainer = onnxfit.Trainer(linear(2), loss="mse")
-    data = Prefetch([(x, y) for x, y, _ in cut()])
+    data = Prefetch([(x, y) for x, y, _ in with_batch_size()])
     assert len(trainer.fit(data, epochs=3, steps_per_epoch=2, validation_data=data, validation_steps=1, verbose=0).epoch) == 3
     assert not threads()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((X,), r"DataLoader\(X, y, prefetch=2\)"), (({"x": X},), "DataLoader"), ((cut(), 0), "depth >= 1, got 0")],
+    [((X,), r"DataLoader\(X, y, prefetch=2\)"), (({"x": X},), "DataLoader"), ((with_batch_size(), 0), "depth >= 1, got 0")],
 )
 def test_what_prefetch_is_not_for(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Prefetch(*arguments)
     with pytest.raises(SettingError, match="Prefetch gives batches"):
-        make(Prefetch(cut()), Y)
+        make(Prefetch(with_batch_size()), Y)
 
 
 # ---------------------------------------------------------------------- the page about data

@@ -179,7 +179,7 @@ class TestPicture:
         assert len(groups(svg(large, depth=1), "node")) == 3
 
     def test_too_many_boxes_are_refused_with_the_cure(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(picture, "MOST", 10)
+        monkeypatch.setattr(picture, "MAX_BOXES", 10)
         step = train_step(linear())
         with pytest.raises(SettingError, match=r"boxes is too large.*depth=1, 2"):
             draw(step, format="svg")

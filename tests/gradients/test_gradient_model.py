@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 
 from onnxfit import GradientError, StepError, Trainer, UnknownNameError, gradient_model
-from onnxfit.gradients import Refused, register
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients import NoGradientError, register
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import compile_model
 from tests.builds import needs_builder
@@ -138,7 +138,7 @@ class TestBodies:
              else_branch = e () => (float[2] b) {{ b = Tanh(x) }}> }}"""
         op_type = draw.split("(")[0].split("<")[0]
         with pytest.raises(
-            GradientError, match=rf"If '.*': its body draws random numbers \({op_type} .*Cure: draw the numbers outside"
+            GradientError, match=rf"If '.*': its body draws random numbers \({op_type} .*Fix: draw the numbers outside"
         ):
             gradient_model(parse(text), "x", gradient="onnx")
 
@@ -156,7 +156,7 @@ class TestBodies:
         text = """g (float[A,B] x, int64 n, bool c) => (float[M] y) { q = Squeeze(x) y = Loop (n, c, q)
             <body = b (int64 i, bool go, float[M] s) => (bool on, float[M] t) { on = Identity(go) m = Mul(s, q) t = Tanh(m) }> }"""
         with pytest.raises(
-            GradientError, match=r"Loop '.*': the rank of a value that its body uses is unknown. Cure: static shapes"
+            GradientError, match=r"Loop '.*': the rank of a value that its body uses is unknown. Fix: static shapes"
         ):
             gradient_model(parse(text), "x", gradient="onnx")
 
@@ -221,7 +221,7 @@ class TestRegister:
             gradient_model(parse(self.MODEL), "x")
 
         @register("Round")
-        def straight_through(op: Op, x: Value, y: Value, dy: Value) -> Value:
+        def straight_through(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
             return dy
 
         found = run(gradient_model(parse(self.MODEL), "x"), x=[0.4, 1.6, -2.7], y_grad=[1, 1, 1])
@@ -229,7 +229,7 @@ class TestRegister:
 
     def test_a_rule_in_place_of_another(self) -> None:
         @register("Tanh")
-        def reversed_(op: Op, x: Value, y: Value, dy: Value) -> Value:
+        def reversed_(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
             return -dy
 
         found = run(gradient_model(parse("g (float[2] x) => (float[2] y) { y = Tanh(x) }")), x=[0.1, 0.2], y_grad=[1, 2])
@@ -237,7 +237,17 @@ class TestRegister:
 
     def test_an_operator_of_another_domain_with_attributes_and_an_absent_input(self) -> None:
         @register("NGramRepeatBlock", "com.microsoft")
-        def block(op: Op, ids: Value, scores: Value, extra: Value | None, y: Value, dy: Value, *, ngram_size: int, depth: int = 7):
+        def block(
+            op: GraphBuilder,
+            ids: Value,
+            scores: Value,
+            extra: Value | None,
+            y: Value,
+            dy: Value,
+            *,
+            ngram_size: int,
+            depth: int = 7,
+        ):
             assert (extra, ngram_size, depth) == (None, 2, 7)
             return None, dy * 2, None
 
@@ -259,7 +269,7 @@ class TestRegister:
 
     def test_too_few_entries_and_a_wrong_shape_are_the_rules_fault(self) -> None:
         @register("Mul")
-        def mul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Value:
+        def mul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Value:
             return dy
 
         model = parse("g (float[2] a, float[2] b) => (float[2] y) { y = Mul(a, b) }")
@@ -267,7 +277,7 @@ class TestRegister:
             gradient_model(model)
 
         @register("Mul")
-        def again(op: Op, a: Value, b: Value, y: Value, dy: Value):
+        def again(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value):
             return op.ReduceSum(dy, keepdims=0), dy
 
         with pytest.raises(GradientError, match=r"The rule of Mul returned a gradient of shape \(\) for an input of shape \(2,\)"):
@@ -275,15 +285,15 @@ class TestRegister:
 
     def test_all_that_refuse_are_named_at_once(self) -> None:
         @register("Tanh")
-        def tanh(op: Op, x: Value, y: Value, dy: Value) -> Value:
-            raise Refused("it is Tuesday", "wait")
+        def tanh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
+            raise NoGradientError("it is Tuesday", "wait")
 
         @register("Sin")
-        def sin(op: Op, x: Value, y: Value, dy: Value) -> Value:
-            raise Refused("it is dark")
+        def sin(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
+            raise NoGradientError("it is dark")
 
         model = parse("g (float[2] x) => (float[2] y) { h = Tanh(x) k = Exp(h) y = Sin(k) }")
-        with pytest.raises(GradientError, match=r"(?s)Tanh.*it is Tuesday. Cure: wait.*Sin.*it is dark. Cure: freeze") as error:
+        with pytest.raises(GradientError, match=r"(?s)Tanh.*it is Tuesday. Fix: wait.*Sin.*it is dark. Fix: freeze") as error:
             gradient_model(model, gradient="onnx")
         assert "Exp" not in str(error.value)
 

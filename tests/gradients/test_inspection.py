@@ -14,7 +14,7 @@ from onnxfit import GradientError, Trainer, UnknownNameError
 from onnxfit.cli import main
 from onnxfit.gradients import coverage, rules  # noqa: F401
 from onnxfit.gradients.inspection import inspect
-from onnxfit.gradients.table import FLAT, REWRITES, RULES, SUBGRAPHS
+from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS
 from tests.models import mlp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ class TestInspect:
         found = inspect(mlp())
         assert found.trains
         assert found.source == "onnx"
-        assert all(use.gradient == "a rule of its own" for use in found.operators if use.on_the_way)
+        assert all(use.gradient == "a rule of its own" for use in found.operators if use.on_gradient_path)
         assert "Trains" in str(found)
 
     def test_every_blocker_at_once_with_its_cure(self) -> None:
@@ -45,10 +45,10 @@ class TestInspect:
         assert [b.op_type for b in found.blockers] == ["Swish", "Gate"]
         uses = {use.operator: use for use in found.operators}
         assert uses["my.domain::Swish"].gradient == "BLOCKED"
-        assert uses["Round"].on_the_way == 0
-        assert uses["MatMul"].nodes == uses["MatMul"].on_the_way == 2
+        assert uses["Round"].on_gradient_path == 0
+        assert uses["MatMul"].nodes == uses["MatMul"].on_gradient_path == 2
         text = str(found)
-        assert text.count("Cure:") == 2
+        assert text.count("Fix:") == 2
         assert "onnxfit.gradients.register adds one" in text
 
     def test_freezing_what_is_before_the_blocker_cures_it(self) -> None:
@@ -77,7 +77,7 @@ class TestInspect:
         assert found.outputs == ("y",)
         assert "Trains: 1 weight," in str(found)
         assert "No output depends on v, u" in str(found)
-        assert {u.operator: u.on_the_way for u in found.operators} == {"Add": 1, "ArgMax": 0, "Floor": 0, "MatMul": 1}
+        assert {u.operator: u.on_gradient_path for u in found.operators} == {"Add": 1, "ArgMax": 0, "Floor": 0, "MatMul": 1}
 
     def test_a_model_whose_outputs_depend_on_no_weight(self) -> None:
         for found in (inspect(parse(self.IDLE), ["v", "u"]), inspect(parse(self.IDLE.replace("float[N,2] y, ", "")))):
@@ -115,7 +115,7 @@ class TestCoverage:
         assert [o.name for o in coverage.operators() if o.way == "none"] == []
 
     def test_no_operator_stands_in_two_lists(self) -> None:
-        lists = [set(t) for t in (RULES, REWRITES, SUBGRAPHS, FLAT)]
+        lists = [set(t) for t in (RULES, DECOMPOSITIONS, SUBGRAPHS, NOT_DIFFERENTIABLE)]
         assert sum(map(len, lists)) == len(set().union(*lists))
 
     def test_a_definition_leads_to_operators_that_are_spoken_for(self) -> None:

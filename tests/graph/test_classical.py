@@ -14,7 +14,7 @@ from packaging.version import Version
 
 import onnxfit
 from onnxfit.graph.classical import source_of_probabilities
-from onnxfit.graph.model import read_model, working_form
+from onnxfit.graph.model import normalize, read_model
 from onnxfit.graph.weights import all_weights
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
 
@@ -90,7 +90,7 @@ def test_linear_classifiers_are_the_same_written_out(rows: str, transform: str, 
     sizes = {t.name: tuple(t.dims) for t in written.graph.initializer}
     kept = 1 if rows in ("opposite", "one") else len(coefficients)
     assert sizes == {"it/coefficients": (kept, 4), "it/intercepts": (kept,)}
-    assert all_weights(working_form(written)) == ["it/coefficients", "it/intercepts"]
+    assert all_weights(normalize(written)) == ["it/coefficients", "it/intercepts"]
 
 
 def test_a_tie_goes_to_the_same_class() -> None:
@@ -218,7 +218,7 @@ def test_logits_are_warned_of_where_a_converter_hides_the_softmax() -> None:
     model.graph.output[1].name = "normed"
     with pytest.warns(UserWarning, match="comes from a Softmax: set from_logits=False"):
         onnxfit.Trainer(model, loss="cross_entropy").test_on_batch(X, np.zeros(len(X), np.int64))
-    assert source_of_probabilities(working_form(read_model(model)).graph.outputs[1]) == "Softmax"
+    assert source_of_probabilities(normalize(read_model(model)).graph.outputs[1]) == "Softmax"
 
 
 def test_binary_cross_entropy_of_one_column_behind_a_classifier() -> None:
@@ -308,7 +308,7 @@ def test_what_skl2onnx_writes_trains_and_exports_what_was_predicted(name: str) -
     estimator.fit(X, y)
     model = converted(estimator)
     written = check_same(model, X)
-    work = working_form(written)
+    work = normalize(written)
     output = next(v for v in work.graph.outputs if v.dtype.name == "FLOAT")
     probabilities = source_of_probabilities(output) is not None
     assert probabilities == hasattr(estimator, "predict_proba")

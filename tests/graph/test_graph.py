@@ -14,10 +14,10 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
-from onnxfit.graph.model import IR_VERSION, OPSET, read_model, specialise, with_initializers, working_form
+from onnxfit.graph.model import IR_VERSION, OPSET, normalize, read_model, specialize_shapes, with_initializers
 from onnxfit.graph.random import normal, uniform
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights
 
 LINEAR = (
@@ -33,12 +33,12 @@ def linear() -> onnx.ModelProto:
     return parse(LINEAR + " { s = MatMul(x, w)  y = Add(s, b) }")
 
 
-def empty(*inputs: tuple[str, type, tuple[int | str, ...]]) -> tuple[Op, list]:
-    op = Op(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="g"))
+def empty(*inputs: tuple[str, type, tuple[int | str, ...]]) -> tuple[GraphBuilder, list]:
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="g"))
     return op, [op.input(*i) for i in inputs]
 
 
-def run(op: Op, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+def run(op: GraphBuilder, **feeds: np.ndarray) -> dict[str, np.ndarray]:
     proto = ir.to_proto(ir.Model(op.graph, ir_version=IR_VERSION))
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -108,7 +108,7 @@ class TestReadingModels:
     def test_the_callers_model_is_not_touched(self) -> None:
         model = linear()
         before = model.SerializeToString()
-        working_form(read_model(model)).graph.initializers.pop("w")
+        normalize(read_model(model)).graph.initializers.pop("w")
         assert model.SerializeToString() == before
 
     def test_external_data_is_read_from_a_path_and_refused_in_a_bare_proto(self, tmp_path) -> None:
@@ -139,7 +139,7 @@ class TestReadingModels:
             LINEAR.replace("17", str(opset)).replace("ir_version: 8", "ir_version: 10")
             + " { s = MatMul(x, w)  t = Add(s, b) y = Softmax(t) }"
         )
-        work = ir.to_proto(working_form(read_model(model)))
+        work = ir.to_proto(normalize(read_model(model)))
         assert (work.opset_import[0].version, work.ir_version) == (OPSET, IR_VERSION)
         x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
         session = onnxruntime.InferenceSession(work.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -164,7 +164,7 @@ class TestReadingModels:
             <float[4] w = {{1, 2, 3, 4}}, float[3, 2] c = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, int64[2, 3] p = {{0, 1, 2, 2, 0, 1}}, float one = {{1}},
             float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}""")
         x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
-        work = working_form(read_model(model))
+        work = normalize(read_model(model))
         assert work.graph.opset_imports[""] == OPSET
         session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
         (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
@@ -182,14 +182,14 @@ class TestReadingModels:
             f'<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y) <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}'
         )
         with pytest.raises(ModelError, match=r"^(TensorScatter|Swish) '.*' came with an opset after 21.*Export the model again"):
-            working_form(read_model(model))
+            normalize(read_model(model))
 
     def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
         model = parse(
             '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y = Upsample<height_scale = 1.0, width_scale = 2.0>(x) }'
         )
         with pytest.raises(ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"):
-            working_form(read_model(model))
+            normalize(read_model(model))
 
     @pytest.mark.parametrize("indices", ["1, 3", "0, 1, 1, 1"])
     def test_a_sparse_constant_is_its_dense_form(self, indices: str) -> None:
@@ -201,7 +201,7 @@ class TestReadingModels:
         )
         model = parse('<ir_version: 8, opset_import: ["": 17]> g (float x) => (float[N] y) { c = Identity(x)  y = Add(x, c) }')
         model.graph.node[0].CopyFrom(onnx.helper.make_node("Constant", [], ["c"], sparse_value=sparse))
-        work = working_form(read_model(model))
+        work = normalize(read_model(model))
         (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(work)).run(None, {"x": np.float32(1)})
         np.testing.assert_array_equal(found, [1, 6, 1, 7] if rows == 1 else [[1, 6], [1, 7]])
 
@@ -209,7 +209,7 @@ class TestReadingModels:
         model = parse("""<ir_version: 10, opset_import: ["": 21, "mine": 1]> g (float[N] x) => (float[N] y)
             <float[1] w = {2}> { y = mine.Scale(x, w) }
             <domain: "mine", opset_import: ["": 21]> Scale (a, b) => (c) { c = Mul(a, b) }""")
-        assert [n.op_type for n in working_form(read_model(model)).graph] == ["Mul"]
+        assert [n.op_type for n in normalize(read_model(model)).graph] == ["Mul"]
 
     @pytest.mark.parametrize(
         ("body", "count"),
@@ -227,7 +227,7 @@ class TestReadingModels:
     def test_sequences_of_known_length_are_their_tensors(self, body, count) -> None:
         model = parse(f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 5] x, float[3] k) => (float[M, K] y)
             <int64[3] sizes = {{1, 2, 2}}, int64 one = {{1}}, int64 last = {{-1}}, int64 two = {{2}}> {{ {body} y = Flatten(z) }}""")
-        work = ir.to_proto(working_form(read_model(model)))
+        work = ir.to_proto(normalize(read_model(model)))
         assert sum("Sequence" in n.op_type for n in work.graph.node) == count
         feeds = {"x": np.arange(10, dtype=np.float32).reshape(2, 5), "k": np.array([1, 2, 3], np.float32)}
         feeds = {v.name: feeds[v.name] for v in work.graph.input}
@@ -240,12 +240,12 @@ class TestReadingModels:
         model = parse(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y) <float[1] w = {2}> { s = Mul(x, w) y = Flatten(s) }'
         )
-        special = specialise(working_form(read_model(model)), {"x": (5, 3, 4, 2)})
+        special = specialize_shapes(normalize(read_model(model)), {"x": (5, 3, 4, 2)})
         assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
 
     def test_the_parts_of_a_split_have_the_rank_of_the_whole(self) -> None:
         text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, int64[2] k) => (float[N, A] a, float[N, B] b) '
-        model = working_form(parse(text + "{ p, q = Split<axis = -1>(x, k)  a = Neg(p)  b = Neg(q) }"))
+        model = normalize(parse(text + "{ p, q = Split<axis = -1>(x, k)  a = Neg(p)  b = Neg(q) }"))
         assert [[str(d) for d in v.shape[:1]] + [len(v.shape)] for v in model.graph.node(0).outputs] == [["N", 2], ["N", 2]]
 
     def test_ranks_are_known_for_any_size_of_the_batch(self) -> None:
@@ -253,7 +253,7 @@ class TestReadingModels:
         model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, H, W] x) => (float[A, B] y)
             <int64[1] line = {-1}, float[2, 2] w = {1, 2, 3, 4}>
             { two = Constant<value = int64[2] {2, 3}>()  axes = Reshape(two, line)  m = ReduceMean<keepdims = 0>(x, axes)  y = MatMul(m, w) }""")
-        special = specialise(working_form(read_model(model)), {})
+        special = specialize_shapes(normalize(read_model(model)), {})
         assert {node.op_type: [str(d) for d in node.outputs[0].shape or ()] for node in special.graph} == {
             "ReduceMean": ["N", "2"],
             "MatMul": ["N", "2"],
@@ -276,7 +276,7 @@ MIXED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 4, 4] x) => (
 
 class TestChoosingWeights:
     def test_constants_settings_statistics_and_masks_are_no_weights(self) -> None:
-        assert all_weights(working_form(parse(MIXED))) == ["scale", "bias", "gain"]
+        assert all_weights(normalize(parse(MIXED))) == ["scale", "bias", "gain"]
 
     @pytest.mark.parametrize(
         ("note", "chosen"),
@@ -303,7 +303,7 @@ class TestChoosingWeights:
         for name, shape in (("table", [2, 2]), ("temperature", [])) if note else ():
             model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
             model.graph.value_info[-1].metadata_props.add(key=keys[note[0]], value=note[1])
-        assert all_weights(working_form(read_model(model))) == [*chosen, "other"]
+        assert all_weights(normalize(read_model(model))) == [*chosen, "other"]
 
     @pytest.mark.parametrize(
         ("patterns", "chosen"),
@@ -317,31 +317,31 @@ class TestChoosingWeights:
         ],
     )
     def test_names_patterns_exclusions_in_any_order(self, patterns, chosen) -> None:
-        assert select_weights(working_form(parse(MIXED)), patterns) == chosen
+        assert select_weights(normalize(parse(MIXED)), patterns) == chosen
 
     def test_a_name_with_brackets_is_a_name(self) -> None:
         model = parse(LINEAR + " { s = MatMul(x, w)  y = Add(s, b) }")
         model.graph.initializer[0].name = model.graph.node[0].input[1] = "w[0]"
-        assert select_weights(working_form(model), "w[0]") == ["w[0]"]
+        assert select_weights(normalize(model), "w[0]") == ["w[0]"]
 
     def test_a_pattern_that_matches_nothing_suggests(self) -> None:
         with pytest.raises(UnknownNameError, match=r"No weight is called 'baias'. Did you mean 'bias'\? Known: bias, gain, scale"):
-            select_weights(working_form(parse(MIXED)), ["baias"])
+            select_weights(normalize(parse(MIXED)), ["baias"])
 
     def test_statistics_cannot_be_trained(self) -> None:
         with pytest.raises(SettingError, match=r"'mean' is a running statistic"):
-            select_weights(working_form(parse(MIXED)), ["mean"])
+            select_weights(normalize(parse(MIXED)), ["mean"])
 
     def test_nothing_left(self) -> None:
         with pytest.raises(SettingError, match=r"leaves nothing to train"):
-            select_weights(working_form(parse(MIXED)), ["bias", "!b*"])
+            select_weights(normalize(parse(MIXED)), ["bias", "!b*"])
 
     def test_a_model_without_float_weights(self) -> None:
         model = parse(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c = Constant<value = float[1] {2}>()  y = Mul(x, c) }'
         )
         with pytest.raises(ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"):
-            select_weights(working_form(model), None)
+            select_weights(normalize(model), None)
 
     def test_weights_inside_a_body_are_pointed_at(self) -> None:
         model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) { y = If (c)
@@ -349,7 +349,7 @@ class TestChoosingWeights:
         with pytest.raises(
             ModelError, match=r"no float weights.*The 1 initializers inside the bodies .* lift them into the main graph"
         ):
-            select_weights(working_form(model), None)
+            select_weights(normalize(model), None)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -362,7 +362,7 @@ def test_old_resizing_is_converted_as_it_was(op_type: str, opset: int, mode: str
     x = np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32)
     before, after = (
         onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-        for m in (model, ir.to_proto(working_form(model)))
+        for m in (model, ir.to_proto(normalize(model)))
     )
     np.testing.assert_allclose(after, before, atol=1e-6)
 
@@ -375,7 +375,7 @@ def test_a_group_normalization_that_scales_groups_is_converted_as_it_was(opset: 
     groups = x.reshape(2, 2, 6)
     n = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
     expected = (n * np.array([[1], [2]]) + np.array([[0], [1]])).reshape(2, 4, 3)
-    work = working_form(parse(text))
+    work = normalize(parse(text))
     assert all_weights(work) == ["s", "b"]
     session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
@@ -440,10 +440,10 @@ class TestTrainingForm:
     x = np.random.default_rng(1).normal(1, 2, (4, 3, 5)).astype(np.float32)
 
     @staticmethod
-    def op(text: str) -> Op:
-        return Op(working_form(parse(text)).graph)
+    def op(text: str) -> GraphBuilder:
+        return GraphBuilder(normalize(parse(text)).graph)
 
-    def train(self, op: Op, weights, batch_norm="train"):
+    def train(self, op: GraphBuilder, weights, batch_norm="train"):
         seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
         for name, value in to_training_form(op, weights, batch_norm, seed, step).items():
             op.output(f"{name}/next", value)
@@ -469,7 +469,7 @@ class TestTrainingForm:
         assert list(found) == ["y"]
 
     def test_which_statistics_a_step_updates(self) -> None:
-        model = working_form(parse(NORM))
+        model = normalize(parse(NORM))
         assert updated_statistics(model, ["bias"], "train") == ["mean", "var"]
         assert updated_statistics(model, ["bias"], "frozen") == updated_statistics(model, ["other"], "train") == []
 

@@ -45,8 +45,8 @@ def test_what_libraries_import_and_training_does_not_use_stays_out(wide: Path) -
     """sympy, and with the training build PyTorch; both can be used all the same."""
     code = """
 import onnxfit
-from onnxfit.graph.model import read_model, working_form
-model = working_form(read_model(sys.argv[1]))
+from onnxfit.graph.model import read_model, normalize
+model = normalize(read_model(sys.argv[1]))
 print(int("sympy.core" in sys.modules), int("torch" in sys.modules))
 import onnx_ir, sympy
 n = onnx_ir.SymbolicDim("n")
@@ -58,10 +58,10 @@ print(int(str(n + n) == str(2 * sympy.Symbol("n"))))
 def test_a_model_is_prepared_without_copies_of_its_weights(wide: Path) -> None:
     code = """
 import onnxfit
-from onnxfit.graph.model import read_model, working_form
+from onnxfit.graph.model import read_model, normalize
 model = read_model(sys.argv[1])
 before = memory("VmHWM")
-work = working_form(model)
+work = normalize(model)
 print(memory("VmHWM") - before, *(work.graph.initializers[name].const_value.numpy()[0, 0] for name in ("first", "second")))
 print(int([*work.graph.initializers] == ["second", "first"]))
 """

@@ -265,12 +265,12 @@ def test_name_and_folder_are_brought_to_the_disk_after_the_rename(tmp_path: Path
 
 
 def test_leftovers_of_killed_processes_are_removed_once_they_are_old(tmp_path: Path) -> None:
-    old, fresh, other = (tmp_path / name for name in (".onnxfit.1.part", ".onnxfit.2.part", "mine.part"))
-    for path in (old, fresh, other):
+    old, unique_name, other = (tmp_path / name for name in (".onnxfit.1.part", ".onnxfit.2.part", "mine.part"))
+    for path in (old, unique_name, other):
         path.write_text("half")
-        os.utime(path, (0, 0)) if path != fresh else None
+        os.utime(path, (0, 0)) if path != unique_name else None
     fit(new(), ModelCheckpoint(tmp_path / "c", monitor="loss"))
-    assert {p.name for p in tmp_path.iterdir()} == {"c", fresh.name, other.name}
+    assert {p.name for p in tmp_path.iterdir()} == {"c", unique_name.name, other.name}
     remove_leftovers(tmp_path, 0)
     assert {p.name for p in tmp_path.iterdir()} == {"c", other.name}
 
@@ -480,7 +480,7 @@ def test_a_model_too_large_for_one_message_trains_as_any(
     """With the bound lowered to what a test can have; with weights that are trained beyond it, and with those that are not."""
     settings: dict[str, Any] = {"weights": ["w", "b"] if frozen else None, "loss": "mse", "optimizer": "adam", "backend": backend}
     whole = fit_table(Trainer(embedding(), **settings))
-    monkeypatch.setattr(tensors, "LARGE", 5000)
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 5000)
     large = fit_table(Trainer(embedding(), **settings), epochs=1)
     large = fit_table(Trainer.load(large.save(tmp_path / "c")), epochs=1)
     np.testing.assert_equal(large.get_state()["slots"], whole.get_state()["slots"])
@@ -530,7 +530,7 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
 
 
 def test_graphs_too_large_for_one_message_have_their_tensors_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "LARGE", 4000)
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 4000)
     trainer = fit_table(Trainer(embedding(), weights=["w", "b"], loss="mse"))
     files = trainer.save_onnx_graph(tmp_path)
     assert {p.name for p in tmp_path.glob("*.data")} == {"model.onnx.data", "trained.onnx.data"}

@@ -21,10 +21,10 @@ from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurre
 from onnxfit.gradients.onnxruntime.coverage import check
 from onnxfit.gradients.onnxruntime.forms import FORMS
 from onnxfit.gradients.onnxruntime.subgraph import Part
-from onnxfit.gradients.paths import Site, leaves_of, outputs_of, sites
-from onnxfit.gradients.table import Refused
+from onnxfit.gradients.paths import PathNode, differentiable_path, leaves_of, outputs_of
+from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.model import infer_shapes
-from onnxfit.graph.values import Op
+from onnxfit.graph.values import GraphBuilder
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
@@ -72,7 +72,7 @@ def require_builder() -> Any:
     return module
 
 
-def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, list[Site], list[Blocker]]:
+def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, list[PathNode], list[Blocker]]:
     """A copy in the builder's forms, its nodes between weights and loss, and those of them that cannot be differentiated."""
     work = ir.from_proto(ir.to_proto(model))
     NameFixPass()(work)
@@ -80,48 +80,48 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
     op_types = {node.name or "": node.op_type for node in work.graph}
     found: dict[str, Blocker] = {}
 
-    def block(node: ir.Node, refused: Refused) -> None:
+    def block(node: ir.Node, refused: NoGradientError) -> None:
         owner = node.name or ""
         while owner not in op_types and "/" in owner:  # what a form made is named after its node
             owner = owner.rpartition("/")[0]
-        found.setdefault(owner, Blocker(owner, op_types.get(owner, node.op_type), refused.reason, refused.cure))
+        found.setdefault(owner, Blocker(owner, op_types.get(owner, node.op_type), refused.reason, refused.fix))
 
     changed = True
     while changed:
-        changed, op = False, Op(work.graph)
+        changed, op = False, GraphBuilder(work.graph)
         found.clear()
-        for site in _path(work.graph, loss, weights):
+        for path_node in _path(work.graph, loss, weights):
             try:
-                changed |= _into_form(op, site)
-            except Refused as refused:
-                block(site.node, refused)
+                changed |= _into_form(op, path_node)
+            except NoGradientError as refused:
+                block(path_node.node, refused)
         _one_use_each(op, set(weights))
         work = infer_shapes(work)
         changed &= bool(found)  # a form may tell a shape that another one needs
     path = _path(work.graph, loss, weights)
-    for site in path:
+    for path_node in path:
         try:
-            check(site)
-        except Refused as refused:
-            block(site.node, refused)
-    causes = [b for b in found.values() if b.cure != TYPED]  # behind an unknown operator, no type is known
+            check(path_node)
+        except NoGradientError as refused:
+            block(path_node.node, refused)
+    causes = [b for b in found.values() if b.fix != TYPED]  # behind an unknown operator, no type is known
     return work, path, causes or list(found.values())
 
 
-def _path(graph: ir.Graph, loss: str, weights: Sequence[str]) -> list[Site]:
-    return sites(graph, outputs_of(graph, loss), leaves_of(graph, weights))
+def _path(graph: ir.Graph, loss: str, weights: Sequence[str]) -> list[PathNode]:
+    return differentiable_path(graph, outputs_of(graph, loss), leaves_of(graph, weights))
 
 
-def _into_form(op: Op, site: Site) -> bool:
+def _into_form(op: GraphBuilder, path_node: PathNode) -> bool:
     """Bring a node into its form in place; its outputs keep their names. Whether others took its place."""
-    node = site.node
+    node = path_node.node
     if node.op_type not in FORMS or node.domain not in ("", "ai.onnx"):
         return False
     untyped = next((v.name for v in node.inputs if v is not None and v.dtype is None), None)
     if untyped is not None:
-        raise Refused(f"the element type of {untyped!r} is unknown", TYPED)
+        raise NoGradientError(f"the element type of {untyped!r} is unknown", TYPED)
     with op.replacing(node) as replace:
-        made = FORMS[node.op_type](op, site)
+        made = FORMS[node.op_type](op, path_node)
         if made is None:
             return False
         first, *others = made if isinstance(made, tuple) else (made,)
@@ -136,7 +136,7 @@ def _into_form(op: Op, site: Site) -> bool:
     return True
 
 
-def _one_use_each(op: Op, weights: set[str]) -> None:
+def _one_use_each(op: GraphBuilder, weights: set[str]) -> None:
     """Where a node takes a weight twice, the builder would define its gradient twice: the second time it takes a copy."""
     for node in list(op.graph):
         for i, value in enumerate(node.inputs):

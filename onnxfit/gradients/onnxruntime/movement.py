@@ -8,24 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.gradients.onnxruntime.forms import attribute, form, given, known, needed, rank, size, text
-from onnxfit.gradients.paths import Site
-from onnxfit.gradients.table import Refused
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.paths import PathNode
+from onnxfit.gradients.table import NoGradientError
+from onnxfit.graph.values import GraphBuilder, Value
 
 
-def taken(op: Op, x: Value, indices: npt.NDArray[Any], axis: int) -> Value:
+def taken(op: GraphBuilder, x: Value, indices: npt.NDArray[Any], axis: int) -> Value:
     """The elements at constant positions of an axis; one may be taken several times, or none."""
     return op.Gather(x, op.constant(np.asarray(indices, np.int64)), axis=axis)
 
 
 @form("Split")
-def split(op: Op, site: Site) -> tuple[Value, ...] | None:
+def split(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...] | None:
     """The builder forgets outputs that no gradient comes back from: each becomes a Slice."""
-    outputs = site.node.outputs
-    if len(site.outputs) == len(outputs):
+    outputs = path_node.node.outputs
+    if len(path_node.outputs) == len(outputs):
         return None
-    x = needed(op, site)
-    axis, sizes = attribute(site, "axis", 0) % rank(x), known(op, site, 1)
+    x = needed(op, path_node)
+    axis, sizes = attribute(path_node, "axis", 0) % rank(x), known(op, path_node, 1)
     if sizes is None:
         each = -(-size(x, axis) // len(outputs))
         sizes = np.minimum(each, size(x, axis) - each * np.arange(len(outputs)))
@@ -34,12 +34,12 @@ def split(op: Op, site: Site) -> tuple[Value, ...] | None:
 
 
 @form("Slice")
-def slice_(op: Op, site: Site) -> Value | None:
+def slice_(op: GraphBuilder, path_node: PathNode) -> Value | None:
     """The builder's rule has no backward steps."""
-    steps = known(op, site, 4)
+    steps = known(op, path_node, 4)
     if steps is None or (steps > 0).all():
         return None
-    x, starts, ends, axes = needed(op, site), known(op, site, 1), known(op, site, 2), known(op, site, 3)
+    x, starts, ends, axes = needed(op, path_node), known(op, path_node, 1), known(op, path_node, 2), known(op, path_node, 3)
     assert starts is not None
     assert ends is not None
     for start, end, step, axis in zip(starts, ends, steps, range(len(starts)) if axes is None else axes):
@@ -53,21 +53,21 @@ def slice_(op: Op, site: Site) -> Value | None:
 
 
 @form("Pad")
-def pad(op: Op, site: Site) -> Value | None:
-    if site.inputs != {0}:
-        raise Refused("the gradient of the padding value is not known", "freeze the value")
-    x, mode, axes = needed(op, site), text(site, "mode", "constant"), known(op, site, 3)
+def pad(op: GraphBuilder, path_node: PathNode) -> Value | None:
+    if path_node.inputs != {0}:
+        raise NoGradientError("the gradient of the padding value is not known", "freeze the value")
+    x, mode, axes = needed(op, path_node), text(path_node, "mode", "constant"), known(op, path_node, 3)
     if mode == "constant" and axes is None:
         return None
-    pads, axes = known(op, site, 1), np.arange(rank(x)) if axes is None else axes % rank(x)
+    pads, axes = known(op, path_node, 1), np.arange(rank(x)) if axes is None else axes % rank(x)
     assert pads is not None
     before, after = pads[: len(axes)], pads[len(axes) :]
     if mode == "constant":
         every = np.zeros((2, rank(x)), np.int64)
         every[0, axes], every[1, axes] = before, after
-        return op.Pad(x, every.reshape(-1), given(op, site, 2))
+        return op.Pad(x, every.reshape(-1), given(op, path_node, 2))
     if (pads < 0).any():
-        raise Refused(f"negative pads in mode {mode!r}", "pads that are not negative")
+        raise NoGradientError(f"negative pads in mode {mode!r}", "pads that are not negative")
     for axis, left, right in zip(axes, before, after):
         if left or right:
             # numpy's modes of these names are ONNX's
@@ -77,8 +77,8 @@ def pad(op: Op, site: Site) -> Value | None:
 
 
 @form("CenterCropPad")
-def center_crop_pad(op: Op, site: Site) -> Value:
-    x, target, axes = needed(op, site), known(op, site, 1), attribute(site, "axes")
+def center_crop_pad(op: GraphBuilder, path_node: PathNode) -> Value:
+    x, target, axes = needed(op, path_node), known(op, path_node, 1), attribute(path_node, "axes")
     assert target is not None
     for axis, wanted in zip(range(rank(x)) if axes is None else axes, target):
         axis, have, want = int(axis) % rank(x), size(x, int(axis)), int(wanted)
@@ -93,18 +93,18 @@ def center_crop_pad(op: Op, site: Site) -> Value:
 
 
 @form("Compress")
-def compress(op: Op, site: Site) -> Value:
-    x, condition, axis = needed(op, site), known(op, site, 1), attribute(site, "axis")
+def compress(op: GraphBuilder, path_node: PathNode) -> Value:
+    x, condition, axis = needed(op, path_node), known(op, path_node, 1), attribute(path_node, "axis")
     assert condition is not None
     kept = np.flatnonzero(condition)
     return taken(op, op.Reshape(x, [-1]) if axis is None else x, kept, 0 if axis is None else axis)
 
 
 @form("DepthToSpace")
-def depth_to_space(op: Op, site: Site) -> Value:
-    x, b = needed(op, site), attribute(site, "blocksize")
+def depth_to_space(op: GraphBuilder, path_node: PathNode) -> Value:
+    x, b = needed(op, path_node), attribute(path_node, "blocksize")
     c, h, w = size(x, 1) // (b * b), size(x, 2), size(x, 3)
-    if text(site, "mode", "DCR") == "DCR":
+    if text(path_node, "mode", "DCR") == "DCR":
         y = op.Transpose(op.Reshape(x, [0, b, b, c, h, w]), perm=[0, 3, 4, 1, 5, 2])
     else:
         y = op.Transpose(op.Reshape(x, [0, c, b, b, h, w]), perm=[0, 1, 4, 2, 5, 3])
@@ -112,19 +112,19 @@ def depth_to_space(op: Op, site: Site) -> Value:
 
 
 @form("SpaceToDepth")
-def space_to_depth(op: Op, site: Site) -> Value:
-    x, b = needed(op, site), attribute(site, "blocksize")
+def space_to_depth(op: GraphBuilder, path_node: PathNode) -> Value:
+    x, b = needed(op, path_node), attribute(path_node, "blocksize")
     c, h, w = size(x, 1), size(x, 2) // b, size(x, 3) // b
     y = op.Transpose(op.Reshape(x, [0, c, h, b, w, b]), perm=[0, 3, 5, 1, 2, 4])
     return op.Reshape(y, [0, c * b * b, h, w])
 
 
 @form("Dropout")
-def dropout(op: Op, site: Site) -> Value:
+def dropout(op: GraphBuilder, path_node: PathNode) -> Value:
     """In inference; in training it is random, and the caller turns it into arithmetic."""
-    training = known(op, site, 2)
+    training = known(op, path_node, 2)
     if training is not None and bool(training):
-        raise Refused("it draws its mask itself", "Dropout in inference form")
-    if len(site.node.outputs) > 1 and site.node.outputs[1].uses():
-        raise Refused("its mask is used", "remove the Dropout")
-    return op.Identity(needed(op, site))
+        raise NoGradientError("it draws its mask itself", "Dropout in inference form")
+    if len(path_node.node.outputs) > 1 and path_node.node.outputs[1].uses():
+        raise NoGradientError("its mask is used", "remove the Dropout")
+    return op.Identity(needed(op, path_node))

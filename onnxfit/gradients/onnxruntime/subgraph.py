@@ -9,18 +9,20 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import GradientError
-from onnxfit.gradients.paths import Site
+from onnxfit.gradients.paths import PathNode
 from onnxfit.graph import names
 
-SMALL = 1024  # constants up to this size go to the builder, which reads axes and shapes; larger ones are inputs to it
+MAX_CONSTANT_ELEMENTS = (
+    1024  # constants up to this size go to the builder, which reads axes and shapes; larger ones are inputs to it
+)
 
 
 class Part:
     """`model` holds the nodes under names that meet none of the builder's; `target` is the name of its loss."""
 
-    def __init__(self, graph: ir.Graph, path: Sequence[Site], loss: str, weights: Sequence[str]) -> None:
+    def __init__(self, graph: ir.Graph, path: Sequence[PathNode], loss: str, weights: Sequence[str]) -> None:
         self.graph = graph
-        self.nodes = {f"n{i}": site.node for i, site in enumerate(path)}
+        self.nodes = {f"n{i}": path_node.node for i, path_node in enumerate(path)}
         values = dict.fromkeys(v for node in self.nodes.values() for v in (*node.inputs, *node.outputs) if v is not None)
         self.values = {f"v{i}": value for i, value in enumerate(values)}
         self._inner = {value: name for name, value in self.values.items()}
@@ -80,7 +82,7 @@ class Part:
         made = {v for node in self.nodes.values() for v in node.outputs}
         for name, value in self.values.items():
             constant = None if value in made or value.name in weights else ir.convenience.get_const_tensor(value)
-            if constant is not None and constant.size <= SMALL:
+            if constant is not None and constant.size <= MAX_CONSTANT_ELEMENTS:
                 tensor = ir.serde.serialize_tensor(constant)
                 tensor.name = name
                 part.initializer.append(tensor)

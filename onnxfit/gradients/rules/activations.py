@@ -12,69 +12,69 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.table import Gradients, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @gradient("Relu")
-def relu(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def relu(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     if dy.dtype == np.float32:  # one operator to compare and cast, up to twice as fast; it has no double kernel
         return dy * op.HardSigmoid(y, alpha=1e38, beta=0.0)
     return dy * op.cast(y > 0, dy.dtype)
 
 
 @gradient("LeakyRelu")
-def leaky_relu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+def leaky_relu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, op.constant(alpha, x.dtype))
 
 
 @gradient("PRelu", broadcasts=True)
-def p_relu(op: Op, x: Value, slope: Value, y: Value, dy: Value) -> Gradients:
+def p_relu(op: GraphBuilder, x: Value, slope: Value, y: Value, dy: Value) -> Gradients:
     return lambda: dy * op.Where(x > 0, 1, slope), lambda: dy * op.Min(x, 0)
 
 
 @gradient("Elu")
-def elu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+def elu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, y + alpha)
 
 
 @gradient("Celu")
-def celu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+def celu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.Where(x > 0, 1, y / alpha + 1)
 
 
 @gradient("Selu")
-def selu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float) -> Gradients:
+def selu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float) -> Gradients:
     return dy * op.Where(x > 0, gamma, y + alpha * gamma)
 
 
 @gradient("HardSigmoid")
-def hard_sigmoid(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+def hard_sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * (alpha * op.cast((y > 0) & (y < 1), dy.dtype))  # alpha may be huge: see Relu
 
 
 @gradient("Softplus")
-def softplus(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def softplus(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sigmoid(x)
 
 
 @gradient("Softsign")
-def softsign(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def softsign(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     below = 1 + abs(x)
     return dy / (below * below)
 
 
 @gradient("ThresholdedRelu")
-def thresholded_relu(op: Op, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
+def thresholded_relu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gradients:
     return dy * op.cast(x > alpha, dy.dtype)
 
 
 @gradient("Shrink")
-def shrink(op: Op, x: Value, y: Value, dy: Value, *, lambd: float) -> Gradients:
+def shrink(op: GraphBuilder, x: Value, y: Value, dy: Value, *, lambd: float) -> Gradients:
     return dy * op.cast(abs(x) > lambd, dy.dtype)
 
 
 @gradient("Gelu")
-def gelu(op: Op, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradients:
+def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradients:
     """y = x P(x) has the slope P + x P': P is the normal distribution, and in "tanh" the logistic one, of a cubic in x.
 
     The normal distribution is half the work of y itself, which is made from it then: a step of an encoder takes 0.97 of its time.
@@ -87,31 +87,31 @@ def gelu(op: Op, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradient
     z = x * math.sqrt(0.5)
     p = op.HardSigmoid(op.Erf(z), alpha=0.5, beta=0.5)  # (1 + erf z) / 2 in one pass
     if not op.inside:
-        op.hand_over(y, x * p)
+        op.move_uses(y, x * p)
     return dy * (p + z * op.Exp(math.log(1 / math.sqrt(math.pi)) - z * z))
 
 
 @gradient("Softmax")
-def softmax(op: Op, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def softmax(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     return y * (dy - op.ReduceSum(dy * y, [axis]))
 
 
 @gradient("LogSoftmax")
-def log_softmax(op: Op, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def log_softmax(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     return dy - op.Exp(y) * op.ReduceSum(dy, [axis])
 
 
 @gradient("LpNormalization")
-def lp_normalization(op: Op, x: Value, y: Value, dy: Value, *, axis: int, p: int) -> Gradients:
+def lp_normalization(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int, p: int) -> Gradients:
     """(dy - N' sum(dy y)) / N with the norm N, whose slope N' is sign(x) or y; 0 where all of x is, as y is there."""
     norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, [axis])
     slope = op.Sign(x) if p == 1 else y
     return (dy - slope * op.ReduceSum(dy * y, [axis])) / op.Where(norm == 0, math.inf, norm)
 
 
-@gradient("Dropout", complete=True)
+@gradient("Dropout", all_outputs=True)
 def dropout(
-    op: Op, x: Value, ratio: Value | None, training: Value | None, y: Value, mask: Value, dy: Value, dmask: None
+    op: GraphBuilder, x: Value, ratio: Value | None, training: Value | None, y: Value, mask: Value, dy: Value, dmask: None
 ) -> Gradients:
     """The identity, or mask / (1 - ratio) in training mode."""
     known = False if training is None else ir.convenience.get_const_tensor(training.ir)

@@ -15,12 +15,12 @@ import numpy as np
 
 from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.table import Gradients, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("SoftmaxCrossEntropyLoss", complete=True)
+@gradient("SoftmaxCrossEntropyLoss", all_outputs=True)
 def softmax_cross_entropy_loss(
-    op: Op, scores: Value, labels: Value, weights: Value | None, y: Value, log_p: Value, dy: Value | None, dlog_p: Value | None,
+    op: GraphBuilder, scores: Value, labels: Value, weights: Value | None, y: Value, log_p: Value, dy: Value | None, dlog_p: Value | None,
     *, reduction: str, ignore_index: int | None,
 ) -> Gradients:  # fmt: skip
     loss = None if dy is None else Loss.of(op, log_p, labels, weights, y, dy, reduction, ignore_index)
@@ -43,7 +43,7 @@ def softmax_cross_entropy_loss(
 
 @gradient("NegativeLogLikelihoodLoss")
 def negative_log_likelihood_loss(
-    op: Op, log_p: Value, labels: Value, weights: Value | None, y: Value, dy: Value,
+    op: GraphBuilder, log_p: Value, labels: Value, weights: Value | None, y: Value, dy: Value,
     *, reduction: str, ignore_index: int | None,
 ) -> Gradients:  # fmt: skip
     loss = Loss.of(op, log_p, labels, weights, y, dy, reduction, ignore_index)
@@ -54,7 +54,7 @@ def negative_log_likelihood_loss(
 class Loss:
     """What both have in common. Elements are `(batch, 1, ...)`, so that they broadcast against `(batch, classes, ...)`."""
 
-    op: Op
+    op: GraphBuilder
     log_p: Value
     labels: Value  # the class of each element, 0 where it is ignored
     weights: Value | None
@@ -65,7 +65,14 @@ class Loss:
 
     @staticmethod
     def of(
-        op: Op, log_p: Value, labels: Value, weights: Value | None, y: Value, dy: Value, reduction: str, ignore_index: int | None
+        op: GraphBuilder,
+        log_p: Value,
+        labels: Value,
+        weights: Value | None,
+        y: Value,
+        dy: Value,
+        reduction: str,
+        ignore_index: int | None,
     ) -> Loss:
         labels = op.Unsqueeze(op.cast(labels, np.int64), [1])
         kept = None

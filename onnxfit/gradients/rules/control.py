@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.broadcasting import zeros_like
-from onnxfit.gradients.paths import Site, flowing, smooth
-from onnxfit.gradients.table import Refused, subgraph_gradient
+from onnxfit.gradients.paths import PathNode, carries_gradient, differentiable_inputs
+from onnxfit.gradients.table import NoGradientError, subgraph_gradient
 from onnxfit.graph.fold import RANDOM
-from onnxfit.graph.values import Op, Value, infer_outputs
+from onnxfit.graph.values import GraphBuilder, Value, infer_outputs
 
 if TYPE_CHECKING:
     from onnxfit.gradients.backward import Tape
@@ -26,10 +26,10 @@ DRAWN = "draw the numbers outside of the body"
 
 
 @subgraph_gradient("If")
-def if_(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value]:
+def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """An If on the same condition, whose branches give the gradients of what the branches of the forward one capture."""
-    op, node = tape.op, site.node
-    wanted = _values(site)
+    op, node = tape.op, path_node.node
+    wanted = _values(path_node)
     branches: dict[str, Any] = {}
     for name in ("then_branch", "else_branch"):
         inner = _copy(op, node.attributes[name].as_graph())
@@ -37,16 +37,16 @@ def if_(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value]
         found = _inside(tape, inner, arriving, list(wanted.values()))
         _outputs(inner, [_or_zero(inner, found, v) for v in wanted.values()])
         branches[name] = inner.graph
-    return dict(zip(wanted, op.many(len(wanted), "If", op.wrap(_given(node, 0)), **branches)))
+    return dict(zip(wanted, op.If(op.wrap(_given(node, 0)), _outputs=len(wanted), **branches)))
 
 
 @subgraph_gradient("Scan")
-def scan(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value]:
+def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """A Scan from the last step to the first: s_t is recorded by the forward one, ds_{t-1} and dx_t come from ds_t, dy_t.
 
     What the body captures has the sum over all steps.
     """
-    op, node = tape.op, site.node
+    op, node = tape.op, path_node.node
     count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     states, scanned = node.inputs[:count], node.inputs[count:]
     body = node.attributes["body"].as_graph()
@@ -60,7 +60,7 @@ def scan(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value
     steps = [op.wrap(v) for v in recorded]
     arriving_steps = [dys[count + k] for k in range(outputs)]
     return _back(
-        tape, site, inner,
+        tape, path_node, inner,
         states=[(i, i, inner.graph.inputs[i], op.wrap(_given(node, i))) for i in range(count)],
         dys=dys[:count],
         given=[
@@ -73,9 +73,9 @@ def scan(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value
 
 
 @subgraph_gradient("Loop")
-def loop(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value]:
+def loop(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
     """A Scan over what the loop recorded, from the last iteration that it really made to the first."""
-    op, node = tape.op, site.node
+    op, node = tape.op, path_node.node
     count = len(node.inputs) - 2
     body = node.attributes["body"].as_graph()
     states = [_given(node, 2 + i) for i in range(count)]
@@ -87,7 +87,7 @@ def loop(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value
     inner.graph.inputs[:] = [number, *inside]
     del inner.graph.outputs[0]  # the condition
     return _back(
-        tape, site, inner,
+        tape, path_node, inner,
         states=[(2 + i, i, inside[i], op.wrap(v)) for i, v in enumerate(states)],
         dys=dys[:count],
         given=[(v, op.wrap(r), 0, 1) for v, r in zip([number, *inside], recorded)],
@@ -98,8 +98,8 @@ def loop(tape: Tape, site: Site, dys: Sequence[Value | None]) -> dict[int, Value
 
 def _back(
     tape: Tape,
-    site: Site,
-    inner: Op,
+    path_node: PathNode,
+    inner: GraphBuilder,
     *,
     states: Sequence[tuple[int, int, ir.Value, Value]],
     dys: Sequence[Value | None],
@@ -114,16 +114,16 @@ def _back(
     gradient (input of the node first), `arriving` the gradients of what is stacked (output of the body, all steps, axis, direction).
     """
     op = tape.op
-    moving = [state for state in states if smooth(state[-1].ir)]
+    moving = [state for state in states if carries_gradient(state[-1].ir)]
     starts = [start for _, _, start, _ in moving]
-    captured = {i: v for i, v in _values(site).items() if i >= len(site.node.inputs)}
+    captured = {i: v for i, v in _values(path_node).items() if i >= len(path_node.node.inputs)}
     # what the body is given each step, in the order of Scan: states, then slices
     dstates = [_input(inner, f"state_{o}", first) for _, o, _, first in moving]
     sums = [_input(inner, f"sum_{i}", op.wrap(v)) for i, v in captured.items()]
     slices = [_slice(inner, f"arriving_{o}", dy, axis) for o, dy, axis, _ in arriving]
     inner.graph.inputs[:] = [*(v.ir for v in dstates), *(v.ir for v in sums), *(v for v, *_ in given), *(v.ir for v in slices)]
     inside = {**{o: d for (_, o, *_), d in zip(moving, dstates)}, **{o: s for (o, *_), s in zip(arriving, slices)}}
-    wanted = [(i, v, axis, way) for i, v, axis, way in scanned if i in site.inputs]
+    wanted = [(i, v, axis, way) for i, v, axis, way in scanned if i in path_node.inputs]
     leaves = [*starts, *(v for _, v, *_ in wanted), *captured.values()]
     found = _inside(tape, inner, inside, leaves)
     results = [
@@ -132,23 +132,15 @@ def _back(
         *(_or_zero(inner, found, v) for _, v, *_ in wanted),
     ]
     if any(value.shape is None for value in results):  # onnxruntime runs no such Scan
-        raise Refused("the rank of a value that its body uses is unknown", STATIC)
+        raise NoGradientError("the rank of a value that its body uses is unknown", STATIC)
     _outputs(inner, results)
     first = [zeros_like(op, value) if dys[o] is None else dys[o] for _, o, _, value in moving]
-    made = op.many(
-        len(results), "Scan",
-        *first, *(zeros_like(op, op.wrap(v)) for v in captured.values()), *(v for _, v, *_ in given), *(dy for _, dy, *_ in arriving),
-        body=inner.graph, num_scan_inputs=len(given) + len(arriving),
-        scan_input_axes=[*(axis for *_, axis, _ in given), *(axis for *_, axis, _ in arriving)],
-        scan_input_directions=[*(way for *_, way in given), *(way for *_, way in arriving)],
-        scan_output_axes=[axis for *_, axis, _ in wanted] or None,
-        scan_output_directions=[way for *_, way in wanted] or None,
-    )  # fmt: skip
+    made = op.Scan(*first, *(zeros_like(op, op.wrap(v)) for v in captured.values()), *(v for _, v, *_ in given), *(dy for _, dy, *_ in arriving), _outputs=len(results), body=inner.graph, num_scan_inputs=len(given) + len(arriving), scan_input_axes=[*(axis for *_, axis, _ in given), *(axis for *_, axis, _ in arriving)], scan_input_directions=[*(way for *_, way in given), *(way for *_, way in arriving)], scan_output_axes=[axis for *_, axis, _ in wanted] or None, scan_output_directions=[way for *_, way in wanted] or None)  # fmt: skip
     positions = [*(i for i, *_ in moving), *captured, *(i for i, *_ in wanted)]
-    return {i: dx for i, dx in zip(positions, made) if i in site.inputs}
+    return {i: dx for i, dx in zip(positions, made) if i in path_node.inputs}
 
 
-def _inside(tape: Tape, inner: Op, arriving: dict[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
+def _inside(tape: Tape, inner: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
     from onnxfit.gradients.backward import backward, prepare  # the walk calls the rules, and these call the walk
 
     body = tape.inner(inner)
@@ -156,9 +148,9 @@ def _inside(tape: Tape, inner: Op, arriving: dict[int, Value], wrt: Sequence[ir.
     return backward(body, arriving, wrt)
 
 
-def _values(site: Site) -> dict[int, ir.Value]:
+def _values(path_node: PathNode) -> dict[int, ir.Value]:
     """The values whose gradients are wanted, by position."""
-    return {i: v for i, v in flowing(site.node) if i in site.inputs}
+    return {i: v for i, v in differentiable_inputs(path_node.node) if i in path_node.inputs}
 
 
 def _given(node: ir.Node, index: int) -> ir.Value:
@@ -167,33 +159,35 @@ def _given(node: ir.Node, index: int) -> ir.Value:
     return value
 
 
-def _copy(op: Op, graph: ir.Graph, types: Iterable[ir.TypeProtocol | None] = (), shapes: Iterable[ir.Shape | None] = ()) -> Op:
+def _copy(
+    op: GraphBuilder, graph: ir.Graph, types: Iterable[ir.TypeProtocol | None] = (), shapes: Iterable[ir.Shape | None] = ()
+) -> GraphBuilder:
     """A copy of a body under names of its own, its inputs typed by what they are given."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
         if _draws(node):
-            raise Refused(
+            raise NoGradientError(
                 f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient would draw others", DRAWN
             )
     copy = graph.clone(allow_outer_scope_values=True)
     copy.opset_imports.update(op.graph.opset_imports)
     for value, type_, shape in zip(copy.inputs, types, shapes):
         if type_ is not None and not isinstance(type_, ir.TensorType):
-            raise Refused(f"{value.name!r} is a sequence or optional", LOOPS)
+            raise NoGradientError(f"{value.name!r} is a sequence or optional", LOOPS)
         value.type = value.type or type_
         value.shape = shape if value.shape is None else value.shape
     for node in copy:
         if any(v.type is None or v.shape is None for v in node.outputs):
             infer_outputs(copy, node)
     for initializer in list(copy.initializers.values()):
-        initializer.name = op.fresh(f"{initializer.name}/again")
+        initializer.name = op.unique_name(f"{initializer.name}/again")
     for value in copy.inputs:
-        value.name = op.fresh(f"{value.name}/again")
+        value.name = op.unique_name(f"{value.name}/again")
     for node in ir.traversal.RecursiveGraphIterator(copy):
-        node.name = op.fresh(f"{node.name or node.op_type}/again")
+        node.name = op.unique_name(f"{node.name or node.op_type}/again")
         for value in node.outputs:
             if value.name:
-                value.name = op.fresh(f"{value.name}/again")
-    return Op(copy, around=op)
+                value.name = op.unique_name(f"{value.name}/again")
+    return GraphBuilder(copy, around=op)
 
 
 def _draws(node: ir.Node) -> bool:
@@ -205,15 +199,15 @@ def _draws(node: ir.Node) -> bool:
     return node.op_type in RANDOM or (training is not None and (known is None or bool(known.numpy().any())))
 
 
-def _record(op: Op, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]) -> list[ir.Value]:
+def _record(op: GraphBuilder, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]) -> list[ir.Value]:
     """Let a Scan or Loop hand out, stacked, what these inputs of its body are in each step."""
-    body = Op(node.attributes["body"].as_graph(), around=op)
+    body = GraphBuilder(node.attributes["body"].as_graph(), around=op)
     before = len(node.outputs)
     for value in inside:
         body.graph.outputs.append(body.Identity(body.wrap(value)).ir)
     node.resize_outputs(before + len(inside))
     for value in node.outputs[before:]:
-        value.name = op.fresh(f"{node.name or node.op_type}/recorded")
+        value.name = op.unique_name(f"{node.name or node.op_type}/recorded")
     for name, values in attributes.items():
         node.attributes[name] = ir.AttrInt64s(name, [*values, *[0] * len(inside)])
     infer_outputs(op.graph, node)
@@ -235,19 +229,19 @@ def _shape(value: ir.Value | None, without: int | None = None) -> ir.Shape | Non
     return ir.Shape(dims)
 
 
-def _input(inner: Op, name: str, like: Value) -> Value:
+def _input(inner: GraphBuilder, name: str, like: Value) -> Value:
     return _new(inner, name, like, _shape(like.ir))
 
 
-def _slice(inner: Op, name: str, steps: Value, axis: int) -> Value:
+def _slice(inner: GraphBuilder, name: str, steps: Value, axis: int) -> Value:
     return _new(inner, name, steps, _shape(steps.ir, axis))
 
 
-def _new(inner: Op, name: str, like: Value, shape: ir.Shape | None) -> Value:
-    return inner.wrap(ir.Value(name=inner.fresh(name), type=like.ir.type, shape=shape))
+def _new(inner: GraphBuilder, name: str, like: Value, shape: ir.Shape | None) -> Value:
+    return inner.wrap(ir.Value(name=inner.unique_name(name), type=like.ir.type, shape=shape))
 
 
-def _outputs(inner: Op, values: Sequence[Value]) -> None:
+def _outputs(inner: GraphBuilder, values: Sequence[Value]) -> None:
     """Make these the outputs of a body: each its own, and made in it."""
     taken: list[ir.Value] = []
     for value in values:
@@ -256,5 +250,5 @@ def _outputs(inner: Op, values: Sequence[Value]) -> None:
     inner.graph.outputs[:] = taken
 
 
-def _or_zero(inner: Op, found: dict[ir.Value, Value], value: ir.Value) -> Value:
+def _or_zero(inner: GraphBuilder, found: dict[ir.Value, Value], value: ir.Value) -> Value:
     return found[value] if value in found else zeros_like(inner, inner.wrap(value))

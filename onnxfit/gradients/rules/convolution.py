@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.table import Gradients, Refused, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 Ints = Sequence[int]
 
@@ -74,7 +74,7 @@ class Sliding:
 
 @gradient("Conv")
 def conv(
-    op: Op, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
     way = Sliding.of(w.rank - 2, strides, dilations, group)
@@ -91,7 +91,7 @@ def conv(
 
 @gradient("ConvTranspose")
 def conv_transpose(
-    op: Op, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, w: Value, b: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, output_padding: Ints | None, output_shape: Ints | None,
     pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
@@ -106,9 +106,9 @@ def conv_transpose(
     return lambda: small_of(op, dy, w, way), lambda: weights_of(op, dy, x, way, w), lambda: sum_of(op, dy, way)
 
 
-@rewrite("FusedConv", "com.microsoft")
+@decompose("FusedConv", "com.microsoft")
 def fused_conv(
-    op: Op, x: Value, w: Value, b: Value | None, z: Value | None, *,
+    op: GraphBuilder, x: Value, w: Value, b: Value | None, z: Value | None, *,
     activation: str | None, activation_params: Sequence[float] | None, auto_pad: str | None, dilations: Ints | None,
     group: int | None, kernel_shape: Ints | None, pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
@@ -122,25 +122,26 @@ def fused_conv(
         activated: Value = getattr(op, activation)(y)
         return activated
     if activation == "LeakyRelu":
-        return op.LeakyRelu(y, **dict(zip(["alpha"], given)))
+        return op.LeakyRelu(y, alpha=given[0] if given else None)
     if activation == "HardSigmoid":
-        return op.HardSigmoid(y, **dict(zip(["alpha", "beta"], given)))
+        alpha, beta = (*given, None, None)[:2]
+        return op.HardSigmoid(y, alpha=alpha, beta=beta)
     if activation == "Clip":
         return op.Clip(y, *given)
     if activation:
-        raise Refused(f"its activation is {activation!r}", "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid")
+        raise NoGradientError(f"its activation is {activation!r}", "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid")
     return y
 
 
 # The three forms -------------------------------------------------------------------------------------------------------------
 
 
-def small_of(op: Op, large: Value, w: Value, way: Sliding) -> Value:
+def small_of(op: GraphBuilder, large: Value, w: Value, way: Sliding) -> Value:
     """Every window, weighted and summed."""
     return _slid(op.Conv, large, w, way)
 
 
-def large_of(op: Op, small: Value, w: Value, way: Sliding, like: Value, start: Value | None = None) -> Value:
+def large_of(op: GraphBuilder, small: Value, w: Value, way: Sliding, like: Value, start: Value | None = None) -> Value:
     """Every element of `small` added, by the weights, to the window it came from; in the spatial shape of `like`, from `start` on."""
     if start is not None:
         room = [stride - 1 for stride in way.strides]
@@ -159,7 +160,7 @@ def large_of(op: Op, small: Value, w: Value, way: Sliding, like: Value, start: V
     return _cut(op, _slid(op.ConvTranspose, small, w, way, output_padding=unseen), like, way)
 
 
-def weights_of(op: Op, large: Value, small: Value, way: Sliding, like: Value) -> Value:
+def weights_of(op: GraphBuilder, large: Value, small: Value, way: Sliding, like: Value) -> Value:
     """For every tap, what it saw times what it met; in the shape of `like`."""
     stops, sizes = spatial(small), static(like)
     if stops and sizes and spatial(large) and math.prod(sizes[2:]) <= COPIED_TAPS:
@@ -167,11 +168,11 @@ def weights_of(op: Op, large: Value, small: Value, way: Sliding, like: Value) ->
     return _by_conv(op, large, small, way, like)
 
 
-def sum_of(op: Op, dy: Value, way: Sliding) -> Value:
+def sum_of(op: GraphBuilder, dy: Value, way: Sliding) -> Value:
     return op.ReduceSum(dy, [0, *way.axes], keepdims=0)
 
 
-def _as_conv(op: Op, small: Value, w: Value, way: Sliding) -> Value | None:
+def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | None:
     """`large_of` as a convolution of the stops with the weights turned round: with a stride of 1, and where that is faster."""
     sizes = static(w)
     if sizes is None or set(way.strides) != {1}:
@@ -197,7 +198,7 @@ def _as_conv(op: Op, small: Value, w: Value, way: Sliding) -> Value | None:
     return _slid(op.Conv, small, w, way)
 
 
-def _as_product(op: Op, small: Value, w: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+def _as_product(op: GraphBuilder, small: Value, w: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
     """The same convolution as a product of matrices, what the taps see beside each other in a row: 0.5 to 0.9 of the time on two threads."""
     m, c, *taps = sizes
     images, _, *places = stops
@@ -210,7 +211,7 @@ def _as_product(op: Op, small: Value, w: Value, way: Sliding, stops: Ints, sizes
     return op.Reshape(x, [images, c, *ends])
 
 
-def _by_taps(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+def _by_taps(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
     """What every tap saw as columns of a matrix ("im2col", Chellapilla, Puri and Simard 2006), times what it met."""
     filters, channels, *taps = sizes
     group = way.group
@@ -243,7 +244,7 @@ def _by_taps(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, size
     return _channels_second(op, op.Reshape(w, [filters, *taps, channels]))
 
 
-def _gathered(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+def _gathered(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
     """The same, with the images last: what a tap sees at a stop is one piece of memory for each channel."""
     filters, channels, *taps = sizes
     images, _, *places = _sizes(large)
@@ -272,12 +273,12 @@ def _seen(way: Sliding, size: Ints, stops: Ints, taps: Ints) -> np.ndarray:
     return np.where(inside, place, math.prod(size))
 
 
-def _with_padding(op: Op, value: Value, size: Ints, seen: np.ndarray) -> Value:
+def _with_padding(op: GraphBuilder, value: Value, size: Ints, seen: np.ndarray) -> Value:
     """A tensor whose second axis are all places in a row, with a zero behind the last where `seen` has padding."""
     return op.Pad(value, [0, 0, 0, 0, 1, 0]) if seen.max() == math.prod(size) else value
 
 
-def _tap_by_tap(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+def _tap_by_tap(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
     """A product for each tap, of all images: none of the copies is there for longer than it takes."""
     filters, channels, *taps = sizes
     if _known(large, small) and channels >= NARROW * stops[-1]:
@@ -293,13 +294,13 @@ def _tap_by_tap(op: Op, large: Value, small: Value, way: Sliding, stops: Ints, s
     return op.Reshape(op.Transpose(w, perm=[1, 0]), [filters, channels, *taps])  # as a matrix, which onnxruntime transposes fastest
 
 
-def _views(op: Op, large: Value, way: Sliding, stops: Ints, taps: Ints, axis: int) -> list[Value]:
+def _views(op: GraphBuilder, large: Value, way: Sliding, stops: Ints, taps: Ints, axis: int) -> list[Value]:
     """What every tap sees of a padded tensor whose spatial axes begin with `axis`."""
     starts = ([t * d for t, d in zip(tap, way.dilations)] for tap in itertools.product(*map(range, taps)))
     return [_window(op, large, start, stops, way.strides, axis) for start in starts]
 
 
-def _window(op: Op, value: Value, start: Ints, count: Ints, strides: Ints, axis: int) -> Value:
+def _window(op: GraphBuilder, value: Value, start: Ints, count: Ints, strides: Ints, axis: int) -> Value:
     """`count` elements from `start` on, along the axes from `axis` on."""
     end = [first + (n - 1) * s + 1 for first, n, s in zip(start, count, strides)]
     if not any(start) and value.shape is not None and end == [*value.shape[axis : axis + len(end)]]:
@@ -307,7 +308,7 @@ def _window(op: Op, value: Value, start: Ints, count: Ints, strides: Ints, axis:
     return op.Slice(value, start, end, list(range(axis, axis + len(end))), strides)
 
 
-def _by_conv(op: Op, large: Value, small: Value, way: Sliding, like: Value) -> Value:
+def _by_conv(op: GraphBuilder, large: Value, small: Value, way: Sliding, like: Value) -> Value:
     """A convolution again, in which images are channels and stops are taps."""
     if way.group > 1:
         sizes = op.shape(large, 2)
@@ -338,7 +339,14 @@ def _ranked(y: Value, axes: int) -> Value:
 
 
 def padding(
-    op: Op, way: Sliding, auto_pad: str, pads: Ints | None, large: Value, small: Value, taps: Ints | Value, more: Ints | None = None
+    op: GraphBuilder,
+    way: Sliding,
+    auto_pad: str,
+    pads: Ints | None,
+    large: Value,
+    small: Value,
+    taps: Ints | Value,
+    more: Ints | None = None,
 ) -> tuple[int, ...] | Value:
     """How far the window reaches out before every axis, then after every axis; a value where that depends on sizes yet unknown.
 
@@ -377,35 +385,35 @@ def spatial(value: Value) -> list[int] | None:
     return sizes if value.shape is not None and len(sizes) == value.rank - 2 else None
 
 
-def _swapped(op: Op, value: Value, way: Sliding) -> Value:
+def _swapped(op: GraphBuilder, value: Value, way: Sliding) -> Value:
     """The first two axes swapped."""
     return op.Transpose(value, perm=[1, 0, *way.axes])
 
 
-def _places_first(op: Op, value: Value) -> Value:
+def _places_first(op: GraphBuilder, value: Value) -> Value:
     """(images, places, channels)"""
     images, channels, *_ = _sizes(value)
     flat = op.Reshape(value, [images, channels, -1])  # of few axes, which onnxruntime transposes faster
     return op.Transpose(flat, perm=[0, 2, 1])
 
 
-def _channels_last(op: Op, value: Value) -> Value:
+def _channels_last(op: GraphBuilder, value: Value) -> Value:
     """A tensor of known sizes with its channels behind the spatial axes."""
     images, channels, *places = _sizes(value)
     return op.Reshape(_places_first(op, value), [images, *places, channels])
 
 
-def _images_last(op: Op, value: Value) -> Value:
+def _images_last(op: GraphBuilder, value: Value) -> Value:
     """(channels and places, images)"""
     return op.Transpose(op.Reshape(value, [_sizes(value)[0], -1]), perm=[1, 0])
 
 
-def _channels_second(op: Op, w: Value) -> Value:
+def _channels_second(op: GraphBuilder, w: Value) -> Value:
     """Weights whose channels are behind their taps in the order of an operator."""
     return op.Transpose(w, perm=[0, w.rank - 1, *range(1, w.rank - 1)])
 
 
-def _padded(op: Op, large: Value, way: Sliding, first: int) -> Value:
+def _padded(op: GraphBuilder, large: Value, way: Sliding, first: int) -> Value:
     """With zeros around its spatial axes, the first of which is `first`."""
     if not any(way.pads):
         return large
@@ -423,7 +431,7 @@ def _sizes(value: Value) -> list[int]:
     return sizes
 
 
-def _cut(op: Op, value: Value, like: Value, way: Sliding) -> Value:
+def _cut(op: GraphBuilder, value: Value, like: Value, way: Sliding) -> Value:
     """Without the elements that `like` does not have, at the end of every spatial axis."""
     size = spatial(like)
     if size and size == spatial(value):

@@ -14,51 +14,51 @@ import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import reduce_to
 from onnxfit.gradients.table import Gradients, Values, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @gradient("Add", broadcasts=True)
-def add(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def add(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return dy, dy
 
 
 @gradient("Sub", broadcasts=True)
-def sub(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def sub(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return dy, lambda: -reduce_to(op, dy, b)  # the sum first: there is less to negate
 
 
 @gradient("Mul", broadcasts=True)
-def mul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def mul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     if a.ir is b.ir:
         return lambda: 2 * dy * a, None
     return lambda: dy * b, lambda: dy * a
 
 
 @gradient("Div", broadcasts=True)
-def div(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def div(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     da = dy / b
     return da, lambda: -reduce_to(op, da * y, b)
 
 
 @gradient("Mod", broadcasts=True)
-def mod(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def mod(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     """y = a - n b with a whole n."""
     return dy, lambda: -(dy * op.Round((a - y) / b))
 
 
 @gradient("Sum", broadcasts=True)
-def sum_(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+def sum_(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     return (dy,) * len(xs)
 
 
 @gradient("Mean", broadcasts=True)
-def mean(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+def mean(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     return (dy * (1 / len(xs)),) * len(xs)
 
 
 @gradient("Max", broadcasts=True)
 @gradient("Min", broadcasts=True)
-def extreme(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+def extreme(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Those that reach the extreme share dy."""
     if len(xs) == 1:
         return dy
@@ -68,7 +68,7 @@ def extreme(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
 
 
 @gradient("Where", broadcasts=True)
-def where(op: Op, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def where(op: GraphBuilder, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return (
         None,
         lambda: op.Where(condition, dy, op.constant(0, dy.dtype)),
@@ -77,7 +77,7 @@ def where(op: Op, condition: Value, a: Value, b: Value, y: Value, dy: Value) -> 
 
 
 @gradient("Clip", broadcasts=True)
-def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value) -> Gradients:
+def clip(op: GraphBuilder, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value) -> Gradients:
     """What is not moved lets pass; what is moved passes on to the bound that moved it. Of crossed bounds, `high` holds everywhere."""
 
     def of_x() -> Value:
@@ -103,48 +103,48 @@ def clip(op: Op, x: Value, low: Value | None, high: Value | None, y: Value, dy: 
 
 @gradient("Identity")
 @gradient("Cast")
-def identity(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def identity(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """The driver gives every gradient its input's type."""
     return dy
 
 
 @gradient("CastLike")
-def cast_like(op: Op, x: Value, like: Value, y: Value, dy: Value) -> Gradients:
+def cast_like(op: GraphBuilder, x: Value, like: Value, y: Value, dy: Value) -> Gradients:
     return dy, None
 
 
 @gradient("Neg")
-def neg(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def neg(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -dy
 
 
 @gradient("Abs")
-def abs_(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def abs_(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sign(x)
 
 
 @gradient("Reciprocal")
-def reciprocal(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def reciprocal(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy * y * y)
 
 
 @gradient("Sqrt")
-def sqrt(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def sqrt(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / (2 * y)
 
 
 @gradient("Exp")
-def exp(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def exp(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y
 
 
 @gradient("Log")
-def log(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def log(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / x
 
 
 @gradient("Pow", broadcasts=True)
-def pow_(op: Op, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
+def pow_(op: GraphBuilder, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
     """e x^(e-1) and y log x, both 0 where x = 0 makes a factor infinite and the other is 0."""
     exponent = op.cast(e, x.dtype)
 
@@ -161,7 +161,7 @@ def pow_(op: Op, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
     return of_base, of_exponent
 
 
-def _power_slope(op: Op, x: Value, e: npt.NDArray[np.floating], y: Value) -> Value:
+def _power_slope(op: GraphBuilder, x: Value, e: npt.NDArray[np.floating], y: Value) -> Value:
     """The derivative of y = x^e for a known e; a general Pow costs as much as twenty products."""
     number = float(e.flat[0]) if e.size == 1 else math.nan
     if number == 0:
@@ -182,77 +182,77 @@ def _power_slope(op: Op, x: Value, e: npt.NDArray[np.floating], y: Value) -> Val
 
 
 @gradient("Sin")
-def sin(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def sin(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Cos(x)
 
 
 @gradient("Cos")
-def cos(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def cos(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy * op.Sin(x))
 
 
 @gradient("Tan")
-def tan(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def tan(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * (1 + y * y)
 
 
 @gradient("Asin")
-def asin(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def asin(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt((1 - x) * (1 + x))
 
 
 @gradient("Acos")
-def acos(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def acos(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return -(dy / op.Sqrt((1 - x) * (1 + x)))
 
 
 @gradient("Atan")
-def atan(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def atan(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / (1 + x * x)
 
 
 @gradient("Sinh")
-def sinh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def sinh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Cosh(x)
 
 
 @gradient("Cosh")
-def cosh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def cosh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Sinh(x)
 
 
 @gradient("Tanh")
-def tanh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def tanh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * (1 - y * y)
 
 
 @gradient("Asinh")
-def asinh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def asinh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt(x * x + 1)
 
 
 @gradient("Acosh")
-def acosh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def acosh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / op.Sqrt((x - 1) * (x + 1))
 
 
 @gradient("Atanh")
-def atanh(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def atanh(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy / ((1 - x) * (1 + x))
 
 
 @gradient("Erf")
-def erf(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def erf(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
 
 
 @gradient("Sigmoid")
-def sigmoid(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y * (1 - y)
 
 
 @gradient("Range")
-def range_(op: Op, start: Value, limit: Value, step: Value, y: Value, dy: Value) -> Gradients:
+def range_(op: GraphBuilder, start: Value, limit: Value, step: Value, y: Value, dy: Value) -> Gradients:
     """y_i = start + i step; the limit decides only how many there are."""
 
     def of_step() -> Value:

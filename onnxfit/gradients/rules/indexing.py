@@ -13,19 +13,19 @@ from __future__ import annotations
 import numpy as np
 
 from onnxfit.gradients.rules.shapes import joined, known, reshaped, returned, size, zeros
-from onnxfit.gradients.table import Gradients, Refused, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 ALONE = 2**17  # elements that ScatterND adds in one thread
 PIECES = 16  # so many times that, ScatterND is worth its while
 COPIED = 2**22  # elements; every ScatterND copies what it adds to
-WIDE = 64  # elements of a row for which it pays to look for equal indices
+MIN_ROW_ELEMENTS = 64  # elements of a row for which it pays to look for equal indices
 
 # Reading -------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("Gather")
-def gather(op: Op, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def gather(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     axis = axis % x.rank
     places, length = known(indices), x.shape[axis] if x.shape is not None else None
     if places is not None and isinstance(length, int):
@@ -48,7 +48,7 @@ def gather(op: Op, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) 
     return op.ScatterElements(zeros(op, dy, op.shape(x)), everywhere, rows, axis=axis, reduction="add"), None
 
 
-def _rows_added(op: Op, x: Value, indices: Value, rows: Value) -> Value | None:
+def _rows_added(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
     """Zeros in the shape of x with rows added at indices, by ScatterND; None where ScatterElements is better.
 
     For a table of 1000 x 128 and 1024 indices it takes 0.08 ms and ScatterElements 0.75, for 30000 x 256 3.7 and 5 to 7 (zeros alone: 3.4).
@@ -64,17 +64,17 @@ def _rows_added(op: Op, x: Value, indices: Value, rows: Value) -> Value | None:
     lengths = op.constant(np.array([*[most] * (pieces - 1), count - most * (pieces - 1)], np.int64))
 
     def added(total: Value, places: Value) -> Value:
-        columns = op.many(pieces, "Split", op.Unsqueeze(places, [1]), lengths, axis=0)
-        for column, part in zip(columns, op.many(pieces, "Split", rows, lengths, axis=0)):
+        columns = op.Split(op.Unsqueeze(places, [1]), lengths, _outputs=pieces, axis=0)
+        for column, part in zip(columns, op.Split(rows, lengths, _outputs=pieces, axis=0)):
             total = op.ScatterND(total, column, part, reduction="add")
         return total
 
     if pieces * int(np.prod(table)) <= COPIED:
         return added(zeros(op, rows, op.shape(x)), indices)
-    if width < WIDE:
+    if width < MIN_ROW_ELEMENTS:
         return None
     # the rows of each index are added up apart from the large table, and then put there once
-    unique, _, inverse = op.many(3, "Unique", op.Mod(indices, table[0]))  # -1 and the last are one index
+    unique, _, inverse = op.Unique(op.Mod(indices, table[0]), _outputs=3)  # -1 and the last are one index
     sums = added(zeros(op, rows, joined(op, op.Shape(unique), op.shape(x, 1))), inverse)
     return op.ScatterND(zeros(op, rows, op.shape(x)), op.Unsqueeze(unique, [1]), sums)
 
@@ -91,7 +91,7 @@ def _few(dy: Value) -> bool:
     return sizes is not None and int(np.prod(sizes)) <= ALONE
 
 
-def _in_a_row(op: Op, x: Value, indices: Value, dy: Value, axis: int) -> Value:
+def _in_a_row(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
     """The gradient of a Gather by indices of any rank as if they were one vector."""
     if indices.rank == 1:
         return dy
@@ -108,16 +108,16 @@ def _in_a_row(op: Op, x: Value, indices: Value, dy: Value, axis: int) -> Value:
 
 
 @gradient("GatherElements")
-def gather_elements(op: Op, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def gather_elements(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     return op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis, reduction="add"), None
 
 
 @gradient("GatherND")
-def gather_nd(op: Op, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int) -> Gradients:
+def gather_nd(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int) -> Gradients:
     return _added(op, x, _with_batches(op, indices, batch_dims), dy), None
 
 
-def _with_batches(op: Op, indices: Value, batch_dims: int) -> Value:
+def _with_batches(op: GraphBuilder, indices: Value, batch_dims: int) -> Value:
     """Indices that tell the places in the leading axes, too, which they had in common with the data."""
     parts = [indices]
     lead = op.shape(indices, 0, indices.rank - 1)
@@ -128,7 +128,7 @@ def _with_batches(op: Op, indices: Value, batch_dims: int) -> Value:
     return op.Concat(*parts, axis=-1) if len(parts) > 1 else indices
 
 
-def _added(op: Op, x: Value, indices: Value, dy: Value) -> Value:
+def _added(op: GraphBuilder, x: Value, indices: Value, dy: Value) -> Value:
     """Zeros in the shape of x, with dy added at indices."""
     if _few(dy):
         return op.ScatterND(zeros(op, dy, op.shape(x)), indices, dy, reduction="add")
@@ -140,14 +140,14 @@ def _added(op: Op, x: Value, indices: Value, dy: Value) -> Value:
     return op.Reshape(total, op.shape(x), allowzero=1)
 
 
-def _numbers(op: Op, x: Value, indices: Value) -> Value:
+def _numbers(op: GraphBuilder, x: Value, indices: Value) -> Value:
     """The number in x, counted row by row, of every element that indices read."""
     every = op.Range(op.constant(np.int64(0)), op.Size(x), op.constant(np.int64(1)))
     return op.GatherND(op.Reshape(every, op.shape(x), allowzero=1), indices)
 
 
-@rewrite("Compress")
-def compress(op: Op, x: Value, condition: Value, *, axis: int | None) -> Value:
+@decompose("Compress")
+def compress(op: GraphBuilder, x: Value, condition: Value, *, axis: int | None) -> Value:
     """A Gather of where the condition holds; without an axis, of all elements in a row."""
     flags = known(condition)
     flat = op.constant(np.array([-1], np.int64))
@@ -155,18 +155,18 @@ def compress(op: Op, x: Value, condition: Value, *, axis: int | None) -> Value:
     return op.Gather(op.Reshape(x, flat), kept) if axis is None else op.Gather(x, kept, axis=axis)
 
 
-@gradient("TopK", complete=True)
+@gradient("TopK", all_outputs=True)
 def top_k(
-    op: Op, x: Value, k: Value, y: Value, indices: Value, dy: Value | None, dindices: Value | None, *, axis: int
+    op: GraphBuilder, x: Value, k: Value, y: Value, indices: Value, dy: Value | None, dindices: Value | None, *, axis: int
 ) -> Gradients:
     if dy is None:
         return None, None
     return op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis), None
 
 
-@gradient("Unique", complete=True)
+@gradient("Unique", all_outputs=True)
 def unique(
-    op: Op, x: Value, y: Value, first: Value, inverse: Value, counts: Value,
+    op: GraphBuilder, x: Value, y: Value, first: Value, inverse: Value, counts: Value,
     dy: Value | None, dfirst: Value | None, dinverse: Value | None, dcounts: Value | None, *, axis: int | None,
 ) -> Gradients:  # fmt: skip
     """Equal elements share the gradient of the one they become."""
@@ -181,7 +181,7 @@ def unique(
 
 
 @gradient("OneHot")
-def one_hot(op: Op, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def one_hot(op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
     """y is values[1] where the index points, values[0] elsewhere."""
 
     def both() -> Value:
@@ -193,7 +193,7 @@ def one_hot(op: Op, indices: Value, depth: Value, values: Value, y: Value, dy: V
 
 
 @gradient("Range")
-def range_(op: Op, start: Value, limit: Value, delta: Value, y: Value, dy: Value) -> Gradients:
+def range_(op: GraphBuilder, start: Value, limit: Value, delta: Value, y: Value, dy: Value) -> Gradients:
     """y_k = start + k delta; the limit only decides how many there are."""
 
     def steps() -> Value:
@@ -208,20 +208,20 @@ def range_(op: Op, start: Value, limit: Value, delta: Value, y: Value, dy: Value
 
 @gradient("ScatterElements")
 def scatter_elements(
-    op: Op, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, axis: int, reduction: str
+    op: GraphBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, axis: int, reduction: str
 ) -> Gradients:
     return _scattered(_Elements(op, indices, axis), x, updates, y, dy, reduction)
 
 
 @gradient("ScatterND")
-def scatter_nd(op: Op, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, reduction: str) -> Gradients:
+def scatter_nd(op: GraphBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, reduction: str) -> Gradients:
     return _scattered(_Slices(op, indices), x, updates, y, dy, reduction)
 
 
 class _Elements:
     """The places that ScatterElements writes to."""
 
-    def __init__(self, op: Op, indices: Value, axis: int) -> None:
+    def __init__(self, op: GraphBuilder, indices: Value, axis: int) -> None:
         self.op, self.indices, self.axis = op, indices, axis
 
     def read(self, x: Value) -> Value:
@@ -234,7 +234,7 @@ class _Elements:
 class _Slices:
     """The places that ScatterND writes to."""
 
-    def __init__(self, op: Op, indices: Value) -> None:
+    def __init__(self, op: GraphBuilder, indices: Value) -> None:
         self.op, self.indices = op, indices
 
     def read(self, x: Value) -> Value:
@@ -263,7 +263,7 @@ def _scattered(places: _Elements | _Slices, x: Value, updates: Value, y: Value, 
         chosen, those = (op.cast(a == b, dy.dtype) for a, b in ((x, y), (updates, places.read(y))))
         share = dy / places.write(chosen, those, "add")
         return lambda: share * chosen, None, lambda: places.read(share) * those
-    raise Refused(f"its reduction {reduction!r} is none of none, add, mul, max, min")
+    raise NoGradientError(f"its reduction {reduction!r} is none of none, add, mul, max, min")
 
 
 def _factor(places: _Elements | _Slices, x: Value, updates: Value, dy: Value) -> Value:

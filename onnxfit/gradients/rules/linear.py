@@ -13,18 +13,18 @@ from string import ascii_letters
 import numpy as np
 
 from onnxfit.gradients.blocker import FITTING, TYPED
-from onnxfit.gradients.table import Gradients, Refused, Values, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 
-def swapped(op: Op, x: Value) -> Value:
+def swapped(op: GraphBuilder, x: Value) -> Value:
     """The matrices of x transposed: its last two axes swapped."""
     rank = _rank(x)
     return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 @gradient("MatMul", broadcasts=True)
-def matmul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
+def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     if _rank(a) == 1 and _rank(b) == 1:
         return lambda: dy * b, lambda: dy * a
     if b.rank == 1:  # y_...m = sum_k a_...mk b_k
@@ -37,12 +37,12 @@ def matmul(op: Op, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
     return lambda: _left(op, b, dy), lambda: _right(op, a, b, dy)
 
 
-def _left(op: Op, b: Value, dy: Value) -> Value:
+def _left(op: GraphBuilder, b: Value, dy: Value) -> Value:
     """dY B'."""
     return op.Gemm(dy, b, transB=1) if dy.rank == b.rank == 2 else dy @ swapped(op, b)
 
 
-def _right(op: Op, a: Value, b: Value, dy: Value) -> Value:
+def _right(op: GraphBuilder, a: Value, b: Value, dy: Value) -> Value:
     """A' dY; for one matrix B under many A it is one product of all their rows, not a sum of products."""
     assert b.shape is not None
     if a.rank > 2 and all(d == 1 for d in b.shape[:-2]):
@@ -53,7 +53,7 @@ def _right(op: Op, a: Value, b: Value, dy: Value) -> Value:
 
 @gradient("Gemm", broadcasts=True)
 def gemm(
-    op: Op, a: Value, b: Value, c: Value | None, y: Value, dy: Value,
+    op: GraphBuilder, a: Value, b: Value, c: Value | None, y: Value, dy: Value,
     *, alpha: float, beta: float, transA: int, transB: int,
 ) -> Gradients:  # fmt: skip
     def product(left: Value, right: Value, transposed: tuple[int, int]) -> Value:
@@ -70,7 +70,7 @@ def gemm(
 
 
 @gradient("Einsum", broadcasts=True)
-def einsum(op: Op, xs: Values, y: Value, dy: Value, *, equation: str | bytes) -> Gradients:
+def einsum(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, equation: str | bytes) -> Gradients:
     """For y = Einsum(x_1 ...): dx_i = Einsum(dy, the other x), spread over the labels that only x_i has."""
     terms, result = labels(equation, [_rank(x) for x in xs])
 
@@ -80,7 +80,7 @@ def einsum(op: Op, xs: Values, y: Value, dy: Value, *, equation: str | bytes) ->
     return tuple(entry(i) for i in range(len(xs)))
 
 
-def _factor(op: Op, i: int, terms: Sequence[str], result: str, xs: Values, dy: Value) -> Value:
+def _factor(op: GraphBuilder, i: int, terms: Sequence[str], result: str, xs: Values, dy: Value) -> Value:
     """The gradient of factor i, with one label per axis of each factor."""
     x, factors = xs[i], [(result, dy)]
     factors += [_without_ones(op, t, v, terms, xs) for j, (t, v) in enumerate(zip(terms, xs)) if j != i]
@@ -103,7 +103,7 @@ def _same_size(a: Value, b: Value, axis: int) -> bool:
     return a.shape is not None and b.shape is not None and a.shape[axis] == b.shape[axis] is not None
 
 
-def _without_ones(op: Op, term: str, x: Value, terms: Sequence[str], xs: Values) -> tuple[str, Value]:
+def _without_ones(op: GraphBuilder, term: str, x: Value, terms: Sequence[str], xs: Values) -> tuple[str, Value]:
     """A factor without the axes along which it is broadcast to the others: for ONNX's inference they have the wrong size."""
     ones = _ones(term, x, terms, xs)
     if not ones:
@@ -118,7 +118,7 @@ def _ones(term: str, x: Value, terms: Sequence[str], xs: Values) -> list[int]:
     return [axis for axis, (label, size) in enumerate(zip(term, x.shape or ())) if size == 1 and label in larger]
 
 
-def _told_apart(op: Op, x: Value, term: str, used: set[str]) -> tuple[str, list[tuple[str, Value]]]:
+def _told_apart(op: GraphBuilder, x: Value, term: str, used: set[str]) -> tuple[str, list[tuple[str, Value]]]:
     """The labels of a factor with every repeated one renamed, and the identity matrices that make them equal: x_ii is x_ij I_ij."""
     own, diagonals = "", []
     for axis, label in enumerate(term):
@@ -131,7 +131,7 @@ def _told_apart(op: Op, x: Value, term: str, used: set[str]) -> tuple[str, list[
     return own, diagonals
 
 
-def _identity(op: Op, x: Value, axis: int) -> Value:
+def _identity(op: GraphBuilder, x: Value, axis: int) -> Value:
     """The identity matrix of the size of an axis."""
     assert x.shape is not None
     size = x.shape[axis]
@@ -141,7 +141,7 @@ def _identity(op: Op, x: Value, axis: int) -> Value:
     return op.EyeLike(op.Expand(op.constant(0, x.dtype), op.Concat(n, n, axis=0)))
 
 
-def _product(op: Op, factors: list[tuple[str, Value]], result: str) -> Value:
+def _product(op: GraphBuilder, factors: list[tuple[str, Value]], result: str) -> Value:
     """Einsum; as a Transpose or MatMul, whose kernels are faster, where it is one."""
     terms, values = [t for t, _ in factors], [v for _, v in factors]
     if len(factors) == 1 and sorted(terms[0]) == sorted(result):
@@ -155,7 +155,7 @@ def _product(op: Op, factors: list[tuple[str, Value]], result: str) -> Value:
     return op.Einsum(*values, equation=",".join(terms) + "->" + result)
 
 
-def _matrices(op: Op, left: str, a: Value, right: str, b: Value, result: str) -> Value | None:
+def _matrices(op: GraphBuilder, left: str, a: Value, right: str, b: Value, result: str) -> Value | None:
     """a @ b where one row label, one column label and one summed label stand in the last two places, the same batch before them."""
     if not len(left) == len(right) == len(result) >= 2:
         return None
@@ -181,12 +181,12 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
     inputs, arrow, result = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != len(ranks):
-        raise Refused(f"its equation {text!r} has {len(terms)} terms for {len(ranks)} inputs", FITTING)
+        raise NoGradientError(f"its equation {text!r} has {len(terms)} terms for {len(ranks)} inputs", FITTING)
     letters = "".join(terms).replace(".", "")
     free = [letter for letter in ascii_letters if letter not in letters]
     depth = next((rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks) if "..." in t), 0)  # the same in all
     if depth > len(free):
-        raise Refused(f"its equation {text!r} needs more than {len(ascii_letters)} letters for all axes")
+        raise NoGradientError(f"its equation {text!r} needs more than {len(ascii_letters)} letters for all axes")
     ellipsis = "".join(free[:depth])
     if not arrow:
         result = "..." * ("..." in text) + "".join(sorted(letter for letter in {*letters} if letters.count(letter) == 1))
@@ -197,7 +197,7 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
 
 
 @gradient("Det")
-def determinant(op: Op, x: Value, y: Value, dy: Value) -> Value:
+def determinant(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     """d det(X) / dX is the matrix of cofactors (Jacobi), each a determinant of X without a row and a column: right for singular X, too."""
     rank = _rank(x)
     dy = op.Unsqueeze(dy, [-2, -1])
@@ -209,7 +209,7 @@ def determinant(op: Op, x: Value, y: Value, dy: Value) -> Value:
     return dy * signs * op.Det(minors)
 
 
-def _others(op: Op, x: Value) -> tuple[Value, Value]:
+def _others(op: GraphBuilder, x: Value) -> tuple[Value, Value]:
     """For n x n matrices: row i of the first is 0 ... n-1 without i, element (i, j) of the second is (-1)^(i+j)."""
     assert x.shape is not None
     n = next((d for d in x.shape[-2:] if isinstance(d, int)), None)
@@ -228,17 +228,17 @@ def _others(op: Op, x: Value) -> tuple[Value, Value]:
 
 def _rank(x: Value) -> int:
     if x.shape is None:
-        raise Refused(f"the rank of {x.name!r} is unknown", TYPED)
+        raise NoGradientError(f"the rank of {x.name!r} is unknown", TYPED)
     return x.rank
 
 
 # onnxruntime's fused forms ------------------------------------------------------------------------------------------------------
 
 
-@rewrite("FusedMatMul", "com.microsoft")
-@rewrite("TransposeMatMul", "com.microsoft")
+@decompose("FusedMatMul", "com.microsoft")
+@decompose("TransposeMatMul", "com.microsoft")
 def fused_matmul(
-    op: Op, a: Value, b: Value,
+    op: GraphBuilder, a: Value, b: Value,
     *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0, transBatchB: int = 0,
 ) -> Value:  # fmt: skip
     if _rank(a) == _rank(b) == 2:
@@ -247,7 +247,7 @@ def fused_matmul(
     return y if alpha == 1 else y * alpha
 
 
-def _turned(op: Op, x: Value, matrices: int, batch: int) -> Value:
+def _turned(op: GraphBuilder, x: Value, matrices: int, batch: int) -> Value:
     """An operand in the order MatMul wants: `batch` says that its rows come before the batch, `matrices` that its last two axes are swapped."""
     perm = list(range(x.rank))
     if x.rank == 1:
@@ -259,9 +259,9 @@ def _turned(op: Op, x: Value, matrices: int, batch: int) -> Value:
     return x if perm == sorted(perm) else op.Transpose(x, perm=perm)
 
 
-@rewrite("FusedGemm", "com.microsoft")
+@decompose("FusedGemm", "com.microsoft")
 def fused_gemm(
-    op: Op, a: Value, b: Value, c: Value | None,
+    op: GraphBuilder, a: Value, b: Value, c: Value | None,
     *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0, activation: str = "",
     activation_alpha: float | None = None, activation_beta: float | None = None, activation_gamma: float | None = None,
 ) -> Value:  # fmt: skip

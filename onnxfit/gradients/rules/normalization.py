@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
-from onnxfit.gradients.table import Gradients, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 
-@gradient("LayerNormalization", complete=True)
+@gradient("LayerNormalization", all_outputs=True)
 def layer_normalization(
-    op: Op, x: Value, scale: Value, bias: Value | None, y: Value, mean: Value, inverse: Value,
+    op: GraphBuilder, x: Value, scale: Value, bias: Value | None, y: Value, mean: Value, inverse: Value,
     dy: Value | None, dmean: Value | None, dinverse: Value | None, *, axis: int, epsilon: float,
 ) -> Gradients:  # fmt: skip
     """With c = x - mean instead of n, which saves a pass over x: the factor 1 / deviation joins what has one number per row."""
@@ -66,7 +66,9 @@ def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
 
 
 @gradient("InstanceNormalization")
-def instance_normalization(op: Op, x: Value, scale: Value, bias: Value, y: Value, dy: Value, *, epsilon: float) -> Gradients:
+def instance_normalization(
+    op: GraphBuilder, x: Value, scale: Value, bias: Value, y: Value, dy: Value, *, epsilon: float
+) -> Gradients:
     axes = list(range(2, x.rank))
     centred = x - op.ReduceMean(x, axes)
     inverse = 1 / op.Sqrt(op.ReduceMean(centred * centred, axes) + epsilon)
@@ -82,8 +84,8 @@ def instance_normalization(op: Op, x: Value, scale: Value, bias: Value, y: Value
     )
 
 
-@rewrite("GroupNormalization")
-def group_normalization(op: Op, x: Value, scale: Value, bias: Value, *, epsilon: float, num_groups: int) -> Value:
+@decompose("GroupNormalization")
+def group_normalization(op: GraphBuilder, x: Value, scale: Value, bias: Value, *, epsilon: float, num_groups: int) -> Value:
     """Groups of channels as the channels of an InstanceNormalization (Wu and He 2018)."""
     groups = op.Reshape(x, [0, num_groups, -1])
     ones, zeros = np.ones(num_groups, x.dtype), np.zeros(num_groups, x.dtype)
@@ -91,9 +93,9 @@ def group_normalization(op: Op, x: Value, scale: Value, bias: Value, *, epsilon:
     return n * _per_channel(op, scale, x) + _per_channel(op, bias, x)
 
 
-@rewrite("BatchNormalization")
+@decompose("BatchNormalization")
 def batch_normalization(
-    op: Op,
+    op: GraphBuilder,
     x: Value,
     scale: Value,
     bias: Value,
@@ -113,24 +115,24 @@ def batch_normalization(
     centred = x - batch_mean
     batch_variance = op.ReduceMean(centred * centred, axes)
     y = centred / op.Sqrt(batch_variance + epsilon) * _per_channel(op, scale, x) + _per_channel(op, bias, x)
-    following = [
+    updated = [
         momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
         for running, batch in ((mean, batch_mean), (variance, batch_variance))
     ]
-    return y, *following
+    return y, *updated
 
 
-@rewrite("MeanVarianceNormalization")
-def mean_variance_normalization(op: Op, x: Value, *, axes: Sequence[int]) -> Value:
+@decompose("MeanVarianceNormalization")
+def mean_variance_normalization(op: GraphBuilder, x: Value, *, axes: Sequence[int]) -> Value:
     """(x - mean) / (deviation + 1e-9)"""
     centred = x - op.ReduceMean(x, axes)
     return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes)) + 1e-9)
 
 
-@rewrite("SimplifiedLayerNormalization")
-@rewrite("SimplifiedLayerNormalization", "com.microsoft")
+@decompose("SimplifiedLayerNormalization")
+@decompose("SimplifiedLayerNormalization", "com.microsoft")
 def simplified_layer_normalization(
-    op: Op, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    op: GraphBuilder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + epsilon), scaled (Zhang and Sennrich 2019)."""
     axes = list(range(axis % x.rank, x.rank))
@@ -138,25 +140,25 @@ def simplified_layer_normalization(
     return x * inverse * scale, inverse
 
 
-@rewrite("SkipLayerNormalization", "com.microsoft")
+@decompose("SkipLayerNormalization", "com.microsoft")
 def skip_layer_normalization(
-    op: Op, x: Value, skip: Value, gamma: Value, beta: Value | None, bias: Value | None, *, epsilon: float = 1e-12
+    op: GraphBuilder, x: Value, skip: Value, gamma: Value, beta: Value | None, bias: Value | None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:
     total = x + skip if bias is None else x + skip + bias
-    y, mean, inverse = op.many(3, "LayerNormalization", total, gamma, beta, axis=-1, epsilon=epsilon)
+    y, mean, inverse = op.LayerNormalization(total, gamma, beta, _outputs=3, axis=-1, epsilon=epsilon)
     return y, mean, inverse, total
 
 
-@rewrite("SkipSimplifiedLayerNormalization", "com.microsoft")
+@decompose("SkipSimplifiedLayerNormalization", "com.microsoft")
 def skip_simplified_layer_normalization(
-    op: Op, x: Value, skip: Value, gamma: Value, bias: Value | None, *, epsilon: float = 1e-12
+    op: GraphBuilder, x: Value, skip: Value, gamma: Value, bias: Value | None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:
     total = x + skip if bias is None else x + skip + bias
     y, inverse = simplified_layer_normalization(op, total, gamma, epsilon=epsilon)
     return y, None, inverse, total
 
 
-def _count(op: Op, x: Value, axes: Sequence[int]) -> Value | float:
+def _count(op: GraphBuilder, x: Value, axes: Sequence[int]) -> Value | float:
     """How many elements x has along the axes, which are its last."""
     sizes = [] if x.shape is None else [d for d in x.shape[axes[0] :] if isinstance(d, int)]
     if len(sizes) == len(axes):
@@ -164,6 +166,6 @@ def _count(op: Op, x: Value, axes: Sequence[int]) -> Value | float:
     return op.cast(op.ReduceProd(op.shape(x, axes[0]), keepdims=0), x.dtype)
 
 
-def _per_channel(op: Op, v: Value, x: Value) -> Value:
+def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
     """A vector of channels against `(batch, channels, ...)`."""
     return op.Reshape(v, [-1] + [1] * (x.rank - 2)) if x.rank > 2 else v

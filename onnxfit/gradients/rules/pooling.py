@@ -18,21 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.gradients.rules.convolution import Ints, Sliding, large_of, padding, spatial, static
-from onnxfit.gradients.table import Gradients, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 # Maxima ----------------------------------------------------------------------------------------------------------------------
 
 
-@gradient("MaxPool", complete=True)
+@gradient("MaxPool", all_outputs=True)
 def max_pool(
-    op: Op, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
+    op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
     auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, storage_order: int, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
     way = Sliding.of(len(kernel_shape), strides, dilations)
     if storage_order:  # these indices count down columns
         settings: dict[str, Any] = {"dilations": dilations, "pads": pads, "strides": strides}
-        indices = op.many(2, "MaxPool", x, auto_pad=auto_pad, ceil_mode=ceil_mode, kernel_shape=kernel_shape, **settings)[1]
+        indices = op.MaxPool(x, _outputs=2, auto_pad=auto_pad, ceil_mode=ceil_mode, kernel_shape=kernel_shape, **settings)[1]
     size = spatial(x)
     tiled = way.strides == tuple(kernel_shape) and set(way.dilations) == {1} and not any(pads or ())
     if tiled and size and not any(n % k for n, k in zip(size, kernel_shape)):  # every element in one window: no sums, and faster
@@ -45,7 +45,7 @@ def max_pool(
 
 
 @gradient("GlobalMaxPool")
-def global_max_pool(op: Op, x: Value, y: Value, dy: Value) -> Value:
+def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
     nothing = op.Expand(op.constant(0, dy.dtype), op.shape(flat))
     return op.Reshape(op.ScatterElements(nothing, op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2), op.shape(x))
@@ -53,7 +53,7 @@ def global_max_pool(op: Op, x: Value, y: Value, dy: Value) -> Value:
 
 @gradient("MaxUnpool")
 def max_unpool(
-    op: Op, x: Value, indices: Value, output_shape: Value | None, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, indices: Value, output_shape: Value | None, y: Value, dy: Value, *,
     kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
     return op.Gather(op.Reshape(dy, [-1]), indices), None, None
@@ -64,7 +64,7 @@ def max_unpool(
 
 @gradient("AveragePool")
 def average_pool(
-    op: Op, x: Value, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *,
     auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
     """As the definition since opset 19: what a window of ceil_mode sees behind the padding does not count."""
@@ -75,7 +75,7 @@ def average_pool(
 
 @gradient("LpPool")
 def lp_pool(
-    op: Op, x: Value, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *,
     auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, p: int, pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
     """y = (sum of |x|^p)^(1/p)"""
@@ -84,14 +84,14 @@ def lp_pool(
 
 
 @gradient("GlobalAveragePool")
-def global_average_pool(op: Op, x: Value, y: Value, dy: Value) -> Value:
+def global_average_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     size = spatial(x)
     count = math.prod(size) if size else op.cast(op.ReduceProd(op.shape(x, 2), keepdims=0), dy.dtype)
     return op.Expand(dy / count, op.shape(x))
 
 
-@rewrite("GlobalLpPool")
-def global_lp_pool(op: Op, x: Value, *, p: int) -> Value:
+@decompose("GlobalLpPool")
+def global_lp_pool(op: GraphBuilder, x: Value, *, p: int) -> Value:
     axes = list(range(2, x.rank))
     if p in (1, 2):
         return op.ReduceL1(x, axes) if p == 1 else op.ReduceL2(x, axes)
@@ -99,8 +99,8 @@ def global_lp_pool(op: Op, x: Value, *, p: int) -> Value:
     return total
 
 
-@rewrite("LRN")
-def lrn(op: Op, x: Value, *, alpha: float, beta: float, bias: float, size: int) -> Value:
+@decompose("LRN")
+def lrn(op: GraphBuilder, x: Value, *, alpha: float, beta: float, bias: float, size: int) -> Value:
     """x / (bias + alpha / size * sum of x^2 over the channels around)^beta (Krizhevsky, Sutskever and Hinton 2012, section 3.3)"""
     channels = _size(op, x, 1)
     near = Windows(channels, channels, (size - 1) // 2, size // 2, size).matrix(op, x.dtype)
@@ -109,7 +109,7 @@ def lrn(op: Op, x: Value, *, alpha: float, beta: float, bias: float, size: int) 
     return op.Reshape(flat / powered, op.shape(x))
 
 
-def _power(op: Op, x: Value, exponent: int) -> Value:
+def _power(op: GraphBuilder, x: Value, exponent: int) -> Value:
     """sign(x) |x|^exponent"""
     if exponent == 0:
         return op.Sign(x)
@@ -119,7 +119,7 @@ def _power(op: Op, x: Value, exponent: int) -> Value:
     return x * (magnitude if exponent == 2 else magnitude ** (exponent - 1))
 
 
-def _per_power(op: Op, dy: Value, y: Value, exponent: int) -> Value:
+def _per_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> Value:
     """dy / y^exponent, in windows full of zeros any number: it meets nothing but zeros."""
     if exponent == 0:
         return dy
@@ -133,7 +133,7 @@ Size = Union[int, Value]
 Array = Any  # of numpy where the sizes are known, else a Value: one formula for both
 
 # Up to this size of an axis its matrix is multiplied; a convolution costs by the window instead of the axis.
-WIDEST = 512
+MAX_POOLED_WIDTH = 512
 
 
 @dataclass(frozen=True)
@@ -152,26 +152,33 @@ class Windows:
     def fixed(self) -> bool:
         return all(isinstance(n, int) for n in (self.size, self.stops, self.before))
 
-    def matrix(self, op: Op, dtype: npt.DTypeLike) -> Value:
+    def matrix(self, op: GraphBuilder, dtype: npt.DTypeLike) -> Value:
         """(stops, size): 1 where a window sees an element."""
         elements = _upto(op, self.size, (1, -1))
         return op.cast(functools.reduce(operator.or_, (p == elements for p in self._positions(op, (-1, 1)))), dtype)
 
-    def counts(self, op: Op, with_padding: bool, behind: int, dtype: npt.DTypeLike) -> Array:
+    def counts(self, op: GraphBuilder, with_padding: bool, behind: int, dtype: npt.DTypeLike) -> Array:
         """(stops, 1, ...): how many elements each window has, with as many axes behind."""
         last = self.size + self.after if with_padding else self.size
         first = -self.before if with_padding else 0
         counted = ((p >= first) & (p < last) for p in self._positions(op, (-1, *[1] * behind)))
         return sum(c.astype(dtype) if isinstance(c, np.ndarray) else op.cast(c, dtype) for c in counted)
 
-    def _positions(self, op: Op, shape: Ints) -> list[Array]:
+    def _positions(self, op: GraphBuilder, shape: Ints) -> list[Array]:
         """Of every tap, at every stop."""
         start = _upto(op, self.stops, shape) * self.stride - self.before
         return [start + tap * self.dilation for tap in range(self.taps)]
 
 
 def _windows(
-    op: Op, x: Value, y: Value, auto_pad: str, kernel_shape: Ints, pads: Ints | None, strides: Ints | None, dilations: Ints | None
+    op: GraphBuilder,
+    x: Value,
+    y: Value,
+    auto_pad: str,
+    kernel_shape: Ints,
+    pads: Ints | None,
+    strides: Ints | None,
+    dilations: Ints | None,
 ) -> list[Windows]:
     """The windows along each spatial axis."""
     axes = len(kernel_shape)
@@ -186,9 +193,9 @@ def _windows(
     ]
 
 
-def _spread(op: Op, dy: Value, x: Value, windows: Sequence[Windows]) -> Value:
+def _spread(op: GraphBuilder, dy: Value, x: Value, windows: Sequence[Windows]) -> Value:
     """The gradient of sums over windows: every stop's added to all that its window sees."""
-    if all(w.fixed and isinstance(w.size, int) and w.size <= WIDEST for w in windows):
+    if all(w.fixed and isinstance(w.size, int) and w.size <= MAX_POOLED_WIDTH for w in windows):
         return _by_matrices(op, dy, [w.matrix(op, dy.dtype) for w in windows])
     pads = [w.before for w in windows] + [w.after for w in windows]
     way = Sliding.of(len(windows), [w.stride for w in windows], [w.dilation for w in windows])
@@ -202,7 +209,7 @@ def _spread(op: Op, dy: Value, x: Value, windows: Sequence[Windows]) -> Value:
     return op.Reshape(large_of(op, alone, ones, way, x, start), op.shape(x))
 
 
-def _by_matrices(op: Op, dy: Value, matrices: Sequence[Value]) -> Value:
+def _by_matrices(op: GraphBuilder, dy: Value, matrices: Sequence[Value]) -> Value:
     """A MatMul for each axis, the last one first."""
     axis = dy.rank - 1
     dx = dy @ matrices[-1]
@@ -215,12 +222,12 @@ def _by_matrices(op: Op, dy: Value, matrices: Sequence[Value]) -> Value:
     return dx
 
 
-def _size(op: Op, value: Value, axis: int) -> Size:
+def _size(op: GraphBuilder, value: Value, axis: int) -> Size:
     size = None if value.shape is None else value.shape[axis]
     return size if isinstance(size, int) else op.Squeeze(op.shape(value, axis, axis + 1))
 
 
-def _upto(op: Op, size: Size, shape: Ints) -> Array:
+def _upto(op: GraphBuilder, size: Size, shape: Ints) -> Array:
     """0, 1, ..., size - 1 in a shape."""
     if isinstance(size, int):
         return np.arange(size).reshape(shape)

@@ -22,13 +22,13 @@ import onnx_ir as ir
 from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.rules.convolution import Ints, conv
 from onnxfit.gradients.rules.linear import matmul
-from onnxfit.gradients.table import Gradients, Refused, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @gradient("QuantizeLinear")
 def quantize(
-    op: Op, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
+    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
 ) -> Gradients:
     s = _spread(op, scale, x, axis, block_size)
     v = op.cast(x, scale.dtype) / s
@@ -42,7 +42,7 @@ def quantize(
 
 @gradient("DequantizeLinear")
 def dequantize(
-    op: Op, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
+    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
 ) -> Gradients:
     def of_scale() -> Value:
         ones = op.Expand(op.constant(1, scale.dtype), op.shape(scale))
@@ -52,21 +52,23 @@ def dequantize(
     return lambda: dy * _spread(op, scale, y, axis, block_size), of_scale, None
 
 
-@rewrite("QuantizeLinear", "com.microsoft")
-def quantize_of_microsoft(op: Op, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0) -> Value:
+@decompose("QuantizeLinear", "com.microsoft")
+def quantize_of_microsoft(
+    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0
+) -> Value:
     return op.QuantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
-@rewrite("DequantizeLinear", "com.microsoft")
+@decompose("DequantizeLinear", "com.microsoft")
 def dequantize_of_microsoft(
-    op: Op, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0
+    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0
 ) -> Value:
     return op.DequantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
-@gradient("DynamicQuantizeLinear", complete=True)
+@gradient("DynamicQuantizeLinear", all_outputs=True)
 def quantize_dynamically(
-    op: Op, x: Value, y: Value, scale: Value, zero_point: Value,
+    op: GraphBuilder, x: Value, y: Value, scale: Value, zero_point: Value,
     dy: Value | None, dscale: Value | None, dzero_point: Value | None,
 ) -> Gradients:  # fmt: skip
     return None if dy is None else dy / scale
@@ -79,16 +81,16 @@ def _range(dtype: np.dtype[np.generic]) -> tuple[float, float]:
     return float(limits.min), float(limits.max)
 
 
-def _level(op: Op, q: Value, dtype: np.dtype[np.generic]) -> Value:
+def _level(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     """Zero points as floats."""
     known = ir.convenience.get_const_tensor(q.ir)
     return op.constant(known.numpy(), dtype) if known is not None else op.DequantizeLinear(q, op.constant(1, dtype))
 
 
-def _spread(op: Op, scale: Value, x: Value, axis: int, block_size: int) -> Value:
+def _spread(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int) -> Value:
     """A scale as it is broadcast to x: one for all, one per index of the axis, or one for `block_size` elements along it."""
     if x.shape is None or scale.shape is None:
-        raise Refused(f"the rank of {x.name!r} or of its scale is unknown", TYPED)
+        raise NoGradientError(f"the rank of {x.name!r} or of its scale is unknown", TYPED)
     axis %= max(x.rank, 1)
     if block_size:
         size = x.shape[axis]
@@ -100,7 +102,7 @@ def _spread(op: Op, scale: Value, x: Value, axis: int, block_size: int) -> Value
     return op.Unsqueeze(scale, list(range(1, x.rank - axis))) if scale.rank == 1 and axis < x.rank - 1 else scale
 
 
-def _gathered(op: Op, dy: Value, scale: Value, axis: int, block_size: int) -> Value:
+def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: int) -> Value:
     """The sums over what each scale was spread to."""
     assert scale.shape is not None  # or it was not spread
     axis %= max(dy.rank, 1)
@@ -127,7 +129,7 @@ def _gathered(op: Op, dy: Value, scale: Value, axis: int, block_size: int) -> Va
 
 @gradient("MatMulInteger", broadcasts=True)
 def matmul_of_integers(
-    op: Op, a: Value, b: Value, a_zero_point: Value | None, b_zero_point: Value | None, y: Value, dy: Value
+    op: GraphBuilder, a: Value, b: Value, a_zero_point: Value | None, b_zero_point: Value | None, y: Value, dy: Value
 ) -> Gradients:
     """A MatMul of the numbers that the integers stand for. Zero points may be one per row of a, one per column of b."""
     if a_zero_point is not None and a_zero_point.rank == 1:
@@ -140,7 +142,7 @@ def matmul_of_integers(
 
 @gradient("ConvInteger")
 def convolution_of_integers(
-    op: Op, x: Value, w: Value, x_zero_point: Value | None, w_zero_point: Value | None, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, w: Value, x_zero_point: Value | None, w_zero_point: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
     """A Conv of the numbers that the integers stand for; the zero points of w may be one per output channel."""
@@ -154,19 +156,21 @@ def convolution_of_integers(
     return (*entries[:2], None, None)
 
 
-def _centred(op: Op, q: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Value:
+def _centred(op: GraphBuilder, q: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Value:
     level = op.cast(q, dtype)
     return level if zero_point is None else level - op.cast(zero_point, dtype)
 
 
-@rewrite("MatMulNBits", "com.microsoft")
+@decompose("MatMulNBits", "com.microsoft")
 def matmul_of_bits(
-    op: Op, a: Value, b: Value, scales: Value, zero_points: Value | None, g_idx: Value | None, bias: Value | None,
+    op: GraphBuilder, a: Value, b: Value, scales: Value, zero_points: Value | None, g_idx: Value | None, bias: Value | None,
     *, K: int, N: int, block_size: int, bits: int = 4,
 ) -> Value:  # fmt: skip
     """a @ W', W = scale (q - zero_point) per block: rows of `bits`-bit numbers, packed into bytes from the lowest bits on."""
     if g_idx is not None or bits not in (4, 8):
-        raise Refused(f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}", "4 or 8 bits without g_idx")
+        raise NoGradientError(
+            f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}", "4 or 8 bits without g_idx"
+        )
     blocks = -(-K // block_size)
     q = op.cast(op.Reshape(_unpacked(op, b, bits), [N, blocks, block_size]), a.dtype)
     if zero_points is None:
@@ -183,7 +187,7 @@ def matmul_of_bits(
     return y if bias is None else y + bias
 
 
-def _unpacked(op: Op, packed: Value, bits: int) -> Value:
+def _unpacked(op: GraphBuilder, packed: Value, bits: int) -> Value:
     """Bytes as the numbers in them, along the last axis."""
     if bits == 8:
         return packed

@@ -19,22 +19,22 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import sum_of_rows
-from onnxfit.gradients.table import Entry, Refused, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 Maybe = Union[Value, None]
-Step = Callable[[Op, Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]]
+Step = Callable[[GraphBuilder, Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]]
 
 
 DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
 # Activations ----------------------------------------------------------------------------------------------------------------
 
-Formula = Callable[[Op, Value, float, float], Value]
-Slope = Callable[[Op, Value, Value, float, float], Value]
+Formula = Callable[[GraphBuilder, Value, float, float], Value]
+Slope = Callable[[GraphBuilder, Value, Value, float, float], Value]
 
 
-def _if(op: Op, condition: Value, like: Value) -> Value:
+def _if(op: GraphBuilder, condition: Value, like: Value) -> Value:
     return op.cast(condition, like.dtype)
 
 
@@ -89,12 +89,12 @@ def _activations(
     found = []
     for k, name in enumerate(names or each * directions):
         if name.lower() not in ACTIVATIONS:
-            raise Refused(f"its activation {name!r} is not one of ONNX's", f"one of {', '.join(ACTIVATIONS)}")
+            raise NoGradientError(f"its activation {name!r} is not one of ONNX's", f"one of {', '.join(ACTIVATIONS)}")
         parameters = {"alpha": 0.0, "beta": 0.0}
         for what, default in zip(parameters, ACTIVATIONS[name.lower()][0]):
             number = left[what].pop(0) if left[what] else default
             if number is None or (op_type == "RNN" and given[what][k : k + 1] != [number]):
-                raise Refused(
+                raise NoGradientError(
                     f"versions of onnxruntime take different numbers for the {what} of its activation {name!r}",
                     f"activation_{what} with a number for every activation",
                 )
@@ -109,13 +109,13 @@ def _activations(
 
 
 @dataclass
-class Run:
+class Direction:
     """One direction of a node, time first: x `(time, batch, input)`, y and dy `(time, batch, hidden)`, states `(batch, hidden)`.
 
     States that are not given (c0 and dc wherever there is no cell) are zero.
     """
 
-    op: Op
+    op: GraphBuilder
     backwards: bool
     x: Value
     w: Value
@@ -173,7 +173,7 @@ class Run:
         """Wb and Rb."""
         if self.b is None:
             return None, None
-        wb, rb = self.op.many(2, "Split", self.b, num_outputs=2)
+        wb, rb = self.op.Split(self.b, _outputs=2, num_outputs=2)
         return wb, rb
 
     def onward(self, step: Step, states: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -189,7 +189,7 @@ class Run:
         if self.valid is not None:
             extra.append(self.op.cast(~self.valid, self.x.dtype))
 
-        def whole(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def whole(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
             dh, *others = states
             own, slices = list(slices[: len(extra)]), slices[len(extra) :]
             if self.dy is not None:
@@ -206,14 +206,14 @@ def flat(steps: Value) -> Value:
 
 
 def through(
-    op: Op, step: Step, states: Sequence[Value], slices: Sequence[Value], backwards: bool
+    op: GraphBuilder, step: Step, states: Sequence[Value], slices: Sequence[Value], backwards: bool
 ) -> tuple[list[Value], list[Value]]:
     """The last states, and what every step made, stacked: `step(op, states, slices) -> states, made`."""
     body = op.subgraph("steps")
 
     def entered(stem: str, like: Value, skip: int) -> Value:
         shape = None if like.ir.shape is None else ir.Shape(list(like.ir.shape)[skip:])
-        body.graph.inputs.append(ir.Value(name=op.fresh(stem), type=like.ir.type, shape=shape))
+        body.graph.inputs.append(ir.Value(name=op.unique_name(stem), type=like.ir.type, shape=shape))
         return body.wrap(body.graph.inputs[-1])
 
     inside = [entered("state", s, 0) for s in states], [entered("slice", s, 1) for s in slices]
@@ -222,11 +222,7 @@ def through(
         copied = value.ir in body.graph.outputs or value.ir in body.graph.inputs
         body.graph.outputs.append((body.Identity(value) if copied else value).ir)
     way = int(backwards)
-    found = op.many(
-        len(after) + len(made), "Scan", *states, *slices,
-        body=body.graph, num_scan_inputs=len(slices),
-        scan_input_directions=[way] * len(slices), scan_output_directions=[way] * len(made),
-    )  # fmt: skip
+    found = op.Scan(*states, *slices, _outputs=len(after) + len(made), body=body.graph, num_scan_inputs=len(slices), scan_input_directions=[way] * len(slices), scan_output_directions=[way] * len(made))  # fmt: skip
     return list(found[: len(after)]), list(found[len(after) :])
 
 
@@ -234,10 +230,10 @@ def through(
 
 
 @dataclass
-class Found:
+class DirectionGradients:
     """Gradients of one direction; `gates` are those of the gates' inputs as they reach X, `fed` as they reach R, which a reset gate may change."""
 
-    run: Run
+    run: Direction
     gates: Value
     fed: Value
     dh0: Value
@@ -260,7 +256,7 @@ class Found:
         return op.Concat(wb, wb if self.fed is self.gates else sum_of_rows(op, flat(self.fed)), axis=0)
 
 
-def _rnn(run: Run, f: Activation) -> Found:
+def _rnn(run: Direction, f: Activation) -> DirectionGradients:
     """h = f(a), a = x W' + h_ R' + Wb + Rb."""
     op = run.op
     if f.clip is None and f.name in ("tanh", "sigmoid", "relu"):
@@ -269,16 +265,16 @@ def _rnn(run: Run, f: Activation) -> Found:
         a = run.by_step(op.Gemm(flat(run.previous), run.r, op.Gemm(run.inputs, run.w, _sum(*run.biases), transB=1), transB=1))
         slope = f.slope(a, f(a))
 
-    def step(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh,), (slope,) = states, slices
         da = dh * slope
         return [da @ run.r], [da]
 
     (dh0,), (da,) = run.back(step, [run.dh], [run.in_steps(slope)])
-    return Found(run, da, da, dh0)
+    return DirectionGradients(run, da, da, dh0)
 
 
-def _gru(run: Run, f: Activation, g: Activation, reset_after: bool) -> Found:
+def _gru(run: Direction, f: Activation, g: Activation, reset_after: bool) -> DirectionGradients:
     """h = (1 - z) n + z h_, z and r = f(...); n = g(an), an = x Wh' + r q + Wbh with q = h_ Rh' + Rbh, or x Wh' + (r h_) Rh' + Wbh + Rbh."""
     op, h_ = run.op, run.previous
     wb, rb = run.biases
@@ -292,8 +288,8 @@ def _gru(run: Run, f: Activation, g: Activation, reset_after: bool) -> Found:
         gates_h = run.by_step(op.Gemm(flat(h_), r_gates, rb_gates, transB=1))
     both = gates_x + gates_h
     gates = f(both)
-    z, r = op.many(2, "Split", gates, axis=2, num_outputs=2)
-    kz, kr = op.many(2, "Split", f.slope(both, gates), axis=2, num_outputs=2)
+    z, r = op.Split(gates, _outputs=2, axis=2, num_outputs=2)
+    kz, kr = op.Split(f.slope(both, gates), _outputs=2, axis=2, num_outputs=2)
     if reset_after:
         an = an + r * q
     else:
@@ -305,15 +301,15 @@ def _gru(run: Run, f: Activation, g: Activation, reset_after: bool) -> Found:
     if reset_after:
         k = op.Concat(kz, kn * q * kr, kn * r, axis=2)
 
-        def after(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def after(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
             (dh,), (k, z) = states, slices
             da = op.Concat(dh, dh, dh, axis=1) * k
             return [da @ run.r + dh * z], [da, dh]
 
         (dh0,), (fed, dh) = run.back(after, [run.dh], [k, z])
-        return Found(run, op.Concat(_apart(fed, (2, 1))[0], dh * kn, axis=2), fed, dh0)
+        return DirectionGradients(run, op.Concat(_apart(fed, (2, 1))[0], dh * kn, axis=2), fed, dh0)
 
-    def before(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def before(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh,), (kz, kr, kn, z, r) = states, slices
         dan = dh * kn
         drh = dan @ r_n
@@ -326,18 +322,18 @@ def _gru(run: Run, f: Activation, g: Activation, reset_after: bool) -> Found:
     def of_r() -> Value:
         return op.Concat(op.Gemm(flat(dzr), flat(h_), transA=1), op.Gemm(flat(dan), flat(r * h_), transA=1), axis=0)
 
-    return Found(run, da, da, dh0, r=of_r)
+    return DirectionGradients(run, da, da, dh0, r=of_r)
 
 
-def _lstm(run: Run, f: Activation, g: Activation, h: Activation, coupled: bool) -> Found:
+def _lstm(run: Direction, f: Activation, g: Activation, h: Activation, coupled: bool) -> DirectionGradients:
     """c = f c_ + i n, h = o h(c); i, f, o = f(ai + Pi c_), f(af + Pf c_), f(ao + Po c), n = g(an); f = 1 - i where they are coupled."""
     op = run.op
     usual = _activations("LSTM", None, None, None, None, 1)
     if run.lengths is None and run.p is None and not coupled and [[f, g, h]] == usual and not op.inside:
         return _usual_lstm(run)
     a = run.by_step(op.Gemm(flat(run.previous), run.r, _from_inputs(run), transB=1))
-    ai, ao, af, an = op.many(4, "Split", a, axis=2, num_outputs=4)
-    pi, po, pf = (None, None, None) if run.p is None else op.many(3, "Split", run.p, axis=0, num_outputs=3)
+    ai, ao, af, an = op.Split(a, _outputs=4, axis=2, num_outputs=4)
+    pi, po, pf = (None, None, None) if run.p is None else op.Split(run.p, _outputs=3, axis=0, num_outputs=3)
     n = g(an)
 
     def gates(ai: Value, af: Value) -> tuple[Value, Value]:
@@ -347,7 +343,7 @@ def _lstm(run: Run, f: Activation, g: Activation, h: Activation, coupled: bool) 
     if pi is None or pf is None:
         i, forget = gates(ai, af)
 
-        def cell(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def cell(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
             c = states[0] * slices[0] + slices[1]
             return [c], [c]
 
@@ -355,7 +351,7 @@ def _lstm(run: Run, f: Activation, g: Activation, h: Activation, coupled: bool) 
         c_ = run.before(c, run.c0)
     else:
 
-        def peeping(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def peeping(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
             c, (ai, af, n, *valid) = states[0], slices
             i, forget = gates(ai + c * pi, af + c * pf)
             new = forget * c + i * n
@@ -378,13 +374,13 @@ def _lstm(run: Run, f: Activation, g: Activation, h: Activation, coupled: bool) 
     found = _lstm_back(run, op.Concat(ki, ko, kf, kn, axis=2), to_c, keep)
 
     def of_p() -> Value:
-        dai, dao, daf, _ = op.many(4, "Split", found.gates, axis=2, num_outputs=4)
+        dai, dao, daf, _ = op.Split(found.gates, _outputs=4, axis=2, num_outputs=4)
         return op.Concat(*(op.ReduceSum(x, [0, 1], keepdims=0) for x in (dai * c_, dao * c, daf * c_)), axis=0)
 
     return replace(found, p=of_p)
 
 
-def _usual_lstm(run: Run) -> Found:
+def _usual_lstm(run: Direction) -> DirectionGradients:
     """An LSTM of the usual activations, without peepholes and padding: its steps are run in a Scan that hands out gates and states.
 
     Together with what it makes of the node, whose Y this gives as well, that takes less time than the node and all of it again: 0.58 on one
@@ -392,11 +388,11 @@ def _usual_lstm(run: Run) -> Found:
     """
     op, r = run.op, run.op.Transpose(run.r, perm=[1, 0])
 
-    def step(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         (h_, c_), (a,) = states, slices
         sigmoids, an = _apart(op.Gemm(h_, r, a), (3, 1), axis=1)
         gates, n = op.Sigmoid(sigmoids), op.Tanh(an)
-        i, o, f = op.many(3, "Split", gates, axis=1, num_outputs=3)
+        i, o, f = op.Split(gates, _outputs=3, axis=1, num_outputs=3)
         c = f * c_ + i * n
         hc = op.Tanh(c)
         h = o * hc
@@ -410,53 +406,53 @@ def _usual_lstm(run: Run) -> Found:
     return _lstm_back(run, op.Concat(slopes * met, i * (1 - n * n), axis=2), o * (1 - hc * hc), f)
 
 
-def _from_inputs(run: Run) -> Value:
+def _from_inputs(run: Direction) -> Value:
     """What X and the biases bring into the gates."""
     return run.op.Gemm(run.inputs, run.w, _sum(*run.biases), transB=1)
 
 
-def _lstm_back(run: Run, k: Value, to_c: Value, keep: Value) -> Found:
+def _lstm_back(run: Direction, k: Value, to_c: Value, keep: Value) -> DirectionGradients:
     """The way back. `k`: what dL/dc (of i, f and n) and dL/dh (of o) count in the gates; `to_c`: dL/dh in dL/dc; `keep`: dL/dc a step before."""
 
-    def step(op: Op, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh, dc), (k, to_c, keep) = states, slices
         dc = dc + dh * to_c
         da = op.Concat(dc, dh, dc, dc, axis=1) * k
         return [da @ run.r, dc * keep], [da]
 
     (dh0, dc0), (da,) = run.back(step, [run.dh, run.dc], [run.in_steps(k), run.in_steps(to_c), run.in_steps(keep, 1)])
-    return Found(run, da, da, dh0, dc0)
+    return DirectionGradients(run, da, da, dh0, dc0)
 
 
-@gradient("RNN", complete=True)
+@gradient("RNN", all_outputs=True)
 def rnn(
-    op: Op, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, y: Value, y_h: Value, dy: Maybe, dy_h: Maybe,
+    op: GraphBuilder, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, y: Value, y_h: Value, dy: Maybe, dy_h: Maybe,
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     runs = _runs(op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None)
     ways = _activations("RNN", activations, activation_alpha, activation_beta, clip, len(runs))
     return _joined(layout, [_rnn(run, f) for run, (f,) in zip(runs, ways)])[:6]
 
 
-@gradient("GRU", complete=True)
+@gradient("GRU", all_outputs=True)
 def gru(
-    op: Op, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, y: Value, y_h: Value, dy: Maybe, dy_h: Maybe,
+    op: GraphBuilder, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, y: Value, y_h: Value, dy: Maybe, dy_h: Maybe,
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int, linear_before_reset: int,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     runs = _runs(op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None)
     ways = _activations("GRU", activations, activation_alpha, activation_beta, clip, len(runs))
     return _joined(layout, [_gru(run, f, g, bool(linear_before_reset)) for run, (f, g) in zip(runs, ways)])[:6]
 
 
-@gradient("LSTM", complete=True)
+@gradient("LSTM", all_outputs=True)
 def lstm(
-    op: Op, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, initial_c: Maybe, p: Maybe,
+    op: GraphBuilder, x: Value, w: Value, r: Value, b: Maybe, sequence_lens: Maybe, initial_h: Maybe, initial_c: Maybe, p: Maybe,
     y: Value, y_h: Value, y_c: Value, dy: Maybe, dy_h: Maybe, dy_c: Maybe,
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int, input_forget: int,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     runs = _runs(op, direction, layout, x, w, r, b, p, sequence_lens, initial_h, initial_c, y, dy, dy_h, dy_c)
     ways = _activations("LSTM", activations, activation_alpha, activation_beta, clip, len(runs))
     found = [_lstm(run, f, g, h, bool(input_forget)) for run, (f, g, h) in zip(runs, ways)]
@@ -466,7 +462,7 @@ def lstm(
         if layout:
             states = [op.Transpose(state, perm=perm) for state, perm in zip(states, [[2, 0, 1, 3], [1, 0, 2], [1, 0, 2]])]
         for old, new in zip((y, y_h, y_c), states):
-            op.hand_over(old, new)
+            op.move_uses(old, new)
     return _joined(layout, found)
 
 
@@ -474,9 +470,9 @@ def lstm(
 
 
 def _runs(
-    op: Op, direction: str, layout: int, x: Value, w: Value, r: Value, b: Maybe, p: Maybe, lengths: Maybe, h0: Maybe, c0: Maybe,
+    op: GraphBuilder, direction: str, layout: int, x: Value, w: Value, r: Value, b: Maybe, p: Maybe, lengths: Maybe, h0: Maybe, c0: Maybe,
     y: Value, dy: Maybe, dy_h: Maybe, dy_c: Maybe,
-) -> list[Run]:  # fmt: skip
+) -> list[Direction]:  # fmt: skip
     if layout:  # batch first
         x, y = op.Transpose(x, perm=[1, 0, 2]), op.Transpose(y, perm=[1, 2, 0, 3])
         dy = None if dy is None else op.Transpose(dy, perm=[1, 2, 0, 3])
@@ -489,7 +485,7 @@ def _runs(
     nothing = op.Expand(op.constant(0, x.dtype), _sizes(op, op.shape(x, 1, 2), op.shape(r, 2)))
 
     def own(value: Value, axis: int = 0) -> list[Value]:
-        parts = (value,) if len(ways) == 1 else op.many(2, "Split", value, axis=axis, num_outputs=2)
+        parts = (value,) if len(ways) == 1 else op.Split(value, _outputs=2, axis=axis, num_outputs=2)
         return [op.Squeeze(part, [axis]) for part in parts]
 
     def maybe(value: Maybe, axis: int = 0) -> Sequence[Maybe]:
@@ -499,10 +495,10 @@ def _runs(
         return [nothing] * len(ways) if value is None else own(value)
 
     each = zip(ways, own(w), own(r), maybe(b), maybe(p), state(h0), state(c0), own(y, 1), maybe(dy, 1), state(dy_h), state(dy_c))
-    return [Run(op, backwards, x, *parts, lengths) for backwards, *parts in each]  # type: ignore[call-arg]
+    return [Direction(op, backwards, x, *parts, lengths) for backwards, *parts in each]  # type: ignore[call-arg]
 
 
-def _joined(layout: int, found: Sequence[Found]) -> tuple[Entry, ...]:
+def _joined(layout: int, found: Sequence[DirectionGradients]) -> tuple[InputGradient, ...]:
     """The entries: x, W, R, B, -, h0, c0, P."""
     op = found[0].run.op
 
@@ -532,13 +528,13 @@ def _apart(value: Value, parts: tuple[int, int], axis: int = 2) -> tuple[Value, 
     size = value.shape[axis] if value.shape is not None else None
     op, gates = value.op, sum(parts)
     if isinstance(size, int):
-        first, second = op.many(2, "Split", value, [size // gates * k for k in parts], axis=axis)
+        first, second = op.Split(value, [size // gates * k for k in parts], _outputs=2, axis=axis)
         return first, second
-    each = op.many(gates, "Split", value, axis=axis, num_outputs=gates)
+    each = op.Split(value, _outputs=gates, axis=axis, num_outputs=gates)
     return op.Concat(*each[: parts[0]], axis=axis), each[-1]
 
 
-def _sizes(op: Op, *parts: Value) -> Value:
+def _sizes(op: GraphBuilder, *parts: Value) -> Value:
     """Sizes one after the other, a constant where all are known."""
     known = [part.ir.const_value for part in parts]
     if any(part is None for part in known):
@@ -550,5 +546,5 @@ def _sum(wb: Maybe, rb: Maybe) -> Maybe:
     return None if wb is None or rb is None else wb + rb
 
 
-def _zeros(op: Op, like: Value) -> Value:
+def _zeros(op: GraphBuilder, like: Value) -> Value:
     return op.Expand(op.constant(0, like.dtype), op.shape(like))

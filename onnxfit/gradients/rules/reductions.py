@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.table import Gradients, Refused, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @dataclass(frozen=True)
-class Reduced:
+class Reduction:
     """What a node reduces and how; called with a result of its reduction, it gives that the rank of the input again."""
 
-    op: Op
+    op: GraphBuilder
     x: Value
     axes: Value | None
     keepdims: int
@@ -57,7 +57,7 @@ class Reduced:
         return value
 
 
-Formula = Callable[[Op, Value, Value, Value, Reduced], Value]
+Formula = Callable[[GraphBuilder, Value, Value, Value, Reduction], Value]
 
 
 def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formula]:
@@ -66,15 +66,17 @@ def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formu
     def enter(formula: Formula) -> Formula:
         @gradient(op_type)
         def rule(
-            op: Op, x: Value, axes: Value | None, y: Value, dy: Value, *, keepdims: int, noop_with_empty_axes: int
+            op: GraphBuilder, x: Value, axes: Value | None, y: Value, dy: Value, *, keepdims: int, noop_with_empty_axes: int
         ) -> Gradients:
-            over = Reduced(op, x, axes, keepdims, noop_with_empty_axes)
+            over = Reduction(op, x, axes, keepdims, noop_with_empty_axes)
             if not over.reduces_nothing:
                 return formula(op, x, y, dy, over), None
             if of_one:
                 return dy, None
             # ONNX means x^2, |x| or log x; onnxruntime 1.19 computes x
-            raise Refused("it reduces no axis, which versions of onnxruntime compute differently", "use the element-wise operator")
+            raise NoGradientError(
+                "it reduces no axis, which versions of onnxruntime compute differently", "use the element-wise operator"
+            )
 
         return formula
 
@@ -82,12 +84,12 @@ def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formu
 
 
 @reduction("ReduceSum")
-def reduce_sum(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return op.Expand(over(dy), op.shape(x))
 
 
 @reduction("ReduceMean")
-def reduce_mean(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_mean(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     many, few = _elements(x), _elements(y)
     if many is None or few is None:
         return op.Expand(over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x))
@@ -96,14 +98,14 @@ def reduce_mean(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
 
 @reduction("ReduceMax")
 @reduction("ReduceMin")
-def reduce_extreme(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_extreme(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     """Those that reach the extreme share dy."""
     reach = op.cast(x == over(y), dy.dtype)
     return reach * (over(dy) / over.again("ReduceSum", reach))
 
 
 @reduction("ReduceProd")
-def reduce_prod(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_prod(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     """The product of the others: y / x_i; where x_i is the only 0, the product of all but it.
 
     Where one of two zeros is, that product is 0, but as a factor it has the other zero, so that the second derivative is right as well.
@@ -117,34 +119,34 @@ def reduce_prod(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
 
 
 @reduction("ReduceL1", of_one=False)
-def reduce_l1(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_l1(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return over(dy) * op.Sign(x)
 
 
 @reduction("ReduceL2", of_one=False)
-def reduce_l2(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_l2(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     y = over(y)
     return over(dy) / op.Where(y == 0, 1, y) * x
 
 
 @reduction("ReduceSumSquare", of_one=False)
-def reduce_sum_square(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_sum_square(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return x * (2 * over(dy))
 
 
 @reduction("ReduceLogSum", of_one=False)
-def reduce_log_sum(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_log_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return op.Expand(over(dy) / op.Exp(over(y)), op.shape(x))
 
 
 @reduction("ReduceLogSumExp")
-def reduce_log_sum_exp(op: Op, x: Value, y: Value, dy: Value, over: Reduced) -> Value:
+def reduce_log_sum_exp(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     """The softmax of x; 0 where all of x is -inf, as a mask makes it."""
     return over(dy) * op.Exp(x - op.Max(over(y), np.finfo(y.dtype).min))
 
 
 @gradient("CumSum")
-def cum_sum(op: Op, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int) -> Gradients:
+def cum_sum(op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int) -> Gradients:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
 
 

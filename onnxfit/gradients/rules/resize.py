@@ -19,27 +19,29 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.gradients.table import Entry, Refused, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 CROP = "tf_crop_and_resize"
 
 
 @gradient("Resize")
 def resize(
-    op: Op, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None, y: Value, dy: Value, *,
     mode: str, coordinate_transformation_mode: str, nearest_mode: str, keep_aspect_ratio_policy: str, axes: Sequence[int] | None,
     antialias: int, exclude_outside: int, cubic_coeff_a: float,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     if x.shape is None:
-        raise Refused("the rank of its input is unknown", "a model whose shapes can be inferred")
+        raise NoGradientError("the rank of its input is unknown", "a model whose shapes can be inferred")
     if antialias and coordinate_transformation_mode == CROP:
-        raise Refused("the kernels do not agree on antialias with tf_crop_and_resize", "another coordinate_transformation_mode")
+        raise NoGradientError(
+            "the kernels do not agree on antialias with tf_crop_and_resize", "another coordinate_transformation_mode"
+        )
     if scales is not None and scales.shape == (0,):
         scales = None  # as good as absent
     along = [a % x.rank for a in axes] if axes else list(range(x.rank))
     stretch = scales is not None or keep_aspect_ratio_policy == "stretch" or len(along) == 1
-    asked = Asked(
+    asked = ResizeSpec(
         x, y, roi if coordinate_transformation_mode == CROP else None, scales, sizes, along,
         "stretch" if stretch else keep_aspect_ratio_policy,
         {
@@ -58,13 +60,15 @@ def resize(
         return found
 
     def refused() -> Value:
-        raise Refused("what a crop or a scale does to the values is not differentiated", "freeze what roi and scales come from")
+        raise NoGradientError(
+            "what a crop or a scale does to the values is not differentiated", "freeze what roi and scales come from"
+        )
 
     return dx, None if mode == "nearest" or asked.roi is None else refused, None if mode == "nearest" else refused, None
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResizeSpec:
     """What a Resize was asked for."""
 
     x: Value
@@ -123,7 +127,7 @@ def _repeats(coordinates: str, rounding: str, factors: dict[int, int]) -> bool:
     return coordinates == "asymmetric" and (rounding == "floor" or twice)
 
 
-def _sum_of_blocks(op: Op, x: Value, dy: Value, factors: dict[int, int]) -> Value:
+def _sum_of_blocks(op: GraphBuilder, x: Value, dy: Value, factors: dict[int, int]) -> Value:
     """The gradient of repeated elements."""
     shape: list[Value] = []
     blocks: list[int] = []
@@ -135,7 +139,7 @@ def _sum_of_blocks(op: Op, x: Value, dy: Value, factors: dict[int, int]) -> Valu
     return op.ReduceSum(op.Reshape(dy, joined(op, shape)), blocks, keepdims=0)
 
 
-def _transposed_matrix(op: Op, asked: Asked, axis: int) -> Value:
+def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
     """How the elements of x along an axis contribute to those of y: (input, output), a batch of resized unit vectors."""
     x, y = asked.x, asked.y
     n = op.shape(x, axis, axis + 1)
@@ -172,7 +176,7 @@ def _transposed_matrix(op: Op, asked: Asked, axis: int) -> Value:
     return op.Squeeze(resized, [1, *between])
 
 
-def _may_copy(asked: Asked, axis: int) -> bool:
+def _may_copy(asked: ResizeSpec, axis: int) -> bool:
     """Whether a scale might leave the size of an axis as it is, so that the axis alone would be copied."""
     before, after = asked.lengths(axis)
     if isinstance(before, int) and isinstance(after, int):
@@ -180,13 +184,13 @@ def _may_copy(asked: Asked, axis: int) -> bool:
     return asked.numbers is None or 0.5 < asked.numbers[asked.axes.index(axis)] < 2
 
 
-def _unless_copied(op: Op, asked: Asked) -> Value:
+def _unless_copied(op: GraphBuilder, asked: ResizeSpec) -> Value:
     """The scale for an axis of one element that has units copied where x was copied, and resized where it was not: 1 or 2."""
     copied = op.ReduceMin(op.Cast(op.shape(asked.x) == op.shape(asked.y), to=int(ir.DataType.FLOAT)), keepdims=1)
     return 2 - copied
 
 
-def _apply(op: Op, matrix: Value, dy: Value, axis: int) -> Value:
+def _apply(op: GraphBuilder, matrix: Value, dy: Value, axis: int) -> Value:
     """matrix @ dy along an axis."""
     behind = dy.rank - 1 - axis
     if (not axis and not behind) or behind == 1:
@@ -198,7 +202,7 @@ def _apply(op: Op, matrix: Value, dy: Value, axis: int) -> Value:
     return op.Reshape(matrix @ flat, joined(op, shape))
 
 
-def joined(op: Op, parts: Sequence[Value]) -> Value:
+def joined(op: GraphBuilder, parts: Sequence[Value]) -> Value:
     """Parts of a shape as one vector, a constant if all are."""
     tensors = [ir.convenience.get_const_tensor(p.ir) for p in parts]
     if all(t is not None for t in tensors):
@@ -206,7 +210,7 @@ def joined(op: Op, parts: Sequence[Value]) -> Value:
     return op.Concat(*parts, axis=0)
 
 
-def items(op: Op, vector: Value, which: Sequence[int]) -> Value:
+def items(op: GraphBuilder, vector: Value, which: Sequence[int]) -> Value:
     """Some elements of a vector, constants if they are known."""
     tensor = ir.convenience.get_const_tensor(vector.ir)
     if tensor is not None:

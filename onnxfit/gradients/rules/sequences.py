@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC
 from onnxfit.gradients.rules.shapes import joined, known, size
-from onnxfit.gradients.table import Gradients, Refused, Values, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 CURE = "sequences of tensors that the model itself puts together, at constant positions"
 
@@ -24,13 +24,13 @@ CURE = "sequences of tensors that the model itself puts together, at constant po
 @gradient("SequenceErase")
 @gradient("SequenceInsert")
 @gradient("SplitToSequence")
-def sequence(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+def sequence(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """On the way only where what takes the elements out could not be written without the sequence."""
-    raise Refused(f"a gradient arrives at its output {y.name!r}, which is no tensor", CURE)
+    raise NoGradientError(f"a gradient arrives at its output {y.name!r}, which is no tensor", CURE)
 
 
-@rewrite("OptionalGetElement")
-def optional_get_element(op: Op, x: Value) -> Value:
+@decompose("OptionalGetElement")
+def optional_get_element(op: GraphBuilder, x: Value) -> Value:
     if not isinstance(x.ir.type, ir.OptionalType):
         return op.Identity(x)
     maker = x.ir.producer()
@@ -42,8 +42,8 @@ def optional_get_element(op: Op, x: Value) -> Value:
     return op.Identity(op.wrap(held))
 
 
-@rewrite("SequenceAt")
-def sequence_at(op: Op, sequence: Value, position: Value) -> Value:
+@decompose("SequenceAt")
+def sequence_at(op: GraphBuilder, sequence: Value, position: Value) -> Value:
     maker, place = _maker(sequence.ir), known(position)
     if maker is not None and maker.op_type == "SplitToSequence":
         return _part(op, _Split(op, maker), position)
@@ -51,18 +51,18 @@ def sequence_at(op: Op, sequence: Value, position: Value) -> Value:
     if place is not None:
         return op.Identity(elements[int(place)])
     if any(e.shape is None or e.shape != elements[0].shape or None in e.shape for e in elements):
-        raise Refused("its position is computed, and the elements may differ in size", "a constant position")
+        raise NoGradientError("its position is computed, and the elements may differ in size", "a constant position")
     return op.Gather(op.Concat(*(op.Unsqueeze(e, [0]) for e in elements), axis=0), position, axis=0)
 
 
-@rewrite("ConcatFromSequence")
-def concat_from_sequence(op: Op, sequence: Value, *, axis: int, new_axis: int) -> Value:
+@decompose("ConcatFromSequence")
+def concat_from_sequence(op: GraphBuilder, sequence: Value, *, axis: int, new_axis: int) -> Value:
     maker = _maker(sequence.ir)
     if maker is not None and maker.op_type == "SplitToSequence":
         return _together(op, _Split(op, maker), axis, bool(new_axis))
     elements = _elements(op, sequence.ir)
     if not elements:
-        raise Refused("its sequence is empty", "a sequence of at least one tensor")
+        raise NoGradientError("its sequence is empty", "a sequence of at least one tensor")
     return op.Concat(*(op.Unsqueeze(e, [axis]) if new_axis else e for e in elements), axis=axis)
 
 
@@ -74,7 +74,7 @@ def _maker(sequence: ir.Value) -> ir.Node | None:
     return maker
 
 
-def _elements(op: Op, sequence: ir.Value) -> list[Value]:
+def _elements(op: GraphBuilder, sequence: ir.Value) -> list[Value]:
     """What a sequence holds; Refused where that is not known."""
     maker = _maker(sequence)
     if maker is None:
@@ -99,24 +99,26 @@ def _elements(op: Op, sequence: ir.Value) -> list[Value]:
 def _unknown(sequence: ir.Value) -> NoReturn:
     maker = sequence.producer()
     source = "is an input" if maker is None else f"comes from {maker.op_type} {maker.name!r}"
-    raise Refused(f"what {sequence.name!r} holds is not known: it {source}", CURE)
+    raise NoGradientError(f"what {sequence.name!r} holds is not known: it {source}", CURE)
 
 
-def _position(op: Op, node: ir.Node, index: int, last: int) -> int:
+def _position(op: GraphBuilder, node: ir.Node, index: int, last: int) -> int:
     """A constant position; without one, the last."""
     given = node.inputs[index] if index < len(node.inputs) else None
     if given is None:
         return last
     place = known(op.wrap(given))
     if place is None:
-        raise Refused(f"the position at which {node.op_type} {node.name!r} changes the sequence is computed", "a constant position")
+        raise NoGradientError(
+            f"the position at which {node.op_type} {node.name!r} changes the sequence is computed", "a constant position"
+        )
     return int(place)
 
 
 class _Split:
     """A tensor in parts along an axis: of one size, a vector or a number of them, or single rows."""
 
-    def __init__(self, op: Op, node: ir.Node) -> None:
+    def __init__(self, op: GraphBuilder, node: ir.Node) -> None:
         x, sizes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
         assert x is not None
         self.op, self.x = op, op.wrap(x)
@@ -129,11 +131,11 @@ class _Split:
         op, length = self.op, known(self.length)
         sizes = np.array(1) if self.sizes is None else known(self.sizes)
         if sizes is None or (sizes.ndim == 0 and length is None):
-            raise Refused(f"into how many parts {self.x.name!r} is split is not known", STATIC)
+            raise NoGradientError(f"into how many parts {self.x.name!r} is split is not known", STATIC)
         if sizes.ndim == 0:
             assert length is not None
             sizes = np.diff([*range(0, int(length[0]), int(sizes)), int(length[0])])
-        parts = op.many(len(sizes), "Split", self.x, op.constant(sizes), axis=self.axis)
+        parts = op.Split(self.x, op.constant(sizes), _outputs=len(sizes), axis=self.axis)
         return [op.Squeeze(p, [self.axis]) for p in parts] if self.squeezed else list(parts)
 
 
@@ -141,7 +143,7 @@ def _attribute(node: ir.Node, name: str, default: int) -> int:
     return node.attributes[name].as_int() if name in node.attributes else default
 
 
-def _part(op: Op, split: _Split, position: Value) -> Value:
+def _part(op: GraphBuilder, split: _Split, position: Value) -> Value:
     """One part; negative positions count from behind."""
     position = op.cast(position, np.int64)
     if split.squeezed:
@@ -165,7 +167,7 @@ def _part(op: Op, split: _Split, position: Value) -> Value:
     return op.Slice(split.x, start, end, op.constant(np.array([split.axis], np.int64)))
 
 
-def _together(op: Op, split: _Split, axis: int, new_axis: bool) -> Value:
+def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Value:
     """All parts again, along an old axis or a new one."""
     x, rank = split.x, split.x.rank - split.squeezed
     axis = axis % (rank + new_axis)

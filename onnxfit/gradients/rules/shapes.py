@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.gradients.table import Gradients, Values, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, Values, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 Integers = npt.NDArray[np.int64]
 
@@ -27,7 +27,7 @@ def known(value: Value | None) -> npt.NDArray[Any] | None:
     return None if tensor is None else tensor.numpy()
 
 
-def joined(op: Op, *parts: Union[Value, int]) -> Value:
+def joined(op: GraphBuilder, *parts: Union[Value, int]) -> Value:
     """int64 vectors and numbers as one vector; a constant where all of them are."""
     vectors = [p if isinstance(p, Value) else op.constant(np.array([p], np.int64)) for p in parts]
     arrays = [known(v) for v in vectors]
@@ -37,12 +37,12 @@ def joined(op: Op, *parts: Union[Value, int]) -> Value:
     return op.Concat(*vectors, axis=0) if len(vectors) > 1 else vectors[0]
 
 
-def size(op: Op, x: Value, axis: int) -> Value:
+def size(op: GraphBuilder, x: Value, axis: int) -> Value:
     """The size of one axis, as a vector of one."""
     return op.shape(x, axis, axis + 1 or None)
 
 
-def reshaped(op: Op, dy: Value, x: Value) -> Value:
+def reshaped(op: GraphBuilder, dy: Value, x: Value) -> Value:
     """`dy` in the shape of `x`."""
     if x.shape is not None:
         if dy.shape == x.shape and all(isinstance(d, int) for d in x.shape):
@@ -53,35 +53,35 @@ def reshaped(op: Op, dy: Value, x: Value) -> Value:
     return op.Reshape(dy, op.shape(x), allowzero=1)
 
 
-def zeros(op: Op, like: Value, shape: Value) -> Value:
+def zeros(op: GraphBuilder, like: Value, shape: Value) -> Value:
     """Zeros of the type of `like`."""
     return op.Expand(op.constant(0, like.dtype), shape)
 
 
 @gradient("Flatten")
-def flatten(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def flatten(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return reshaped(op, dy, x)
 
 
 @gradient("Reshape")
 @gradient("Squeeze")
 @gradient("Unsqueeze")
-def reshape(op: Op, x: Value, how: Value | None, y: Value, dy: Value) -> Gradients:
+def reshape(op: GraphBuilder, x: Value, how: Value | None, y: Value, dy: Value) -> Gradients:
     return reshaped(op, dy, x), None
 
 
 @gradient("Transpose")
-def transpose(op: Op, x: Value, y: Value, dy: Value, *, perm: tuple[int, ...] | None) -> Gradients:
+def transpose(op: GraphBuilder, x: Value, y: Value, dy: Value, *, perm: tuple[int, ...] | None) -> Gradients:
     return op.Transpose(dy, perm=None if perm is None else [int(axis) for axis in np.argsort(perm)])
 
 
 @gradient("Expand", broadcasts=True)
-def expand(op: Op, x: Value, shape: Value, y: Value, dy: Value) -> Gradients:
+def expand(op: GraphBuilder, x: Value, shape: Value, y: Value, dy: Value) -> Gradients:
     return dy, None
 
 
 @gradient("Tile")
-def tile(op: Op, x: Value, repeats: Value, y: Value, dy: Value) -> Gradients:
+def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gradients:
     """An axis of size d repeated r times is two axes (r, d), the first of which is summed over."""
     times = known(repeats)
     if times is None:
@@ -99,21 +99,21 @@ def tile(op: Op, x: Value, repeats: Value, y: Value, dy: Value) -> Gradients:
 
 
 @gradient("Concat")
-def concat(op: Op, xs: Values, y: Value, dy: Value, *, axis: int) -> Gradients:
+def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> Gradients:
     if len(xs) == 1:
         return dy
     parts: list[Value] = []
 
     def part(i: int) -> Value:
         if not parts:
-            parts.extend(op.many(len(xs), "Split", dy, joined(op, *(size(op, x, axis) for x in xs)), axis=axis))
+            parts.extend(op.Split(dy, joined(op, *(size(op, x, axis) for x in xs)), _outputs=len(xs), axis=axis))
         return parts[i]
 
     return tuple(partial(part, i) for i in range(len(xs)))
 
 
-@gradient("Split", complete=True)
-def split(op: Op, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int) -> Gradients:
+@gradient("Split", all_outputs=True)
+def split(op: GraphBuilder, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int) -> Gradients:
     parts = [zeros(op, x, op.shape(y)) if dy is None else dy for y, dy in zip(ys, dys)]
     return op.Concat(*parts, axis=axis), None
 
@@ -121,7 +121,7 @@ def split(op: Op, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axi
 # Parts and borders ---------------------------------------------------------------------------------------------------------
 
 
-def returned(op: Op, dy: Value, places: Integers, length: int, axis: int) -> Value | None:
+def returned(op: GraphBuilder, dy: Value, places: Integers, length: int, axis: int) -> Value | None:
     """The transpose of taking these places (0 ... length - 1) of an axis; None if that is no matter of a few copies."""
     count = len(places)
     if count and np.array_equal(places, np.arange(places[0], places[0] + count)):
@@ -139,7 +139,7 @@ def returned(op: Op, dy: Value, places: Integers, length: int, axis: int) -> Val
     return parts[0] if len(parts) == 1 else op.Sum(*parts)
 
 
-def padded(op: Op, x: Value, axis: int, before: int, after: int) -> Value:
+def padded(op: GraphBuilder, x: Value, axis: int, before: int, after: int) -> Value:
     """Zeros before and after an axis."""
     if before == after == 0:
         return x
@@ -148,7 +148,7 @@ def padded(op: Op, x: Value, axis: int, before: int, after: int) -> Value:
     return op.Pad(x, op.constant(pads.reshape(-1)))
 
 
-def returned_by(op: Op, take: Callable[[Value], Value], x: Value, dy: Value) -> Value:
+def returned_by(op: GraphBuilder, take: Callable[[Value], Value], x: Value, dy: Value) -> Value:
     """The transpose of anything that takes elements of x, found by taking their numbers: the slow way, for what only run time tells."""
     count = op.Size(x)
     places = take(op.Reshape(op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))), op.shape(x), allowzero=1))
@@ -160,7 +160,9 @@ def returned_by(op: Op, take: Callable[[Value], Value], x: Value, dy: Value) -> 
 
 
 @gradient("Slice")
-def slice_(op: Op, x: Value, starts: Value, ends: Value, axes: Value | None, steps: Value | None, y: Value, dy: Value) -> Gradients:
+def slice_(
+    op: GraphBuilder, x: Value, starts: Value, ends: Value, axes: Value | None, steps: Value | None, y: Value, dy: Value
+) -> Gradients:
     fixed = np.arange(y.rank) if axes is None else known(axes)
     if fixed is None:
         return returned_by(op, lambda places: op.Slice(places, starts, ends, axes, steps), x, dy), None, None, None, None
@@ -174,7 +176,7 @@ def _count(vector: Value, most: int) -> int:
     return vector.shape[0] if vector.shape and isinstance(vector.shape[0], int) else most
 
 
-def _element(op: Op, vector: Value | None, i: int) -> Value:
+def _element(op: GraphBuilder, vector: Value | None, i: int) -> Value:
     """Element i of a vector of integers, as a vector; 1 without a vector."""
     if vector is None:
         return op.constant(np.array([1], np.int64))
@@ -184,7 +186,7 @@ def _element(op: Op, vector: Value | None, i: int) -> Value:
     return op.cast(op.Slice(vector, [i], [i + 1]), np.int64)
 
 
-def _unsliced(op: Op, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Value:
+def _unsliced(op: GraphBuilder, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Value:
     """dy with one axis as long as that of x, zero where the slice took nothing."""
     length = size(op, x, axis)
     numbers = [known(v) for v in (length, *bounds)]
@@ -202,13 +204,15 @@ def _unsliced(op: Op, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Va
     return op.Gather(padded(op, dy, axis, 0, 1), row, axis=axis)
 
 
-def _range(op: Op, count: Value) -> Value:
+def _range(op: GraphBuilder, count: Value) -> Value:
     """0 ... count - 1."""
     return op.Range(op.constant(np.int64(0)), op.Squeeze(count, [0]), op.constant(np.int64(1)))
 
 
 @gradient("Pad")
-def pad(op: Op, x: Value, pads: Value, value: Value | None, axes: Value | None, y: Value, dy: Value, *, mode: str) -> Gradients:
+def pad(
+    op: GraphBuilder, x: Value, pads: Value, value: Value | None, axes: Value | None, y: Value, dy: Value, *, mode: str
+) -> Gradients:
     if mode != "constant":
         return _unbordered(op, x, pads, axes, dy, mode), None, None, None
     widths = known(pads)
@@ -222,13 +226,15 @@ def pad(op: Op, x: Value, pads: Value, value: Value | None, axes: Value | None, 
     return lambda: op.Pad(dy, back, None, axes) if axes is not None else op.Pad(dy, back), None, border, None
 
 
-def _unbordered(op: Op, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str) -> Value:
+def _unbordered(op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str) -> Value:
     """dy with its borders folded back onto the elements they repeat."""
     found = _folded(op, x, known(pads), np.arange(x.rank) if axes is None else known(axes), dy, mode)
     return returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy) if found is None else found
 
 
-def _folded(op: Op, x: Value, widths: npt.NDArray[Any] | None, axes: npt.NDArray[Any] | None, dy: Value, mode: str) -> Value | None:
+def _folded(
+    op: GraphBuilder, x: Value, widths: npt.NDArray[Any] | None, axes: npt.NDArray[Any] | None, dy: Value, mode: str
+) -> Value | None:
     """The same where sizes and widths are known, and no border reaches further than once around."""
     if widths is None or axes is None or (widths < 0).any():
         return None
@@ -252,16 +258,16 @@ def _folded(op: Op, x: Value, widths: npt.NDArray[Any] | None, axes: npt.NDArray
     return dy
 
 
-def _gathered_edges(op: Op, dy: Value, axis: int, length: int, before: int, after: int) -> Value:
+def _gathered_edges(op: GraphBuilder, dy: Value, axis: int, length: int, before: int, after: int) -> Value:
     """The first and last element with the sum of their border."""
     if length == 1:
         return op.ReduceSum(dy, [axis], keepdims=1)
-    first, middle, last = op.many(3, "Split", dy, [before + 1, length - 2, after + 1], axis=axis)
+    first, middle, last = op.Split(dy, [before + 1, length - 2, after + 1], _outputs=3, axis=axis)
     return op.Concat(op.ReduceSum(first, [axis], keepdims=1), middle, op.ReduceSum(last, [axis], keepdims=1), axis=axis)
 
 
-@rewrite("CenterCropPad")
-def center_crop_pad(op: Op, x: Value, target: Value, *, axes: tuple[int, ...] | None) -> Value:
+@decompose("CenterCropPad")
+def center_crop_pad(op: GraphBuilder, x: Value, target: Value, *, axes: tuple[int, ...] | None) -> Value:
     """A Pad whose widths may be negative; of an odd difference, the larger half comes last."""
     have = op.shape(x) if axes is None else joined(op, *(size(op, x, int(a) % x.rank) for a in axes))
     chosen = () if axes is None else (None, op.constant(np.array(axes, np.int64)))
@@ -278,7 +284,7 @@ def center_crop_pad(op: Op, x: Value, target: Value, *, axes: tuple[int, ...] | 
 
 
 @gradient("DepthToSpace")
-def depth_to_space(op: Op, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str) -> Gradients:
+def depth_to_space(op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str) -> Gradients:
     """SpaceToDepth is the inverse of mode DCR; mode CRD has each channel before its block, where DCR has each place of the block first."""
     b, channels = blocksize, known(size(op, x, 1))
     if mode == "DCR":
@@ -291,15 +297,17 @@ def depth_to_space(op: Op, x: Value, y: Value, dy: Value, *, blocksize: int, mod
 
 
 @gradient("SpaceToDepth")
-def space_to_depth(op: Op, x: Value, y: Value, dy: Value, *, blocksize: int) -> Gradients:
+def space_to_depth(op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int) -> Gradients:
     return op.DepthToSpace(dy, blocksize=blocksize, mode="DCR")
 
 
 @gradient("ReverseSequence")
-def reverse_sequence(op: Op, x: Value, lengths: Value, y: Value, dy: Value, *, batch_axis: int, time_axis: int) -> Gradients:
+def reverse_sequence(
+    op: GraphBuilder, x: Value, lengths: Value, y: Value, dy: Value, *, batch_axis: int, time_axis: int
+) -> Gradients:
     return op.ReverseSequence(dy, lengths, batch_axis=batch_axis, time_axis=time_axis), None
 
 
 @gradient("Trilu")
-def trilu(op: Op, x: Value, k: Value | None, y: Value, dy: Value, *, upper: int) -> Gradients:
+def trilu(op: GraphBuilder, x: Value, k: Value | None, y: Value, dy: Value, *, upper: int) -> Gradients:
     return op.Trilu(dy, *(() if k is None else (k,)), upper=upper), None

@@ -11,20 +11,22 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
-from onnxfit.gradients.table import Gradients, Refused, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @gradient("DFT")
 def dft(
-    op: Op, x: Value, dft_length: Value | None, axis: Value | None, y: Value, dy: Value, *, inverse: int, onesided: int
+    op: GraphBuilder, x: Value, dft_length: Value | None, axis: Value | None, y: Value, dy: Value, *, inverse: int, onesided: int
 ) -> Gradients:
     """The frequencies that onesided=1 leaves out have no gradient: zeros, which DFT itself appends."""
     if inverse and onesided:
-        raise Refused("there is no rule for the real signal of a one-sided spectrum", "the inverse DFT of the whole spectrum")
+        raise NoGradientError(
+            "there is no rule for the real signal of a one-sided spectrum", "the inverse DFT of the whole spectrum"
+        )
     where = -2 if axis is None else _number(axis)
     if x.shape is None or where is None:
-        raise Refused(f"the rank of {x.name!r} is unknown" if x.shape is None else "its axis is not a constant", TYPED)
+        raise NoGradientError(f"the rank of {x.name!r} is unknown" if x.shape is None else "its axis is not a constant", TYPED)
     where %= x.rank
     size, parts = op.shape(x, where, where + 1), op.shape(x, x.rank - 1)
     length = size if dft_length is None else _vector(op, dft_length)
@@ -35,7 +37,7 @@ def dft(
     return dx / count if inverse else dx * count, None, None
 
 
-def _resized(op: Op, dx: Value, length: Value, size: Value, parts: Value, axes: list[int]) -> Value:
+def _resized(op: GraphBuilder, dx: Value, length: Value, size: Value, parts: Value, axes: list[int]) -> Value:
     """The first `size` of `length` elements along the first axis, zeros where there are no more, and `parts` of 2 along the second."""
     known = [_number(v) for v in (size, length, parts)]
     if None not in known:
@@ -45,8 +47,10 @@ def _resized(op: Op, dx: Value, length: Value, size: Value, parts: Value, axes: 
     return op.Pad(dx, op.Concat([0, 0], size - length, parts - 2, axis=0), None, axes)  # less than nothing is cut off
 
 
-@rewrite("STFT")
-def stft(op: Op, signal: Value, frame_step: Value, window: Value | None, frame_length: Value | None, *, onesided: int) -> Value:
+@decompose("STFT")
+def stft(
+    op: GraphBuilder, signal: Value, frame_step: Value, window: Value | None, frame_length: Value | None, *, onesided: int
+) -> Value:
     """The DFT of windowed frames, which a Gather cuts out of the signal."""
     if window is not None:
         length = op.shape(window)
@@ -72,7 +76,7 @@ def _number(value: Value) -> int | None:
     return None if tensor is None else int(tensor.numpy().reshape(()))
 
 
-def _vector(op: Op, scalar: Value) -> Value:
+def _vector(op: GraphBuilder, scalar: Value) -> Value:
     """A whole number as an int64 vector of one."""
     known = _number(scalar)
     return op.Reshape(op.cast(scalar, np.int64), [1]) if known is None else op.constant(np.array([known], np.int64))

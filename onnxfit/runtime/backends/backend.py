@@ -17,12 +17,12 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.runtime.buffers import State
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
 from onnxfit.step.recipe import Recipe, StepBuilder
-from onnxfit.step.tracker import Report
+from onnxfit.step.tracker import StepResult
 
 Array = npt.NDArray[Any]
 Specs = Mapping[str, TensorSpec]
@@ -48,10 +48,10 @@ class Backend(ABC):
         self.adds_up = accumulate > 1  # there are graphs and tensors for it
         self.device = device
         self.threads = threads
-        self.packs = self._packs(arrays)
+        self.fused = self._fused_weights(arrays)
         slots = {names.slot(w, slot): array for w, slots in recipe.slots.items() for slot, array in slots.items()}
         sums = {names.gradient_sum(w): np.zeros_like(arrays[w]) for w in recipe.weights} if accumulate > 1 else {}
-        self.state = State(
+        self.state = DoubleBufferedState(
             {
                 "weights": {**{w: arrays[w] for w in recipe.weights}, **slots},
                 "statistics": {s: arrays[s] for s in recipe.statistics},
@@ -59,21 +59,25 @@ class Backend(ABC):
             },
             device,
             {name: recipe.model.graph.initializers[name].const_value.numpy() for name in recipe.constants},  # type: ignore[union-attr]
-            {name: members for pack, weights in self.packs.items() for name, members in self._packed(pack, weights)},
+            {
+                name: members
+                for fused_name, weights in self.fused.items()
+                for name, members in self._fused_tensors(fused_name, weights)
+            },
         )
         self._fixed: dict[str, OrderedDict[str, Any]] = {}
         self._open: dict[str, Any] = {}
         self._met: Specs = {}  # the last batch with labels that something was compiled for
-        self._deployed: tuple[int, Runner] | None = None  # and the version of the state it has inside
+        self._deployed: tuple[int, BoundSession] | None = None  # and the version of the state it has inside
 
-    def _packs(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+    def _fused_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         """Weights that lie one after the other in memory, and so do their slots."""
         return {}
 
-    def _packed(self, pack: str, weights: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        yield pack, [*weights]
+    def _fused_tensors(self, fused_name: str, weights: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        yield fused_name, [*weights]
         for slot in self.recipe.slots[weights[0]]:
-            yield names.slot(pack, slot), [names.slot(w, slot) for w in weights]
+            yield names.slot(fused_name, slot), [names.slot(w, slot) for w in weights]
 
     @property
     @abstractmethod
@@ -81,7 +85,7 @@ class Backend(ABC):
         """The names of the graphs, in the order they run."""
 
     @abstractmethod
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Report:
+    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
         """One batch; an update once the window of `accumulate` batches is full (then `window` is 0 again)."""
 
     def flush(self, learning_rate: float, step: int) -> bool:
@@ -95,14 +99,14 @@ class Backend(ABC):
         self.window = 0
         return True
 
-    def evaluate(self, batch: Batch) -> Runner:
+    def evaluate(self, batch: Batch) -> BoundSession:
         return run_on(self.runner("evaluate", batch), batch)
 
-    def predict(self, batch: Batch) -> Runner:
+    def predict(self, batch: Batch) -> BoundSession:
         """With the weights where training has them: nothing is compiled when they change."""
         return run_on(self.runner("predict", batch), batch)
 
-    def deployed(self, batch: Batch) -> Runner:
+    def deployed(self, batch: Batch) -> BoundSession:
         """The model compiled with its weights inside, as whoever loads the exported file has it: faster, and equal to it to the last bit.
 
         A model that is larger than a session takes with its tensors inside is run as in `predict`.
@@ -111,7 +115,7 @@ class Backend(ABC):
             return self.predict(batch)
         if self._deployed is None or self._deployed[0] != self.state.version:
             model = deployed_graph(self.recipe, {name: self.state.get(name) for name in self.recipe.state})
-            self._deployed = self.state.version, Runner(model, self.state, self.device, self.threads, "prediction")
+            self._deployed = self.state.version, BoundSession(model, self.state, self.device, self.threads, "prediction")
         return run_on(self._deployed[1], batch)
 
     def revert(self) -> None:
@@ -119,7 +123,7 @@ class Backend(ABC):
         if self.window:
             self.window = 0
             self.state.revert(["statistics"])
-            self.state.settle(["weights"])  # the update before was not the last step
+            self.state.commit(["weights"])  # the update before was not the last step
         else:
             self.state.revert(["weights", "statistics"])
 
@@ -142,26 +146,28 @@ class Backend(ABC):
                 ) from None
             return self.graph(kind, self._met)
 
-    def runner(self, kind: str, batch: Batch) -> Runner:
+    def runner(self, kind: str, batch: Batch) -> BoundSession:
         """The compiled graph of a kind for a batch."""
-        found: Runner | None = self._fixed[kind].get(batch.signature) if kind in self._fixed else None
+        found: BoundSession | None = self._fixed[kind].get(batch.signature) if kind in self._fixed else None
         if found is not None:  # as nearly always
             return found
         return self.compiled(
             kind, batch.signature, lambda: specs(batch), lambda shapes: self.compile(kind, self.compact_graph(kind, shapes))
         )
 
-    def once(self, kind: str) -> Runner:
+    def once(self, kind: str) -> BoundSession:
         """The compiled graph of a kind that sees no batch."""
         if kind not in self._open:
             given = [names.gradient(w) for w in self.recipe.weights]
             self._open[kind] = self.compile(kind, self.graph(kind, {}), given=given, reuse=True)
-        runner: Runner = self._open[kind]
+        runner: BoundSession = self._open[kind]
         return runner
 
-    def compile(self, kind: str, model: onnx.ModelProto, given: Collection[str] = (), reuse: bool = False) -> Runner:
-        writes, spins = kind in WRITING, kind == "train"
-        return Runner(model, self.state, self.device, self.threads, kind, writes=writes, given=given, reuse=reuse, spins=spins)
+    def compile(self, kind: str, model: onnx.ModelProto, given: Collection[str] = (), reuse: bool = False) -> BoundSession:
+        writes, busy_wait = kind in WRITING, kind == "train"
+        return BoundSession(
+            model, self.state, self.device, self.threads, kind, writes=writes, given=given, reuse=reuse, busy_wait=busy_wait
+        )
 
     def compiled(self, kind: str, signature: str, shapes: Callable[[], Specs], make: Callable[[Specs], T]) -> T:
         """What `make` gives for exactly the shapes of a batch, or for any sizes once there are many; made once each."""
@@ -208,7 +214,7 @@ def specs(batch: Batch) -> dict[str, TensorSpec]:
     return {name: TensorSpec(name, array.dtype, array.shape) for name, array in batch.arrays().items()}
 
 
-def run_on(runner: Runner, batch: Batch) -> Runner:
+def run_on(runner: BoundSession, batch: Batch) -> BoundSession:
     """Run on a batch: gathered into the bound buffers, or handed over where only the batch tells the sizes."""
     if not runner.open_inputs:
         batch.write(runner.feeds)
@@ -221,7 +227,7 @@ def run_on(runner: Runner, batch: Batch) -> Runner:
     return runner
 
 
-def write_scalars(runner: Runner, learning_rate: float, step: int, seed: int) -> None:
+def write_scalars(runner: BoundSession, learning_rate: float, step: int, seed: int) -> None:
     """What enters a step as a number."""
     feeds = runner.feeds
     if names.LEARNING_RATE in feeds:

@@ -15,19 +15,19 @@ from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import Array, Backend, Specs, specs, write_scalars
 from onnxfit.runtime.backends.forward_pass import Pass, Passes
 from onnxfit.runtime.backends.two_sessions import make_passes
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
-from onnxfit.step.tracker import Report
+from onnxfit.step.tracker import StepResult
 
 
 @dataclass(eq=False)
-class Chain:
+class CompiledStep:
     """What a batch goes through: the passes, and the loss between them. It is the report of its last batch."""
 
     passes: Passes
-    loss: Runner
+    loss: BoundSession
     handed: Mapping[str, str]  # output -> the loss graph's name for its gradient
     last: Pass | None = None
     scalars: Mapping[str, Array] = None  # type: ignore[assignment]  # there after the first batch
@@ -56,15 +56,15 @@ class ForwardBackwardBackend(Backend):
     def kinds(self) -> tuple[str, ...]:
         penalty = ["penalty"] if self.recipe.penalties else []
         accumulate = ["accumulate"] if self.adds_up else []
-        judged = self.recipe.judged
+        loss_outputs = self.recipe.loss_outputs
         return (
-            "forward", *(["loss"] if judged else []), "backward", *penalty, *accumulate, "update", *(["evaluate"] if judged else []), "predict",
+            "forward", *(["loss"] if loss_outputs else []), "backward", *penalty, *accumulate, "update", *(["evaluate"] if loss_outputs else []), "predict",
         )  # fmt: skip
 
     def graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
         return super().graph("apply" if kind == "update" and not self.adds_up else kind, batch)
 
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Report:
+    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
         chain = self.compiled("chain", batch.signature, lambda: specs(batch), self._chain)
         passes = chain.passes
         if passes.feeds:
@@ -101,7 +101,7 @@ class ForwardBackwardBackend(Backend):
             ()
         ]
 
-    def _gradients(self, chain: Chain, forward: Pass, batch: Batch) -> dict[str, Any]:
+    def _gradients(self, chain: CompiledStep, forward: Pass, batch: Batch) -> dict[str, Any]:
         """Loss and backward pass; the gradients of the weights, as callbacks left them."""
         loss = chain.loss
         if any(name in loss.open_inputs for name, _ in batch.columns):
@@ -136,12 +136,12 @@ class ForwardBackwardBackend(Backend):
         runner.run({names.gradient(name): value for name, value in gradients.items()})
         self.window += 1
 
-    def _chain(self, shapes: Specs) -> Chain:
+    def _chain(self, shapes: Specs) -> CompiledStep:
         graphs = _training_passes(self.recipe, shapes)
         model, handed = _loss(self.recipe, shapes, graphs)
-        return Chain(
+        return CompiledStep(
             make_passes(graphs, self.state, self.device, self.threads, self.recipe.gradient, alternating=True),
-            Runner(model, self.state, self.device, self.threads, "loss", given=graphs.outputs, reuse=True),
+            BoundSession(model, self.state, self.device, self.threads, "loss", given=graphs.outputs, reuse=True),
             handed,
         )
 
@@ -149,10 +149,10 @@ class ForwardBackwardBackend(Backend):
 def _training_passes(recipe: Recipe, batch: Specs) -> split.Passes:
     """Both passes with the outputs that the loss and the metrics look at (all, where there is no loss), differentiated by the weights."""
     outputs = [v.name for v in recipe.model.graph.outputs]
-    wanted = {*(recipe.judged or outputs), *recipe.reported}
+    wanted = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
     return split.passes(recipe, batch, [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted], recipe.weights)
 
 
 def _loss(recipe: Recipe, batch: Specs, graphs: split.Passes) -> tuple[onnx.ModelProto, dict[str, str]]:
     outputs = {v.name: v for v in ir.from_proto(graphs.forward).graph.outputs}
-    return split.loss_graph(recipe, batch, [outputs[name] for name in recipe.judged])
+    return split.loss_graph(recipe, batch, [outputs[name] for name in recipe.loss_outputs])

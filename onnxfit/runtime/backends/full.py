@@ -8,9 +8,9 @@ import onnx
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.optimizers import updated_together
+from onnxfit.optimizers import fused_weights
 from onnxfit.runtime.backends.backend import Array, Backend, Specs, run_on, write_scalars
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import accumulate_graph, compact_train_graph, train_graph
 
 
@@ -23,17 +23,17 @@ class FullBackend(Backend):
     def kinds(self) -> tuple[str, ...]:
         return ("train", "evaluate", "predict") if not self.adds_up else ("accumulate", "update", "evaluate", "predict")
 
-    def _packs(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+    def _fused_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         if self.adds_up or self.device.kind != "cpu":
             return {}
         weights = {name: arrays[name] for name in self.recipe.weights}
-        found = updated_together(self.recipe.optimizer, weights, self.recipe.slots)
-        return {names.pack(i): members for i, members in enumerate(found)}
+        found = fused_weights(self.recipe.optimizer, weights, self.recipe.slots)
+        return {names.fused(i): members for i, members in enumerate(found)}
 
     def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        return compact_train_graph(self.recipe, batch, self.packs) if kind == "train" else self.graph(kind, batch)
+        return compact_train_graph(self.recipe, batch, self.fused) if kind == "train" else self.graph(kind, batch)
 
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> Runner:
+    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> BoundSession:
         if self.accumulate == 1 and not self.window:
             runner = self.runner("train", batch)
             write_scalars(runner, learning_rate, step, seed)

@@ -14,15 +14,15 @@ from onnxfit.runtime.backends.backend import Specs
 from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
 from onnxfit.runtime.backends.forward_pass import Pass, Passes
 from onnxfit.runtime.backends.two_sessions import make_passes
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of, inner_value, is_ort_value, look, public_value
 from onnxfit.step import split
 
-MANY = 256  # forward passes that wait; more are most likely forgotten
-PRIME = 1_000_003
+MAX_PENDING_PASSES = 256  # forward passes that wait; more are most likely forgotten
+STEP_STRIDE = 1_000_003
 
 
-class Partial:
+class ManualTraining:
     """The forward passes of a trainer that wait for their backward passes, the newest last."""
 
     def __init__(self, backend: ForwardBackwardBackend) -> None:
@@ -53,13 +53,13 @@ class Partial:
             runner = self._backend.compiled("inference", signature, lambda: shapes, self._inference)
             runner.run(values)
             return _only({name: public_value(v) if native else array_of(v) for name, v in runner.outputs().items()})
-        if len(self._waiting) >= MANY:
+        if len(self._waiting) >= MAX_PENDING_PASSES:
             raise SettingError(
-                f"{MANY} forward passes wait for their backward passes, and each keeps what those need. Where none is to come, call "
+                f"{MAX_PENDING_PASSES} forward passes wait for their backward passes, and each keeps what those need. Where none is to come, call "
                 "forward(inputs, training=False), or predict; apply_gradients forgets what waits."
             )
         passes: Passes = self._backend.compiled("passes", signature, lambda: shapes, self._passes)
-        forward = passes.forward(values, (step + PRIME * self._since) % 2**31, seed)
+        forward = passes.forward(values, (step + STEP_STRIDE * self._since) % 2**31, seed)
         self._since += 1
         outputs = {name: public_value(value) if native else _protected(value) for name, value in forward.outputs.items()}
         self._waiting.append((_only(outputs), forward))
@@ -162,7 +162,7 @@ class Partial:
         graphs = split.passes(recipe, shapes, [v.name or "" for v in recipe.model.graph.outputs], [*recipe.weights, *floats])
         return make_passes(graphs, backend.state, backend.device, backend.threads, recipe.gradient)
 
-    def _inference(self, shapes: Specs) -> Runner:
+    def _inference(self, shapes: Specs) -> BoundSession:
         return self._backend.compile("predict", self._backend.graph("predict", shapes), given=list(shapes), reuse=False)
 
 

@@ -17,7 +17,7 @@ from onnxruntime.capi import _pybind_state as C
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime.backends.forward_pass import Pass
-from onnxfit.runtime.buffers import State
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import compile_model
 from onnxfit.runtime.values import array_of, ort_value
@@ -27,16 +27,16 @@ from onnxfit.step import split
 class Agent:
     """Passes run by the agent. A pass that waits holds the agent's state of it, which is good for one backward pass."""
 
-    def __init__(self, graphs: split.Passes, state: State, device: Device, threads: int | None) -> None:
+    def __init__(self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None) -> None:
         self.graphs = graphs
         self.feeds: dict[str, npt.NDArray[Any]] = {}
         self._state = state
         self._device = device
         model = with_yield(graphs)
-        self._session = compile_model(model, device, threads, "forward and backward", stops=True)
+        self._session = compile_model(model, device, threads, "forward and backward", pausable=True)
         self._inputs = [v.name for v in model.graph.input]
         self._outputs = [v.name for v in graphs.forward.graph.output if v.name not in _handed(graphs)]
-        self._statistics = {v.removesuffix(names.following("")): v for v in self._outputs if v not in graphs.outputs}
+        self._statistics = {v.removesuffix(names.updated("")): v for v in self._outputs if v not in graphs.outputs}
         self._leaving = [v.name for v in model.graph.output]
         places = [device.handle] * len(self._outputs), [device.handle] * len(self._leaving)
         self._agent = C.TrainingAgent(self._session._sess, self._inputs, places[0], self._leaving, places[1], device.index)

@@ -8,14 +8,20 @@ from typing import Any
 from onnxfit.gradients import GradientSource
 from onnxfit.graph import names
 from onnxfit.runtime.backends.forward_pass import Pass, Passes
-from onnxfit.runtime.buffers import State
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.step import split
 
 
 def make_passes(
-    graphs: split.Passes, state: State, device: Device, threads: int | None, source: GradientSource, *, alternating: bool = False
+    graphs: split.Passes,
+    state: DoubleBufferedState,
+    device: Device,
+    threads: int | None,
+    source: GradientSource,
+    *,
+    alternating: bool = False,
 ) -> Passes:
     """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for, else as two sessions."""
     if source.name == "onnxruntime":
@@ -29,7 +35,7 @@ class TwoSessions:
     """Both passes as sessions of their own: what the backward pass needs is handed over."""
 
     def __init__(
-        self, graphs: split.Passes, state: State, device: Device, threads: int | None, *, alternating: bool = False
+        self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None, *, alternating: bool = False
     ) -> None:
         """`alternating`: a backward pass follows each forward pass at once, so that all memory can be used again, and inputs of known size
         are written into buffers. Otherwise any number of forward passes may wait."""
@@ -37,8 +43,8 @@ class TwoSessions:
         self._state = state
         own = [v.name for v in graphs.forward.graph.input if v.name not in (names.SEED, names.STEP) and not alternating]
         taken = [v.name for v in graphs.backward.graph.input]
-        self.ahead = Runner(graphs.forward, state, device, threads, "forward", writes=True, given=own, reuse=alternating)
-        self.behind = Runner(graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating)
+        self.ahead = BoundSession(graphs.forward, state, device, threads, "forward", writes=True, given=own, reuse=alternating)
+        self.behind = BoundSession(graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating)
         self.feeds = {} if self.ahead.open_inputs else self.ahead.feeds
         self._handed = [name for name in graphs.kept if name not in state]
 

@@ -17,8 +17,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxfit.errors import GradientError, InstallationError
-from onnxfit.gradients import onnxruntime as source
 from onnxfit.gradients import reachable
+from onnxfit.gradients.onnxruntime import builder as source
 from onnxfit.graph.model import infer_shapes
 from tests.builds import needs_builder
 
@@ -1030,7 +1030,7 @@ def test_nothing_in_the_way_is_an_empty_list() -> None:
 def test_unknown_sizes_are_refused_with_static_shapes_as_the_cure(name: str) -> None:
     found = source.blockers(prepared(model_of(CASES[name], "any sizes")), "loss", list(feeds_of(CASES[name])))
     assert found
-    assert all(b.needs_sizes and b.cure.startswith("static shapes") for b in found)
+    assert all(b.needs_sizes and b.fix.startswith("static shapes") for b in found)
 
 
 def test_a_form_is_reported_under_its_nodes_own_name() -> None:

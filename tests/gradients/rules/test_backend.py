@@ -16,7 +16,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from onnxfit.errors import ModelError
 from onnxfit.gradients.paths import reachable_values
-from onnxfit.graph.model import read_model, working_form
+from onnxfit.graph.model import normalize, read_model
 from tests.gradients.rules.cases import Arrays, judged
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -115,7 +115,7 @@ def case_or_reason(test: TestCase) -> BackendCase | str:
     if any(o.domain not in ("", "ai.onnx") for o in model.opset_import):
         return "another domain"
     try:
-        work = working_form(read_model(model))
+        work = normalize(read_model(model))
     except ModelError:
         return "newer than opset 21"
     ends = [*work.graph.inputs, *work.graph.outputs]

@@ -67,13 +67,13 @@ def test_convolutions_are_torchs(stride: int, dilation: int, channels: int, filt
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("widest", [pooling.WIDEST, 0])
+@pytest.mark.parametrize("widest", [pooling.MAX_POOLED_WIDTH, 0])
 @pytest.mark.parametrize("ceil", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)])
 def test_pools_are_torchs(monkeypatch: pytest.MonkeyPatch, widest: int, ceil: int, kernel: int, stride: int, pad: int) -> None:
     """Small axes and wide ones have forms of their own."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(pooling, "WIDEST", widest)
+    monkeypatch.setattr(pooling, "MAX_POOLED_WIDTH", widest)
     way = f"kernel_shape=[{kernel},{kernel}], strides=[{stride},{stride}], pads=[{','.join([str(pad)] * 4)}], ceil_mode={ceil}"
     shape = (2, 3, 6, 9)
     for counted in (0, 1):

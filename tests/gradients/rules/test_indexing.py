@@ -42,7 +42,7 @@ def test_every_form_of_adding_rows_is_right_and_differentiable(limits: tuple[int
     """Rows repeat, and an index of -1 meets one of 2."""
     monkeypatch.setattr(indexing, "ALONE", limits[0])
     monkeypatch.setattr(indexing, "COPIED", limits[1])
-    monkeypatch.setattr(indexing, "WIDE", 1)
+    monkeypatch.setattr(indexing, "MIN_ROW_ELEMENTS", 1)
     case = dataclasses.replace(ROWS, name=f"Gather rows {limits}")
     assert operators(case) == FORMS[limits]
     judged(case)

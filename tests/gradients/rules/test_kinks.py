@@ -17,9 +17,9 @@ from onnxfit.errors import GradientError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.gradients.table import FLAT, REWRITES, RULES
-from onnxfit.graph.model import working_form
-from onnxfit.graph.values import Op
+from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
 from tests.gradients.rules.cases import Arrays, built, runner
 from tests.models import mlp
 
@@ -122,13 +122,13 @@ def test_second_derivatives_of_forms_that_only_float32_has(body: str, formula: s
     agrees(second(body, points, lambda op, g: g * g), expected, 1e-5)
 
 
-def second(body: str, points: np.ndarray[Any, Any], of: Callable[[Op, Any], Any]) -> np.ndarray[Any, Any]:
+def second(body: str, points: np.ndarray[Any, Any], of: Callable[[GraphBuilder, Any], Any]) -> np.ndarray[Any, Any]:
     """The gradient of sum(of(dy/da)) by a."""
     proto, feeds = model(body, a=points)
     (y,) = runner(proto, "onnxruntime")(feeds).values()
     arrives = {"y_grad": np.ones_like(y)}
-    work = working_form(built(proto, ["y"], ["a"], arrives, runs="").model)
-    op, named = Op(work.graph), {v.name: v for v in work.graph.outputs}
+    work = normalize(built(proto, ["y"], ["a"], arrives, runs="").model)
+    op, named = GraphBuilder(work.graph), {v.name: v for v in work.graph.outputs}
     op.output("s", of(op, op.wrap(named["a_grad"])))
     position = len(work.graph.outputs) - 1
     leaf = next(v for v in work.graph.inputs if v.name == "a")
@@ -182,9 +182,9 @@ def test_reductions_that_versions_of_onnxruntime_compute_differently_are_refused
 
 
 def test_flat_operators_exist_and_have_no_rule() -> None:
-    for key, reason in FLAT.items():
+    for key, reason in NOT_DIFFERENTIABLE.items():
         assert reason
-        assert key not in REWRITES
+        assert key not in DECOMPOSITIONS
         assert key not in RULES
         if key[0] == "":
             assert onnx.defs.has(key[1], 21)

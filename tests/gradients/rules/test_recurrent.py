@@ -14,8 +14,8 @@ import pytest
 from onnxfit.errors import GradientError
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import working_form
-from onnxfit.graph.values import Op
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
 from tests.gradients.rules.cases import Arrays, Case, Run, built, in_double, meets_differences, runner, same, seeds
 from tests.gradients.rules.cases.recurrent import CONFIGURATIONS, recurrent
 
@@ -197,8 +197,8 @@ def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case) -> None:
 def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     feeds, arriving, expected = judged(case)
     first = [f"{n}_grad" for n in case.wrt]
-    work = working_form(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
-    op = Op(work.graph)
+    work = normalize(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
+    op = GraphBuilder(work.graph)
     values = {v.name: v for v in work.graph.inputs}
     outer = {
         i: op.input(f"{v.name}_grad", np.float64, expected[v.name or ""].shape)

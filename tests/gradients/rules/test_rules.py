@@ -9,8 +9,8 @@ import pytest
 
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import working_form
-from onnxfit.graph.values import Op
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
 from tests.gradients.rules.cases import Arrays, Case, Run, built, families, in_double, judged, meets_differences, runner, same
 
 CASES = [pytest.param(case, id=f"{family}: {case.name}") for family, cases in families().items() for case in cases]
@@ -44,8 +44,8 @@ def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     """The same laws for the gradient graph itself, by its inputs and by the arriving gradients."""
     feeds, arriving, expected = judged(case)
     first = list(expected)
-    work = working_form(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
-    op = Op(work.graph)
+    work = normalize(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
+    op = GraphBuilder(work.graph)
     values = {v.name: v for v in work.graph.inputs}
     outer = {}
     for i, value in enumerate(list(work.graph.outputs)):

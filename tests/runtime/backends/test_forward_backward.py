@@ -16,9 +16,9 @@ from onnxfit.callbacks import Callback, TerminateOnNaN
 from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
-from onnxfit.runtime.buffers import State
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU
-from onnxfit.runtime.session import Runner
+from onnxfit.runtime.session import BoundSession
 from onnxfit.schedules import Exponential
 from onnxfit.step.split import passes
 from tests.builds import needs_builder
@@ -438,9 +438,9 @@ def _some(value: onnx.ValueInfoProto) -> np.ndarray:
 class TestBinding:
     """Inputs are bound when address, shape or type are others, and only then."""
 
-    def runner(self) -> Runner:
+    def runner(self) -> BoundSession:
         text = '<ir_version: 10, opset_import: ["": 21]> g (float[A, B] x) => (float[A, B] y) { y = Add(x, x) }'
-        return Runner(onnx.parser.parse_model(text), State({}, CPU), CPU, 1, "test")
+        return BoundSession(onnx.parser.parse_model(text), DoubleBufferedState({}, CPU), CPU, 1, "test")
 
     def test_the_same_is_bound_once(self) -> None:
         runner, x = self.runner(), X.copy()

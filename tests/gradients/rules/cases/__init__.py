@@ -32,8 +32,8 @@ from onnx.reference.op_run import OpRun
 from onnxfit.errors import GradientError
 from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
-from onnxfit.graph.model import working_form
-from onnxfit.graph.values import Op
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
@@ -126,8 +126,8 @@ def built(
     model: onnx.ModelProto, outputs: Sequence[str], wrt: Sequence[str], arriving: Mapping[str, np.ndarray[Any, Any]], *, runs: str = "onnxruntime"
 ) -> Built:  # fmt: skip
     """The model with its gradients, by the rules. Of `arriving` only the ranks are looked at, where inference does not tell them."""
-    work = working_form(model)
-    op = Op(work.graph)
+    work = normalize(model)
+    op = GraphBuilder(work.graph)
     by_name = {v.name: v for v in (*work.graph.inputs, *work.graph.outputs)}
     given = {}
     for i, value in enumerate(list(work.graph.outputs)):

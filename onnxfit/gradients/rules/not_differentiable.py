@@ -6,8 +6,8 @@ somebody could expect not to be zero does not belong here.
 
 from __future__ import annotations
 
-from onnxfit.gradients.table import FLAT, Gradients, Refused, Values, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Gradients, NoGradientError, Values, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 STEPS = "it rounds: its derivative is zero wherever there is one"
 TRUTH = "its result is true or false"
@@ -28,11 +28,11 @@ _REASONS = {
     FIXED: "Constant SequenceEmpty BlackmanWindow HammingWindow HannWindow",
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
 }
-FLAT.update({("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()})
+NOT_DIFFERENTIABLE.update({("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()})
 
 
 @gradient("QLinearConv")
 @gradient("QLinearMatMul")
-def quantised(op: Op, xs: Values, y: Value, dy: Value) -> Gradients:
+def quantised(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Its integers stand for numbers that somebody quantised: a zero would be a silent one."""
-    raise Refused("it works on quantised integers", "train the model in floats and quantise it afterwards")
+    raise NoGradientError("it works on quantised integers", "train the model in floats and quantise it afterwards")

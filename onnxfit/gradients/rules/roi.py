@@ -15,17 +15,17 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.rules.resize import joined
-from onnxfit.gradients.table import Entry, Refused, gradient
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 INT64 = int(ir.DataType.INT64)
 
 
 @gradient("RoiAlign")
 def roi_align(
-    op: Op, x: Value, rois: Value, batch: Value, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, rois: Value, batch: Value, y: Value, dy: Value, *,
     mode: str, coordinate_transformation_mode: str, output_height: int, output_width: int, sampling_ratio: int, spatial_scale: float,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     half = coordinate_transformation_mode == "half_pixel"
     bins = (output_height, output_width)
 
@@ -36,7 +36,7 @@ def roi_align(
         return _to_the_largest(op, x, batch, dy, _corners(op, rows), _corners(op, columns))
 
     def drois() -> Value:
-        raise Refused(
+        raise NoGradientError(
             "where a region lies is not differentiated, as in other implementations of RoiAlign",
             "freeze what the regions are computed from, or give them as an input",
         )
@@ -46,8 +46,8 @@ def roi_align(
 
 @gradient("MaxRoiPool")
 def max_roi_pool(
-    op: Op, x: Value, rois: Value, y: Value, dy: Value, *, pooled_shape: Sequence[int], spatial_scale: float
-) -> tuple[Entry, ...]:
+    op: GraphBuilder, x: Value, rois: Value, y: Value, dy: Value, *, pooled_shape: Sequence[int], spatial_scale: float
+) -> tuple[InputGradient, ...]:
     """The borders of its bins are whole numbers: nothing flows to the regions."""
 
     def dx() -> Value:
@@ -78,7 +78,7 @@ class Candidates:
     exists: Value
 
 
-def _points(op: Op, x: Value, rois: Value, axis: int, bins: int, ratio: int, scale: float, half: bool) -> Points:
+def _points(op: GraphBuilder, x: Value, rois: Value, axis: int, bins: int, ratio: int, scale: float, half: bool) -> Points:
     pixels = op.cast(_range(op, x, 2 + axis), x.dtype)
     size = op.cast(op.shape(x, 2 + axis, 3 + axis), x.dtype)
     start, end = (op.Unsqueeze(_column(op, rois, i) * scale, [2]) for i in (1 - axis, 3 - axis))
@@ -100,7 +100,7 @@ def _points(op: Op, x: Value, rois: Value, axis: int, bins: int, ratio: int, sca
     return Points(op.Max(op.Min(at, size - 1), 0), share, inside, exists, size, pixels)
 
 
-def _average(op: Op, x: Value, batch: Value, dy: Value, rows: Points, columns: Points) -> Value:
+def _average(op: GraphBuilder, x: Value, batch: Value, dy: Value, rows: Points, columns: Points) -> Value:
     images, channels, height, width = (op.shape(x, a, a + 1) for a in range(4))
     rest = op.constant(np.array([-1]))
     left, right = (  # (regions, bins, pixels)
@@ -115,7 +115,7 @@ def _average(op: Op, x: Value, batch: Value, dy: Value, rows: Points, columns: P
     return op.Transpose(op.Reshape(left @ wide, joined(op, [images, height, channels, width])), perm=[0, 2, 1, 3])
 
 
-def _corners(op: Op, points: Points) -> Candidates:
+def _corners(op: GraphBuilder, points: Points) -> Candidates:
     """Every point as the two pixels it lies between."""
     low = op.Floor(points.at)
     t = points.at - low
@@ -124,7 +124,7 @@ def _corners(op: Op, points: Points) -> Candidates:
     return Candidates(op.Cast(index, to=INT64), weight, op.Concat(points.exists, points.exists, axis=2))
 
 
-def _pixels(op: Op, x: Value, rois: Value, axis: int, bins: int, scale: float) -> Candidates:
+def _pixels(op: GraphBuilder, x: Value, rois: Value, axis: int, bins: int, scale: float) -> Candidates:
     """The pixels between the rounded borders of every bin."""
     size = op.cast(op.shape(x, 2 + axis, 3 + axis), x.dtype)
     start, end = (_rounded(op, _column(op, rois, i) * scale) for i in (2 - axis, 4 - axis))
@@ -140,7 +140,7 @@ def _pixels(op: Op, x: Value, rois: Value, axis: int, bins: int, scale: float) -
     return Candidates(op.Cast(op.Max(op.Min(index, size - 1), 0), to=INT64), op.cast(exists, x.dtype), exists)
 
 
-def _to_the_largest(op: Op, x: Value, batch: Value, dy: Value, rows: Candidates, columns: Candidates) -> Value:
+def _to_the_largest(op: GraphBuilder, x: Value, batch: Value, dy: Value, rows: Candidates, columns: Candidates) -> Value:
     """Each dy times the weight of the largest weighted pixel of its bin, added up where that pixel is."""
     images, channels, height, width = (op.shape(x, a, a + 1) for a in range(4))
     rest = op.constant(np.array([-1]))
@@ -166,14 +166,14 @@ def _to_the_largest(op: Op, x: Value, batch: Value, dy: Value, rows: Candidates,
     return op.Transpose(op.Reshape(summed, joined(op, [images, height, width, channels])), perm=[0, 3, 1, 2])
 
 
-def _column(op: Op, rois: Value, which: int) -> Value:
+def _column(op: GraphBuilder, rois: Value, which: int) -> Value:
     return op.Gather(rois, op.constant(np.array([which])), axis=1)
 
 
-def _range(op: Op, x: Value, axis: int) -> Value:
+def _range(op: GraphBuilder, x: Value, axis: int) -> Value:
     return op.Range(0, op.Squeeze(op.shape(x, axis, axis + 1), [0]), 1)
 
 
-def _rounded(op: Op, x: Value) -> Value:
+def _rounded(op: GraphBuilder, x: Value) -> Value:
     """To the nearest whole number, halves away from zero."""
     return op.Sign(x) * op.Floor(op.Abs(x) + 0.5)

@@ -7,45 +7,45 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxfit.gradients.table import Gradients, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 MS = "com.microsoft"
 
 
-@rewrite("Gelu", MS)
-def gelu(op: Op, x: Value) -> Value:
+@decompose("Gelu", MS)
+def gelu(op: GraphBuilder, x: Value) -> Value:
     return op.Gelu(x)
 
 
-@rewrite("FastGelu", MS)
-def fast_gelu(op: Op, x: Value, bias: Value | None) -> Value:
+@decompose("FastGelu", MS)
+def fast_gelu(op: GraphBuilder, x: Value, bias: Value | None) -> Value:
     return op.Gelu(x if bias is None else x + bias, approximate="tanh")
 
 
-@rewrite("QuickGelu", MS)
-def quick_gelu(op: Op, x: Value, *, alpha: float = 1.702) -> Value:
+@decompose("QuickGelu", MS)
+def quick_gelu(op: GraphBuilder, x: Value, *, alpha: float = 1.702) -> Value:
     return x * op.Sigmoid(alpha * x)
 
 
-@rewrite("BiasGelu", MS)
-def bias_gelu(op: Op, x: Value, bias: Value) -> Value:
+@decompose("BiasGelu", MS)
+def bias_gelu(op: GraphBuilder, x: Value, bias: Value) -> Value:
     return op.Gelu(x + bias)
 
 
-@rewrite("BiasSplitGelu", MS)
-def bias_split_gelu(op: Op, x: Value, bias: Value) -> Value:
-    left, right = op.many(2, "Split", x + bias, axis=-1, num_outputs=2)
+@decompose("BiasSplitGelu", MS)
+def bias_split_gelu(op: GraphBuilder, x: Value, bias: Value) -> Value:
+    left, right = op.Split(x + bias, _outputs=2, axis=-1, num_outputs=2)
     return left * op.Gelu(right)
 
 
-@rewrite("BiasAdd", MS)
-def bias_add(op: Op, x: Value, bias: Value, skip: Value) -> Value:
+@decompose("BiasAdd", MS)
+def bias_add(op: GraphBuilder, x: Value, bias: Value, skip: Value) -> Value:
     return x + bias + skip
 
 
-@rewrite("BiasSoftmax", MS)
-def bias_softmax(op: Op, x: Value, bias: Value, *, axis: int = 1) -> Value:
+@decompose("BiasSoftmax", MS)
+def bias_softmax(op: GraphBuilder, x: Value, bias: Value, *, axis: int = 1) -> Value:
     """Over all axes from `axis` on. `is_inner_broadcast` only tells the kernel along which axes the bias is broadcast, as in Add."""
     total = x + bias
     axis %= total.rank
@@ -55,21 +55,21 @@ def bias_softmax(op: Op, x: Value, bias: Value, *, axis: int = 1) -> Value:
     return op.Reshape(op.Softmax(flat), op.shape(total))
 
 
-@rewrite("Trilu", MS)
-def trilu(op: Op, x: Value, k: Value | None, *, upper: int = 1) -> Value:
+@decompose("Trilu", MS)
+def trilu(op: GraphBuilder, x: Value, k: Value | None, *, upper: int = 1) -> Value:
     return op.Trilu(x, k, upper=upper)
 
 
 @gradient("Inverse", MS)
-def inverse(op: Op, x: Value, y: Value, dy: Value) -> Gradients:
+def inverse(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """-y^T dy y^T"""
     turned = op.Transpose(y, perm=[*range(y.rank - 2), y.rank - 1, y.rank - 2])
     return -(turned @ dy @ turned)
 
 
-@rewrite("EmbedLayerNormalization", MS)
+@decompose("EmbedLayerNormalization", MS)
 def embed_layer_normalization(
-    op: Op, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
+    op: GraphBuilder, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
     mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12,
 ) -> tuple[Value, ...]:  # fmt: skip
     """The further outputs are how many tokens of each row the mask shows, and the sum that is normalised."""

@@ -15,18 +15,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.rules.resize import items, joined
-from onnxfit.gradients.table import Entry, Refused, gradient, rewrite
-from onnxfit.graph.values import Op, Value
+from onnxfit.gradients.table import InputGradient, NoGradientError, decompose, gradient
+from onnxfit.graph.values import GraphBuilder, Value
 
 CUBIC = -0.75
 
 
 @gradient("GridSample")
 def grid_sample(
-    op: Op, x: Value, grid: Value, y: Value, dy: Value, *, mode: str, padding_mode: str, align_corners: int
-) -> tuple[Entry, ...]:
+    op: GraphBuilder, x: Value, grid: Value, y: Value, dy: Value, *, mode: str, padding_mode: str, align_corners: int
+) -> tuple[InputGradient, ...]:
     if x.shape is None:
-        raise Refused("the rank of its input is unknown", "a model whose shapes can be inferred")
+        raise NoGradientError("the rank of its input is unknown", "a model whose shapes can be inferred")
     count = x.rank - 2
     images = op.shape(x, 0, 2)  # batch and channels
     points = op.Reshape(grid, _shape(op, op.shape(x, 0, 1), -1, count))
@@ -71,7 +71,7 @@ class Taps:
     pixels_per_unit: Value  # of the grid
 
 
-def _taps(op: Op, points: Value, x: Value, axis: int, mode: str, padding: str, corners: bool) -> Taps:
+def _taps(op: GraphBuilder, points: Value, x: Value, axis: int, mode: str, padding: str, corners: bool) -> Taps:
     size = op.shape(x, 2 + axis, 3 + axis)
     length = op.cast(size, points.dtype)
     place = op.Unsqueeze(op.Gather(points, op.constant(np.int64(x.rank - 3 - axis)), axis=2), [1])
@@ -119,16 +119,18 @@ def _cubic_far_slope(t: Value) -> Value:
     return CUBIC * ((3 * t - 10) * t + 8)
 
 
-def _behind(op: Op, factor: Value, product: Value) -> Value:
+def _behind(op: GraphBuilder, factor: Value, product: Value) -> Value:
     """(batch, taps, points) with axes of one element for the taps that `product` has already."""
     return op.Unsqueeze(factor, list(range(1, product.rank - 1)))
 
 
 @gradient("AffineGrid")
-def affine_grid(op: Op, theta: Value, size: Value, y: Value, dy: Value, *, align_corners: int) -> tuple[Entry, ...]:
+def affine_grid(
+    op: GraphBuilder, theta: Value, size: Value, y: Value, dy: Value, *, align_corners: int
+) -> tuple[InputGradient, ...]:
     """y = (p, 1) theta^T for every base point p; the base points are the grid of the identity."""
     if size.shape is None or not isinstance(size.shape[0], int):
-        raise Refused("the rank of its grid is unknown", "a model whose shapes can be inferred")
+        raise NoGradientError("the rank of its grid is unknown", "a model whose shapes can be inferred")
     count = size.shape[0] - 2
     identity = op.constant(np.eye(count, count + 1)[None], theta.dtype)
     one = _shape(op, 1, items(op, size, range(1, 2 + count)))
@@ -138,16 +140,18 @@ def affine_grid(op: Op, theta: Value, size: Value, y: Value, dy: Value, *, align
     return op.ReduceSum(arriving * op.Unsqueeze(base, [1]), [1], keepdims=0), None
 
 
-@rewrite("DeformConv")
+@decompose("DeformConv")
 def deform_conv(
-    op: Op, x: Value, w: Value, offset: Value, b: Value | None, mask: Value | None, *,
+    op: GraphBuilder, x: Value, w: Value, offset: Value, b: Value | None, mask: Value | None, *,
     strides: Sequence[int] | None, pads: Sequence[int] | None, dilations: Sequence[int] | None, group: int, offset_group: int,
     kernel_shape: Sequence[int] | None,
 ) -> Value:  # fmt: skip
     """Every tap of the kernel reads the image at its own point: one GridSample for all, and a MatMul with the weights."""
     kernel = [k for k in kernel_shape or (w.shape or ())[2:] if isinstance(k, int)]
     if len(kernel) != 2 or x.rank != 4:
-        raise Refused("it can be differentiated for images (batch, channels, height, width) and a kernel whose size is known")
+        raise NoGradientError(
+            "it can be differentiated for images (batch, channels, height, width) and a kernel whose size is known"
+        )
     batch, taps = op.shape(x, 0, 1), kernel[0] * kernel[1]
     samples = batch * offset_group if offset_group > 1 else batch
     out = op.shape(offset, 2)
@@ -172,12 +176,12 @@ def deform_conv(
 
 @gradient("Col2Im")
 def col2im(
-    op: Op, x: Value, image_shape: Value, block_shape: Value, y: Value, dy: Value, *,
+    op: GraphBuilder, x: Value, image_shape: Value, block_shape: Value, y: Value, dy: Value, *,
     strides: Sequence[int] | None, pads: Sequence[int] | None, dilations: Sequence[int] | None,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[InputGradient, ...]:  # fmt: skip
     """The patches of dy: dx[n, c k, l] = dy[n, c, k dilation + l stride - pad], axis by axis."""
     if image_shape.shape is None or not isinstance(image_shape.shape[0], int):
-        raise Refused("the rank of its image is unknown", "a model whose shapes can be inferred")
+        raise NoGradientError("the rank of its image is unknown", "a model whose shapes can be inferred")
     count = image_shape.shape[0]
     strides, dilations, pads = strides or [1] * count, dilations or [1] * count, pads or [0] * 2 * count
     found = op.Pad(dy, [0, 0, *pads[:count], 0, 0, *pads[count:]]) if any(pads) else dy
@@ -192,6 +196,6 @@ def col2im(
     return op.Reshape(found, op.shape(x)), None, None
 
 
-def _shape(op: Op, *parts: Value | int) -> Value:
+def _shape(op: GraphBuilder, *parts: Value | int) -> Value:
     """A shape of parts and numbers."""
     return joined(op, [p if isinstance(p, Value) else op.constant(np.array([p], np.int64)) for p in parts])
