@@ -2,8 +2,9 @@
 
     python benchmarks/checkpoints.py [--megabytes 500] [--folder .]
 
-The hook is the time that `on_train_batch_end` takes of the loop, between two steps as the plain copy is; "meanwhile" is what the steps take
-longer while the file is written, all of them together: disk, memory and processors are shared.
+The hook is the time that `on_train_batch_end` takes of the loop, between two steps as the plain
+copy is; "meanwhile" is what the steps take longer while the file is written, all of them together:
+disk, memory and processors are shared.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ REPEATS = 5
 
 
 def table(megabytes: int) -> Trainer:
-    """A trainer of so many megabytes of weights, in layers of 64 MB and what is left, of which a step computes little but the update."""
+    """A trainer of so many megabytes of weights, in layers of 64 MB and what is left, of which a
+    step computes little but the update.
+    """
     rows = [2**14] * (megabytes // 64) + [2**8 * (megabytes % 64)] * (megabytes % 64 > 0)
     rng = np.random.default_rng(0)
-    weights = [from_array(rng.standard_normal((n, 1024), np.float32), f"w{i}") for i, n in enumerate(rows)]
+    weights = [
+        from_array(rng.standard_normal((n, 1024), np.float32), f"w{i}") for i, n in enumerate(rows)
+    ]
     nodes = [oh.make_node("Gather", [w.name, "x"], [f"e{w.name}"]) for w in weights]
     nodes.append(oh.make_node("Sum", [n.output[0] for n in nodes], ["y"]))
     x = oh.make_tensor_value_info("x", TensorProto.INT64, ["N"])
     y = oh.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 1024])
-    model = oh.make_model(oh.make_graph(nodes, "table", [x], [y], weights), opset_imports=[oh.make_opsetid("", 17)], ir_version=8)
+    model = oh.make_model(
+        oh.make_graph(nodes, "table", [x], [y], weights),
+        opset_imports=[oh.make_opsetid("", 17)],
+        ir_version=8,
+    )
     return Trainer(model, loss="mse")
 
 
@@ -86,15 +95,21 @@ def main() -> None:
             for _ in range(REPEATS):
                 clock = Clock()
                 save = TimedCheckpoint(
-                    Path(folder) / "c", monitor="loss", every_n_steps=trainer.global_step + AT, background=background
+                    Path(folder) / "c",
+                    monitor="loss",
+                    every_n_steps=trainer.global_step + AT,
+                    background=background,
                 )
                 trainer.fit(x, y, batch_size=1, callbacks=[save, clock], verbose=0, shuffle=False)
                 step = statistics.median(clock.steps[: AT - 1])
                 longer = sum(clock.steps) - STEPS * step - save.hook - save.copy
                 figures.append((save.hook, save.copy, save.hook / save.copy, step, longer))
-            hook, copy, ratio, step, longer = (statistics.median(column) for column in zip(*figures))
+            hook, copy, ratio, step, longer = (
+                statistics.median(column) for column in zip(*figures)
+            )
             print(
-                f"{name}: hook {hook:.3f} s, np.copy {copy:.3f} s, ratio {ratio:.2f}; a step {step:.3f} s, meanwhile {longer:+.2f} s"
+                f"{name}: hook {hook:.3f} s, np.copy {copy:.3f} s, ratio {ratio:.2f}; a step"
+                f" {step:.3f} s, meanwhile {longer:+.2f} s"
             )
 
 

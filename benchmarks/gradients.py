@@ -1,10 +1,12 @@
-"""The table of rules against onnxruntime's own gradients: microseconds per training step, on the training build.
+"""The table of rules against onnxruntime's own gradients: microseconds per training step, on the
+training build.
 
     python benchmarks/gradients.py [--repeats 7] [--only transformer] [--build]
 
-One process, SGD, the same model and batch; the two sources take turns, so that noise of the machine meets both. The ratio is rules / builder:
-below 1 the rules are faster. `--build` times instead how long the graph of a step takes to build, and how that grows with the model. On
-a plain onnxruntime only the rules are timed. The networks are exported by PyTorch, which must be installed.
+One process, SGD, the same model and batch; the two sources take turns, so that noise of the machine
+meets both. The ratio is rules / builder: below 1 the rules are faster. `--build` times instead how
+long the graph of a step takes to build, and how that grows with the model. On a plain onnxruntime
+only the rules are timed. The networks are exported by PyTorch, which must be installed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from onnxfit import Trainer
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.step.graphs import train_graph
 
-SOURCES = ["onnx", "onnxruntime"] if hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder") else ["onnx"]
+SOURCES = (
+    ["onnx", "onnxruntime"]
+    if hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder")
+    else ["onnx"]
+)
 
 
 class Transformer(nn.Module):
@@ -35,9 +41,17 @@ class Transformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(1000, 128), nn.Parameter(torch.randn(64, 128) * 0.02)
-        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True, activation="gelu")
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(128, 10)
+        self.embedding, self.positions = (
+            nn.Embedding(1000, 128),
+            nn.Parameter(torch.randn(64, 128) * 0.02),
+        )
+        layer = nn.TransformerEncoderLayer(
+            128, 4, 512, dropout=0.0, batch_first=True, activation="gelu"
+        )
+        self.layers, self.head = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(128, 10),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.layers(self.embedding(x) + self.positions).mean(1))
@@ -74,8 +88,13 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 32, 3, padding=1, bias=False)
-        self.convolutions = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(4))
-        self.norms, self.head = nn.ModuleList(nn.BatchNorm2d(32) for _ in range(4)), nn.Linear(32, 10)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(4)
+        )
+        self.norms, self.head = (
+            nn.ModuleList(nn.BatchNorm2d(32) for _ in range(4)),
+            nn.Linear(32, 10),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.stem(x))
@@ -87,10 +106,16 @@ class Residual(nn.Module):
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "linear 10-10, batch 64": (lambda: dense(10, 10), lambda: torch.randn(64, 10)),
-    "MLP 784-256-128-10, batch 128": (lambda: dense(784, 256, 128, 10), lambda: torch.randn(128, 784)),
+    "MLP 784-256-128-10, batch 128": (
+        lambda: dense(784, 256, 128, 10),
+        lambda: torch.randn(128, 784),
+    ),
     "CNN 16-32 on 28×28, batch 64": (convolutional, lambda: torch.randn(64, 1, 28, 28)),
     "residual blocks 32 on 16×16, batch 16": (Residual, lambda: torch.randn(16, 3, 16, 16)),
-    "transformer d 128, 64 tokens, batch 16": (Transformer, lambda: torch.randint(0, 1000, (16, 64))),
+    "transformer d 128, 64 tokens, batch 16": (
+        Transformer,
+        lambda: torch.randint(0, 1000, (16, 64)),
+    ),
     "LSTM 128, 50 steps, batch 32": (Recurrent, lambda: torch.randn(32, 50, 32)),
 }
 
@@ -107,7 +132,9 @@ def exported(module: nn.Module, x: torch.Tensor) -> bytes:
 
 
 def step_of(model: bytes, x: np.ndarray, gradient: str, threads: int) -> Callable[[], Any]:
-    trainer = Trainer(model, loss="cross_entropy", optimizer=SGD(1e-3), gradient=gradient, threads=threads)
+    trainer = Trainer(
+        model, loss="cross_entropy", optimizer=SGD(1e-3), gradient=gradient, threads=threads
+    )
     y = np.random.default_rng(0).integers(0, 10, len(x))
     trainer.train_on_batch(x, y)
     (runner,) = trainer._backend._fixed["train"].values()
@@ -116,7 +143,8 @@ def step_of(model: bytes, x: np.ndarray, gradient: str, threads: int) -> Callabl
 
 def steps(options: argparse.Namespace) -> None:
     print(
-        f"onnxruntime {onnxruntime.__version__}, {options.threads} threads; µs per step: median (middle half of {options.repeats})"
+        f"onnxruntime {onnxruntime.__version__}, {options.threads} threads; µs per step: median"
+        f" (middle half of {options.repeats})"
     )
     for title, (make, inputs) in NETWORKS.items():
         if options.only and options.only not in title:
@@ -138,8 +166,14 @@ def steps(options: argparse.Namespace) -> None:
                     run[source]()
                 times[source].append((time.perf_counter() - began) / count[source] * 1e6)
         quartiles = {source: np.percentile(times[source], [25, 50, 75]) for source in SOURCES}
-        figures = "   ".join(f"{s} {q[1]:10,.1f} ({q[0]:,.1f} .. {q[2]:,.1f})" for s, q in quartiles.items())
-        ratio = f"   ratio {quartiles['onnx'][1] / quartiles['onnxruntime'][1]:.2f}" if len(SOURCES) > 1 else ""
+        figures = "   ".join(
+            f"{s} {q[1]:10,.1f} ({q[0]:,.1f} .. {q[2]:,.1f})" for s, q in quartiles.items()
+        )
+        ratio = (
+            f"   ratio {quartiles['onnx'][1] / quartiles['onnxruntime'][1]:.2f}"
+            if len(SOURCES) > 1
+            else ""
+        )
         print(f"{title:40} {figures}{ratio}", flush=True)
 
 
@@ -149,7 +183,8 @@ def chain(nodes: int) -> onnx.ModelProto:
     body, weights, last = [], [], "x"
     for i in range(nodes // 4):
         weights += [
-            onnx.numpy_helper.from_array(rng.normal(size=s).astype(np.float32), f"{n}{i}") for n, s in (("w", (8, 8)), ("b", 8))
+            onnx.numpy_helper.from_array(rng.normal(size=s).astype(np.float32), f"{n}{i}")
+            for n, s in (("w", (8, 8)), ("b", 8))
         ]
         body += [
             helper.make_node(op, ins, [out])
@@ -167,22 +202,29 @@ def chain(nodes: int) -> onnx.ModelProto:
 def build(options: argparse.Namespace) -> None:
     print("seconds to build the graph of a step (Adam), not to compile it")
     for nodes in (100, 1000, 10000):
-        trainer = Trainer(chain(nodes), loss="mean_squared_error", optimizer=Adam(), gradient="onnx")
+        trainer = Trainer(
+            chain(nodes), loss="mean_squared_error", optimizer=Adam(), gradient="onnx"
+        )
         batch = trainer._expected_batch()
         began = time.perf_counter()
         graph = train_graph(trainer._backend.recipe, batch)
         seconds = time.perf_counter() - began
         print(
-            f"{nodes:6} nodes -> {len(graph.graph.node):7} nodes  {seconds:7.2f} s  {seconds / nodes * 1e3:.2f} ms per node",
+            f"{nodes:6} nodes -> {len(graph.graph.node):7} nodes  {seconds:7.2f} s "
+            f" {seconds / nodes * 1e3:.2f} ms per node",
             flush=True,
         )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Time the table of rules against onnxruntime's gradients.")
+    parser = argparse.ArgumentParser(
+        description="Time the table of rules against onnxruntime's gradients."
+    )
     parser.add_argument("--repeats", type=int, default=7, help="how often each figure is measured")
     parser.add_argument("--threads", type=int, default=2, help="of onnxruntime")
     parser.add_argument("--only", help="networks whose title has this in it")
-    parser.add_argument("--build", action="store_true", help="time building the graph instead of running it")
+    parser.add_argument(
+        "--build", action="store_true", help="time building the graph instead of running it"
+    )
     chosen = parser.parse_args()
     build(chosen) if chosen.build else steps(chosen)

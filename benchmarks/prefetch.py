@@ -1,7 +1,10 @@
-"""Seconds of `fit` with a source that sleeps as long as a step takes: `python benchmarks/prefetch.py [--batches 40] [--repeats 3]`.
+"""Seconds of `fit` with a source that sleeps as long as a step takes:
 
-Three passes over the same batches, in turns: from a source that takes no time; from one that sleeps before each batch for as long as a
-step of the first took; and from that one through `onnxfit.Prefetch`, whose thread sleeps while the step runs. Each is the median of the repeats.
+`python benchmarks/prefetch.py [--batches 40] [--repeats 3]`.
+
+Three passes over the same batches, in turns: from a source that takes no time; from one that sleeps
+before each batch for as long as a step of the first took; and from that one through
+`onnxfit.Prefetch`, whose thread sleeps while the step runs. Each is the median of the repeats.
 """
 
 from __future__ import annotations
@@ -25,12 +28,17 @@ SIZES, BATCH = (784, 1024, 512, 10), 256
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--batches", type=int, default=40)
     arguments.add_argument("--repeats", type=int, default=3)
     options = arguments.parse_args()
     rng = np.random.default_rng(0)
-    batch = rng.standard_normal((BATCH, SIZES[0])).astype(np.float32), rng.integers(0, SIZES[-1], BATCH)
+    batch = (
+        rng.standard_normal((BATCH, SIZES[0])).astype(np.float32),
+        rng.integers(0, SIZES[-1], BATCH),
+    )
     trainer = onnxfit.Trainer(models.dense(*SIZES), loss="cross_entropy", optimizer="sgd")
 
     def source(pause: float) -> Any:
@@ -59,7 +67,8 @@ def main() -> None:
     ]  # in turns: machines have moods
     alone, *_ = taken = [statistics.median(times[title] for times in rounds) for title in cases]
     print(
-        f"{options.batches} batches of {BATCH} rows, MLP {'-'.join(map(str, SIZES))}; the source sleeps {1e3 * step:.1f} ms a batch"
+        f"{options.batches} batches of {BATCH} rows, MLP {'-'.join(map(str, SIZES))}; the source"
+        f" sleeps {1e3 * step:.1f} ms a batch"
     )
     for title, seconds_taken in zip(cases, taken):
         print(f"  {title:28} {seconds_taken:6.3f} s  {seconds_taken / alone:5.2f} x")

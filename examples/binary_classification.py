@@ -2,8 +2,9 @@
 
     python examples/binary_classification.py [--out docs/gallery]
 
-One model ends in a raw score, trained with "bce_with_logits"; the other has a Sigmoid behind it and is trained with "bce". Both minimise
-the mean of the logistic loss plus |w|^2 / (2 C n), which is LogisticRegression(C=C) divided by C n, and must find its coefficients.
+One model ends in a raw score, trained with "bce_with_logits"; the other has a Sigmoid behind it and
+is trained with "bce". Both minimise the mean of the logistic loss plus |w|^2 / (2 C n), which is
+LogisticRegression(C=C) divided by C n, and must find its coefficients.
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ def main() -> None:
 
     sklearn = LogisticRegression(C=C, tol=1e-8, max_iter=1000).fit(X.astype(np.float64), y)
     expected = np.append(sklearn.coef_[0], sklearn.intercept_)
-    least = log_loss(y, sklearn.predict_proba(X.astype(np.float64))) + np.sum(sklearn.coef_**2) / (2 * C * len(X))
+    least = log_loss(y, sklearn.predict_proba(X.astype(np.float64))) + np.sum(sklearn.coef_**2) / (
+        2 * C * len(X)
+    )
     between = float(np.abs(coefficients["scores"] - coefficients["probabilities"]).max())
     difference = max(float(np.abs(found - expected).max()) for found in coefficients.values())
     # of the model that gives probabilities, which scikit-learn's are compared with directly
-    probability = float(np.abs(trainer.predict(X)[:, 0] - sklearn.predict_proba(X.astype(np.float64))[:, 1]).max())
+    probability = float(
+        np.abs(trainer.predict(X)[:, 0] - sklearn.predict_proba(X.astype(np.float64))[:, 1]).max()
+    )
 
     write_csv(
         options.out / "binary_classification.csv",
@@ -60,10 +65,21 @@ def main() -> None:
             **{f"on_{way}": [float(v) for v in found] for way, found in coefficients.items()},
         },
     )
-    figure, (left, right) = panels(f"On scores or on probabilities: LogisticRegression's coefficients, to {difference:.0e}")
+    figure, (left, right) = panels(
+        f"On scores or on probabilities: LogisticRegression's coefficients, to {difference:.0e}"
+    )
     epochs = range(1, EPOCHS + 1)
-    left.loglog(epochs, losses["scores"], color=GREY, linewidth=7, solid_capstyle="round", label="on raw scores")
-    left.loglog(epochs, losses["probabilities"], color=ORANGE, linewidth=1.8, label="on probabilities")
+    left.loglog(
+        epochs,
+        losses["scores"],
+        color=GREY,
+        linewidth=7,
+        solid_capstyle="round",
+        label="on raw scores",
+    )
+    left.loglog(
+        epochs, losses["probabilities"], color=ORANGE, linewidth=1.8, label="on probabilities"
+    )
     left.axhline(least, color=INK, linewidth=1.2, linestyle=":", label="LogisticRegression")
     left.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
     left.set_yticks([], minor=True)
@@ -71,13 +87,30 @@ def main() -> None:
     label(left, "Training loss", "epoch", "logistic loss (nats) + penalty")
     ends = [expected.min(), expected.max()]
     right.plot(ends, ends, color=FAINT, linewidth=6, zorder=0, label="equal")
-    right.plot(expected, coefficients["scores"], "o", color=GREY, markersize=8, label="on raw scores")
-    right.plot(expected, coefficients["probabilities"], "o", color=ORANGE, markersize=3.5, label="on probabilities")
+    right.plot(
+        expected, coefficients["scores"], "o", color=GREY, markersize=8, label="on raw scores"
+    )
+    right.plot(
+        expected,
+        coefficients["probabilities"],
+        "o",
+        color=ORANGE,
+        markersize=3.5,
+        label="on probabilities",
+    )
     right.grid(axis="x")
-    label(right, "The 31 coefficients", "LogisticRegression (per deviation of the feature)", "onnxfit (the same unit)")
+    label(
+        right,
+        "The 31 coefficients",
+        "LogisticRegression (per deviation of the feature)",
+        "onnxfit (the same unit)",
+    )
     save(figure, options.out / "binary_classification.png")
 
-    print(f"loss                 {losses['scores'][0]:.4f} -> {losses['scores'][-1]:.6f}; of LogisticRegression {least:.6f}")
+    print(
+        f"loss                 {losses['scores'][0]:.4f} -> {losses['scores'][-1]:.6f}; of"
+        f" LogisticRegression {least:.6f}"
+    )
     print(f"largest difference   {difference:.1e} from the coefficients of LogisticRegression")
     print(f"both ways            {between:.1e} apart in any coefficient")
     print(f"probabilities        {probability:.1e} from those of LogisticRegression")

@@ -12,9 +12,11 @@ import onnxfit
 
 
 class Settled(onnxfit.callbacks.Callback):
-    """Logs `moved`, the distance the weights went in an epoch; ends training after `patience` epochs in a row below `threshold`.
+    """Logs `moved`, the distance the weights went in an epoch; ends training after `patience`
+    epochs in a row below `threshold`.
 
-    What `trainer.log` adds is seen by every later callback: the progress bar, History, CSV files and TensorBoard show `moved` too.
+    What `trainer.log` adds is seen by every later callback: the progress bar, History, CSV files
+    and TensorBoard show `moved` too.
     """
 
     def __init__(self, threshold: float, patience: int = 1) -> None:
@@ -32,7 +34,10 @@ class Settled(onnxfit.callbacks.Callback):
         self.quiet = self.quiet + 1 if moved < self.threshold else 0
         if self.quiet == self.patience:
             self.trainer.stop_training = True
-            self.trainer.stop_reason = f"Settled: the weights moved by less than {self.threshold} in {self.patience} epochs"
+            self.trainer.stop_reason = (
+                f"Settled: the weights moved by less than {self.threshold} in {self.patience}"
+                " epochs"
+            )
 
     # what a checkpoint keeps, so that a run that was killed stops where it would have stopped
     def state_dict(self) -> dict[str, Any]:
@@ -54,7 +59,10 @@ def main() -> None:
     print("moved   ", " ".join(f"{m:.4f}" for m in moved))
     print(f"epochs   {len(moved)}: {trainer.stop_reason}")
     if not (len(moved) < 100 and max(moved[-2:]) < 1e-3 <= min(moved[:-2])):
-        sys.exit("custom_callback: training was to end with the second epoch that moves the weights by less than 0.001")
+        sys.exit(
+            "custom_callback: training was to end with the second epoch that moves the weights by"
+            " less than 0.001"
+        )
 
 
 if __name__ == "__main__":

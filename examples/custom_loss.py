@@ -1,8 +1,8 @@
 """A loss of one's own: LINEX, for forecasts where too little costs far more than too much.
 
-With d = y_pred - y_true the loss is exp(a d) - a d - 1 (Varian 1975; Zellner 1986). Where it is smallest, its derivative with
-respect to a bias is 0, hence mean(exp(a d)) = 1: that is what is checked. For Gaussian noise of deviation s it means to forecast
--a s^2 / 2 above the mean.
+With d = y_pred - y_true the loss is exp(a d) - a d - 1 (Varian 1975; Zellner 1986). Where it is
+smallest, its derivative with respect to a bias is 0, hence mean(exp(a d)) = 1: that is what is
+checked. For Gaussian noise of deviation s it means to forecast -a s^2 / 2 above the mean.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Linex(Loss):
 def main() -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((2000, 3)).astype(np.float32)
-    demand = (X @ np.array([2.0, -1.0, 0.5]) + 10 + 0.5 * rng.standard_normal(2000)).astype(np.float32)
+    demand = (X @ np.array([2.0, -1.0, 0.5]) + 10 + 0.5 * rng.standard_normal(2000)).astype(
+        np.float32
+    )
 
     loss = Linex(a=-2.0)
     trainer = onnxfit.Trainer(dense(3, 1), loss="mse", optimizer=onnxfit.optimizers.SGD(0.2))
@@ -49,7 +51,9 @@ def main() -> None:
 
     d = trainer.predict(X)[:, 0].astype(np.float64) - demand
     condition = float(np.mean(np.exp(loss.a * d)))
-    print(f"forecast above the mean by  {d.mean():.3f}   (0.25 for Gaussian noise of deviation 0.5)")
+    print(
+        f"forecast above the mean by  {d.mean():.3f}   (0.25 for Gaussian noise of deviation 0.5)"
+    )
     print(f"mean(exp(a d))              {condition:.5f} (1 where the loss is smallest)")
     if not (abs(condition - 1) < 1e-3 and abs(d.mean() - 0.25) < 0.03):
         sys.exit("custom_loss: training did not arrive at the minimum")

@@ -2,8 +2,9 @@
 
     python examples/digits.py [--epochs 30]
 
-Writes digits.onnx (untrained), trained.onnx, digits.png (the curves), checkpoints/ and runs/ into the current folder; ends with an
-error if the validation accuracy stays below 97 % or the trained file does not predict what the trainer predicts.
+Writes digits.onnx (untrained), trained.onnx, digits.png (the curves), checkpoints/ and runs/ into
+the current folder; ends with an error if the validation accuracy stays below 97 % or the trained
+file does not predict what the trainer predicts.
 """
 
 from __future__ import annotations
@@ -37,10 +38,17 @@ def main(epochs: int) -> None:
     began = time.perf_counter()
     digits = load_digits()
     images = (digits.images[:, None] / 16).astype(np.float32)
-    x_train, x_val, y_train, y_val = train_test_split(images, digits.target, test_size=0.2, stratify=digits.target, random_state=0)
+    x_train, x_val, y_train, y_val = train_test_split(
+        images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
+    )
 
     onnx.save(convolutional(), "digits.onnx")  # from here on there is only the file
-    trainer = onnxfit.Trainer("digits.onnx", loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(0.001), metrics=["accuracy"])
+    trainer = onnxfit.Trainer(
+        "digits.onnx",
+        loss="cross_entropy",
+        optimizer=onnxfit.optimizers.Adam(0.001),
+        metrics=["accuracy"],
+    )
     print(trainer.summary())
 
     best = "checkpoints/digits.ckpt"
@@ -52,7 +60,9 @@ def main(epochs: int) -> None:
         batch_size=32,
         validation_data=(x_val, y_val),
         callbacks=[
-            onnxfit.callbacks.EarlyStopping(monitor="val_loss", patience=5, restore_best_weights=True),
+            onnxfit.callbacks.EarlyStopping(
+                monitor="val_loss", patience=5, restore_best_weights=True
+            ),
             onnxfit.callbacks.ModelCheckpoint(best, monitor="val_loss", save_best_only=True),
             onnxfit.callbacks.TensorBoard(log_dir, histogram_freq=1),
         ],
@@ -67,7 +77,9 @@ def main(epochs: int) -> None:
     again = onnxfit.Trainer.load(best).evaluate(x_val, y_val)
 
     draw(history, "digits.png")
-    tensorboard = shutil.which("tensorboard") or os.path.relpath(Path(sys.executable).with_name("tensorboard"))
+    tensorboard = shutil.which("tensorboard") or os.path.relpath(
+        Path(sys.executable).with_name("tensorboard")
+    )
     print(f"""
 trained      {len(history.epoch)} epochs in {time.perf_counter() - began:.0f} s
 accuracy     {accuracy:.2%} of {len(y_val)} validation images, by trained.onnx in onnxruntime alone
@@ -77,9 +89,14 @@ checkpoint   {best}: accuracy {again["accuracy"]:.2%} when loaded again
 look at      digits.png
              {tensorboard} --logdir runs""")
     if accuracy < WANTED_ACCURACY:
-        sys.exit(f"digits: validation accuracy {accuracy:.2%}, wanted {WANTED_ACCURACY:.0%} at least")
+        sys.exit(
+            f"digits: validation accuracy {accuracy:.2%}, wanted {WANTED_ACCURACY:.0%} at least"
+        )
     if not disagreement <= WANTED_AGREEMENT:
-        sys.exit(f"digits: trained.onnx and trainer.predict differ by {disagreement:.1e}, wanted {WANTED_AGREEMENT} at most")
+        sys.exit(
+            f"digits: trained.onnx and trainer.predict differ by {disagreement:.1e}, wanted"
+            f" {WANTED_AGREEMENT} at most"
+        )
 
 
 def draw(history: onnxfit.callbacks.History, path: str) -> None:
@@ -94,9 +111,13 @@ def draw(history: onnxfit.callbacks.History, path: str) -> None:
     best = int(np.argmin(history.history["val_loss"]))
     with plt.rc_context(style):
         figure, panels = plt.subplots(1, 2, figsize=(9.6, 3.9), dpi=130, layout="constrained")
-        for panel, name, title in zip(panels, ("loss", "accuracy"), ("Cross entropy (log scale)", "Accuracy")):
+        for panel, name, title in zip(
+            panels, ("loss", "accuracy"), ("Cross entropy (log scale)", "Accuracy")
+        ):
             train, validation = (np.asarray(history.history[key]) for key in (name, f"val_{name}"))
-            panel.axvline(history.epoch[best], color=FAINT, linewidth=6, solid_capstyle="butt", zorder=0)
+            panel.axvline(
+                history.epoch[best], color=FAINT, linewidth=6, solid_capstyle="butt", zorder=0
+            )
             panel.plot(history.epoch, train, color=TRAIN, linewidth=2)
             panel.plot(history.epoch, validation, color=VALIDATION, linewidth=2)
             panel.plot(history.epoch[best], validation[best], "o", color=VALIDATION, markersize=6)
@@ -122,6 +143,13 @@ def draw(history: onnxfit.callbacks.History, path: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a small convolutional network on digits, from a .onnx file.")
-    parser.add_argument("--epochs", type=int, default=30, help="at most this many; training stops when it no longer improves")
+    parser = argparse.ArgumentParser(
+        description="Train a small convolutional network on digits, from a .onnx file."
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=30,
+        help="at most this many; training stops when it no longer improves",
+    )
     main(parser.parse_args().epochs)

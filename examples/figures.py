@@ -1,4 +1,6 @@
-"""What the figures of the examples share: where they are written, how they look, how their numbers are stored."""
+"""What the figures of the examples share: where they are written, how they look, how their numbers
+are stored.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,15 @@ STYLE = {
 
 
 def arguments(text: str, quick: str = "") -> argparse.Namespace:
-    """`--out FOLDER`, the current one by default, which is made; and `--quick`, if there is something that it makes short."""
+    """`--out FOLDER`, the current one by default, which is made; and `--quick`, if there is
+    something that it makes short.
+    """
     parser = argparse.ArgumentParser(description=text.partition("\n")[0])
     parser.add_argument(
-        "--out", type=Path, default=Path(), help="the folder that the files are written into; by default the current one"
+        "--out",
+        type=Path,
+        default=Path(),
+        help="the folder that the files are written into; by default the current one",
     )
     if quick:
         parser.add_argument("--quick", action="store_true", help=quick)
@@ -54,13 +61,20 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(columns)
-        rows.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in row] for row in zip(*columns.values()))
+        rows.writerows(
+            [f"{v:.6g}" if isinstance(v, float) else v for v in row]
+            for row in zip(*columns.values())
+        )
 
 
-def panels(title: str, rows: int = 1, columns: int = 2, height: float = 4.1) -> tuple[Any, list[Any]]:
+def panels(
+    title: str, rows: int = 1, columns: int = 2, height: float = 4.1
+) -> tuple[Any, list[Any]]:
     """A figure of so many panels, under a title that says what was found."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, columns, figsize=(9.6, height), dpi=110, layout="constrained", squeeze=False)
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(9.6, height), dpi=110, layout="constrained", squeeze=False
+        )
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
         figure.suptitle(title, x=0.012, ha="left", fontsize=12.5, fontweight="bold", color=INK)
         for panel in axes.flat:

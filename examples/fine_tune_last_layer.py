@@ -1,4 +1,6 @@
-"""Fine-tuning: a network that knows the digits 0-4 learns 5-9 by its last layer alone; no other weight changes by a bit."""
+"""Fine-tuning: a network that knows the digits 0-4 learns 5-9 by its last layer alone; no other
+weight changes by a bit.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,18 @@ def main() -> None:
     known, new = y < 5, y >= 5
 
     model = dense(64, 64, 5, names=["hidden", "fc"])
-    pretraining = onnxfit.Trainer(model, loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(0.003))
+    pretraining = onnxfit.Trainer(
+        model, loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(0.003)
+    )
     pretraining.fit(X[known], y[known], epochs=15, verbose=0)
     pretrained = pretraining.export(None)
 
     trainer = onnxfit.Trainer(
-        pretrained, ["fc*"], loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(0.01), metrics=["accuracy"]
+        pretrained,
+        ["fc*"],
+        loss="cross_entropy",
+        optimizer=onnxfit.optimizers.Adam(0.01),
+        metrics=["accuracy"],
     )
     before = trainer.evaluate(X[new], y[new] - 5)["accuracy"]
     trainer.fit(X[new], y[new] - 5, epochs=15, verbose=0)

@@ -2,8 +2,9 @@
 
     python examples/numpy_against_onnxruntime.py [--out docs/gallery] [--quick]
 
-Both compute with one thread, on float32; what an onnxruntime call takes includes handing over the arrays. Two of the graphs are written
-here, two are onnxfit's own: a loss, and an optimizer's update. Before anything is timed, the results must agree.
+Both compute with one thread, on float32; what an onnxruntime call takes includes handing over the
+arrays. Two of the graphs are written here, two are onnxfit's own: a loss, and an optimizer's
+update. Before anything is timed, the results must agree.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from figures import BLUE, ORANGE, arguments, label, panels, save, write_csv
 import onnxfit
 
 SIZES = [10, 100, 1000, 10_000, 100_000, 1_000_000]
-LEAST = 0.01  # seconds: a call is repeated until it has taken that long, and the best of five such runs counts
+# seconds: a call is repeated until it has taken that long, and the best of five such runs counts
+LEAST = 0.01
 Feeds = dict[str, np.ndarray]
 
 LINE = """<ir_version: 10, opset_import: ["": 21]>
@@ -52,7 +54,12 @@ def momentum(f: Feeds) -> tuple[np.ndarray, np.ndarray]:
 
 # name: in numpy, as a model, the vectors it takes, and its other inputs
 FUNCTIONS: dict[str, tuple[Callable[[Feeds], Any], onnx.ModelProto, list[str], Feeds]] = {
-    "a + b x": (line, onnx.parser.parse_model(LINE), ["x"], {"a": np.array(2, np.float32), "b": np.array(3, np.float32)}),
+    "a + b x": (
+        line,
+        onnx.parser.parse_model(LINE),
+        ["x"],
+        {"a": np.array(2, np.float32), "b": np.array(3, np.float32)},
+    ),
     "mean squared distance": (
         mean_squared_distance,
         onnxfit.losses.MeanSquaredError().build_onnx_function(["n"]),
@@ -77,32 +84,52 @@ def main() -> None:
     settings.intra_op_num_threads = 1
     rows, largest = [], 0.0
     for name, (function, model, vectors, others) in FUNCTIONS.items():
-        session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+        )
         for size in sizes:
-            feeds = others | {vector: rng.standard_normal(size, dtype=np.float32) for vector in vectors}
+            feeds = others | {
+                vector: rng.standard_normal(size, dtype=np.float32) for vector in vectors
+            }
             in_numpy, in_onnxruntime = partial(function, feeds), partial(session.run, None, feeds)
             expected = in_numpy()
-            for ours, theirs in zip(expected if isinstance(expected, tuple) else (expected,), in_onnxruntime()):
+            for ours, theirs in zip(
+                expected if isinstance(expected, tuple) else (expected,), in_onnxruntime()
+            ):
                 largest = max(largest, float(np.abs(ours - theirs).max() / np.abs(ours).max()))
-            numpy_time, runtime_time = seconds(in_numpy, options.quick), seconds(in_onnxruntime, options.quick)
+            numpy_time, runtime_time = (
+                seconds(in_numpy, options.quick),
+                seconds(in_onnxruntime, options.quick),
+            )
             rows.append((name, size, 1e6 * numpy_time, 1e6 * runtime_time))
-            print(f"{name:24} {size:9,} numbers    numpy {1e6 * numpy_time:9.2f} us    onnxruntime {1e6 * runtime_time:9.2f} us")
+            print(
+                f"{name:24} {size:9,} numbers    numpy {1e6 * numpy_time:9.2f} us    onnxruntime"
+                f" {1e6 * runtime_time:9.2f} us"
+            )
     write_csv(
-        options.out / "numpy_against_onnxruntime.csv", dict(zip(("function", "size", "numpy_us", "onnxruntime_us"), zip(*rows)))
+        options.out / "numpy_against_onnxruntime.csv",
+        dict(zip(("function", "size", "numpy_us", "onnxruntime_us"), zip(*rows))),
     )
 
     of_size = {size: [(a, b) for _, n, a, b in rows if n == size] for size in (sizes[0], sizes[-1])}
     faster = {size: sum(b < a for a, b in times) for size, times in of_size.items()}
-    counts = " and ".join(f"{count} of {len(FUNCTIONS)} with {size:,} numbers" for size, count in faster.items())
+    counts = " and ".join(
+        f"{count} of {len(FUNCTIONS)} with {size:,} numbers" for size, count in faster.items()
+    )
     figure, axes = panels(f"Functions that are faster in onnxruntime: {counts}", rows=2, height=6.6)
     for panel, name in zip(axes, FUNCTIONS):
         _, x, numpy_times, runtime_times = zip(*(row for row in rows if row[0] == name))
         panel.loglog(x, numpy_times, "o-", color=BLUE, linewidth=1.8, markersize=5, label="numpy")
-        panel.loglog(x, runtime_times, "o-", color=ORANGE, linewidth=1.8, markersize=5, label="onnxruntime")
+        panel.loglog(
+            x, runtime_times, "o-", color=ORANGE, linewidth=1.8, markersize=5, label="onnxruntime"
+        )
         label(panel, name, "size of the vector (float32 numbers)", "time per call (µs)")
     save(figure, options.out / "numpy_against_onnxruntime.png")
 
-    print(f"largest difference       {largest:.1e} between their results, relative to the largest of them")
+    print(
+        f"largest difference       {largest:.1e} between their results, relative to the largest of"
+        " them"
+    )
     if not largest < 1e-4:
         sys.exit("numpy_against_onnxruntime: both were to give the same to 1e-4")
 

@@ -1,9 +1,11 @@
-"""A layer from a .onnx file in the middle of a PyTorch network, trained by torch.optim, beside the same network in torch alone.
+"""A layer from a .onnx file in the middle of a PyTorch network, trained by torch.optim, beside the
+same network in torch alone.
 
     python examples/onnx_layer_in_torch.py [--out docs/gallery]
 
-Both start with the same weights and see the same batches; ends with an error if their weights drift apart by more than 1e-4. Writes
-onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png (the curves).
+Both start with the same weights and see the same batches; ends with an error if their weights drift
+apart by more than 1e-4. Writes onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png
+(the curves).
 """
 
 from __future__ import annotations
@@ -30,18 +32,28 @@ def main() -> None:
     model = dense(16, 32, 16)  # Gemm, Relu, Gemm, as any exporter would write it
 
     middle = OnnxModule(model, threads=1)
-    mixed = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), middle, torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    mixed = torch.nn.Sequential(
+        torch.nn.Linear(2, 16), torch.nn.Tanh(), middle, torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    )
 
-    layers = OrderedDict(fc1=torch.nn.Linear(16, 32), relu=torch.nn.ReLU(), fc2=torch.nn.Linear(32, 16))
+    layers = OrderedDict(
+        fc1=torch.nn.Linear(16, 32), relu=torch.nn.ReLU(), fc2=torch.nn.Linear(32, 16)
+    )
     alone = torch.nn.Sequential(
-        torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Sequential(layers), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        torch.nn.Linear(2, 16),
+        torch.nn.Tanh(),
+        torch.nn.Sequential(layers),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 1),
     )
     alone.load_state_dict(mixed.state_dict())  # the names in the file are the names in torch
 
     x, y = spirals(512)
     orders = [torch.randperm(len(x)) for _ in range(EPOCHS)]
     networks = {"torch": alone, "mixed": mixed}
-    optimizers = {name: torch.optim.Adam(network.parameters(), lr=0.002) for name, network in networks.items()}
+    optimizers = {
+        name: torch.optim.Adam(network.parameters(), lr=0.002) for name, network in networks.items()
+    }
     losses: dict[str, list[float]] = {name: [] for name in networks}
     apart = []
     for order in orders:
@@ -54,11 +66,32 @@ def main() -> None:
     onnx.checker.check_model(trained)
 
     epochs = range(1, EPOCHS + 1)
-    columns = {"epoch": epochs, "loss_torch": losses["torch"], "loss_mixed": losses["mixed"], "largest_weight_difference": apart}
+    columns = {
+        "epoch": epochs,
+        "loss_torch": losses["torch"],
+        "loss_mixed": losses["mixed"],
+        "largest_weight_difference": apart,
+    }
     write_csv(options.out / "onnx_layer_in_torch.csv", columns)
-    figure, (left, right) = panels(f"A layer from a file in the middle of torch: the weights of torch alone, to {max(apart):.0e}")
-    left.plot(epochs, losses["torch"], color=GREY, linewidth=7, solid_capstyle="round", label="torch alone")
-    left.plot(epochs, losses["mixed"], color=ORANGE, linewidth=1.8, label="with an ONNX layer in the middle")
+    figure, (left, right) = panels(
+        "A layer from a file in the middle of torch: the weights of torch alone, to"
+        f" {max(apart):.0e}"
+    )
+    left.plot(
+        epochs,
+        losses["torch"],
+        color=GREY,
+        linewidth=7,
+        solid_capstyle="round",
+        label="torch alone",
+    )
+    left.plot(
+        epochs,
+        losses["mixed"],
+        color=ORANGE,
+        linewidth=1.8,
+        label="with an ONNX layer in the middle",
+    )
     left.set_ylim(bottom=0)
     label(left, "Binary cross entropy", "epoch")
     right.semilogy(epochs, apart, color=ORANGE, linewidth=1.8)
@@ -71,8 +104,13 @@ def main() -> None:
     print("epoch    torch alone    with an ONNX layer")
     for i in sorted({*range(0, EPOCHS, 10), EPOCHS - 1}):
         print(f"{i + 1:5}    {losses['torch'][i]:11.6f}    {losses['mixed'][i]:18.6f}")
-    print(f"\nlargest difference  {max(apart):.1e} between the weights of the two, in {EPOCHS} epochs")
-    print(f"exported            {output.name} by {len(trained.graph.node)} nodes, with the trained weights")
+    print(
+        f"\nlargest difference  {max(apart):.1e} between the weights of the two, in {EPOCHS} epochs"
+    )
+    print(
+        f"exported            {output.name} by {len(trained.graph.node)} nodes, with the trained"
+        " weights"
+    )
     if not max(apart) < WANTED:
         sys.exit(f"onnx_layer_in_torch: the weights were to stay within {WANTED:g}")
     if not losses["mixed"][-1] < 0.05 < losses["mixed"][0]:
@@ -85,12 +123,18 @@ def spirals(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     arm = rng.integers(0, 2, rows)
     along = np.sqrt(rng.uniform(0.05, 1, rows))
     angle = 3 * np.pi * along + np.pi * arm
-    x = along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1) + 0.02 * rng.standard_normal((rows, 2))
+    x = along[:, None] * np.stack(
+        [np.cos(angle), np.sin(angle)], axis=1
+    ) + 0.02 * rng.standard_normal((rows, 2))
     return torch.from_numpy(2 * x).float(), torch.from_numpy(arm[:, None]).float()
 
 
 def train_epoch(
-    network: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, order: torch.Tensor
+    network: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    order: torch.Tensor,
 ) -> float:
     total = 0.0
     for rows in order.split(ROWS):
@@ -104,7 +148,9 @@ def train_epoch(
 
 def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     others = b.state_dict()
-    return max((tensor - others[name]).abs().max().item() for name, tensor in a.state_dict().items())
+    return max(
+        (tensor - others[name]).abs().max().item() for name, tensor in a.state_dict().items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Two outputs, two losses, one trunk: where a body is (regression) and on which side of a line (classification)."""
+"""Two outputs, two losses, one trunk: where a body is (regression) and on which side of a line
+(classification).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""The graphs of a training step, drawn: one of them with backend "full", five with "forward_backward".
+"""The graphs of a training step, drawn: one of them with backend "full", five with
+"forward_backward".
 
     python examples/step_graphs.py [--out docs/gallery]
 
-Needs Graphviz, which `pip install "onnxfit[draw]"` brings. The model is a small perceptron with a penalty on its first weight. Every graph
-becomes an SVG and a PNG: step_graphs_full (a box for each part), step_graphs_forward, ..._loss, ..._backward, ..._penalty, ..._update; and
-step_graphs_full_nodes, with a box for each node, an SVG alone. How many nodes there are of each operator is in step_graphs.csv.
+Needs Graphviz, which `pip install "onnxfit[draw]"` brings. The model is a small perceptron with a
+penalty on its first weight. Every graph becomes an SVG and a PNG: step_graphs_full (a box for each
+part), step_graphs_forward, ..._loss, ..._backward, ..._penalty, ..._update; and
+step_graphs_full_nodes, with a box for each node, an SVG alone. How many nodes there are of each
+operator is in step_graphs.csv.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ def main() -> None:
     options = arguments(__doc__)
     graphs: dict[str, onnx.ModelProto] = {}
     for backend in ("full", "forward_backward"):
-        trainer = onnxfit.Trainer(dense(4, 8, 1), loss="mse", penalty={"fc1.weight": 0.01}, optimizer=0.1, backend=backend)
+        trainer = onnxfit.Trainer(
+            dense(4, 8, 1), loss="mse", penalty={"fc1.weight": 0.01}, optimizer=0.1, backend=backend
+        )
         for name, serialized in trainer.save_onnx_graph(bytes).items():
             graphs[f"{backend}/{name}"] = onnx.ModelProto.FromString(serialized)
 
     step = {"full": ("full/train", 1), "full_nodes": ("full/train", None)}
-    step |= {name: (f"forward_backward/{name}", None) for name in ("forward", "loss", "backward", "penalty", "update")}
+    step |= {
+        name: (f"forward_backward/{name}", None)
+        for name in ("forward", "loss", "backward", "penalty", "update")
+    }
     rows, fits = [], []
     for name, (key, depth) in step.items():
         path = options.out / f"step_graphs_{name}.svg"
@@ -42,8 +50,13 @@ def main() -> None:
         operators = Counter(node.op_type for node in graphs[key].graph.node)
         if depth is None:
             rows += [(name.removesuffix("_nodes"), op, n) for op, n in operators.most_common()]
-            print(f"{path.name:26} {operators.total():2} nodes: {', '.join(f'{op} x{n}' for op, n in operators.most_common())}")
-    write_csv(options.out / "step_graphs.csv", dict(zip(("graph", "operator", "nodes"), zip(*rows))))
+            print(
+                f"{path.name:26} {operators.total():2} nodes:"
+                f" {', '.join(f'{op} x{n}' for op, n in operators.most_common())}"
+            )
+    write_csv(
+        options.out / "step_graphs.csv", dict(zip(("graph", "operator", "nodes"), zip(*rows)))
+    )
 
     print(f"pictures                   {len(fits)}, the widest of {max(fits)} pixels")
     if max(fits) > WIDEST:

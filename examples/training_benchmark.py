@@ -1,14 +1,16 @@
-"""The same training four times: onnxfit with both backends, scikit-learn and PyTorch; the time beside the loss reached.
+"""The same training four times: onnxfit with both backends, scikit-learn and PyTorch; the time
+beside the loss reached.
 
     python examples/training_benchmark.py [--out docs/gallery] [--quick]
 
-Same data, batches and order, learning rate, number of steps and initial weights; half the squared error, plain gradient descent. A
-comparison counts only if all arrive at the same loss, to 1e-3 relative: otherwise this ends with an error. Each one runs in a process of
-its own with one thread, since the thread pools of onnxruntime and PyTorch would wait for each other. PyTorch is left out where it is not
-installed.
+Same data, batches and order, learning rate, number of steps and initial weights; half the squared
+error, plain gradient descent. A comparison counts only if all arrive at the same loss, to 1e-3
+relative: otherwise this ends with an error. Each one runs in a process of its own with one thread,
+since the thread pools of onnxruntime and PyTorch would wait for each other. PyTorch is left out
+where it is not installed.
 
-The time is that of a whole training divided by its steps, the median of nine, after one that does not count. Building the trainer is not
-part of it.
+The time is that of a whole training divided by its steps, the median of nine, after one that does
+not count. Building the trainer is not part of it.
 """
 
 from __future__ import annotations
@@ -52,21 +54,31 @@ class Problem:
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         X = rng.standard_normal((self.rows, self.sizes[0]), dtype=np.float32)
-        y = X @ rng.standard_normal(self.sizes[0]) / 3 + np.sin(2 * X[:, 0]) + 0.1 * rng.standard_normal(self.rows)
+        y = (
+            X @ rng.standard_normal(self.sizes[0]) / 3
+            + np.sin(2 * X[:, 0])
+            + 0.1 * rng.standard_normal(self.rows)
+        )
         return X, y.astype(np.float32)[:, None]
 
     def model(self) -> onnx.ModelProto:
         return dense(*self.sizes)
 
     def weights(self) -> Weights:
-        return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in self.model().graph.initializer}
+        return {
+            tensor.name: onnx.numpy_helper.to_array(tensor)
+            for tensor in self.model().graph.initializer
+        }
 
     def loss(self, weights: Weights) -> float:
         """Half the mean squared error over all rows, in float64."""
         X, y = self.data()
         values = X.astype(np.float64)
         for layer in range(1, len(self.sizes)):
-            values = values @ weights[f"fc{layer}.weight"].astype(np.float64).T + weights[f"fc{layer}.bias"]
+            values = (
+                values @ weights[f"fc{layer}.weight"].astype(np.float64).T
+                + weights[f"fc{layer}.bias"]
+            )
             if layer < len(self.sizes) - 1:
                 values = np.maximum(values, 0)
         return float(np.mean((values - y) ** 2) / 2)
@@ -75,10 +87,13 @@ class Problem:
 PROBLEMS = {
     "linear regression, batches of 50": Problem((10, 1), batch=50, rate=0.05, epochs=50),
     "linear regression, batches of 1": Problem((10, 1), batch=1, rate=0.005, epochs=2),
-    "perceptron 10-64-32-1, batches of 50": Problem((10, 64, 32, 1), batch=50, rate=0.05, epochs=50),
+    "perceptron 10-64-32-1, batches of 50": Problem(
+        (10, 64, 32, 1), batch=50, rate=0.05, epochs=50
+    ),
 }
 
-# A contender gives, for a problem, a function that puts the initial weights back, one that trains, and one that tells the weights.
+# A contender gives, for a problem, a function that puts the initial weights back, one that trains,
+# and one that tells the weights.
 Training = tuple[Callable[[], Any], Callable[[], Any], Callable[[], Weights]]
 
 
@@ -87,7 +102,11 @@ def with_onnxfit(problem: Problem, backend: str) -> Training:
 
     X, y = problem.data()
     trainer = onnxfit.Trainer(
-        problem.model(), loss=lambda op, y, p: 0.5 * (y - p) ** 2, optimizer=problem.rate, backend=backend, threads=1
+        problem.model(),
+        loss=lambda op, y, p: 0.5 * (y - p) ** 2,
+        optimizer=problem.rate,
+        backend=backend,
+        threads=1,
     )
     initial = problem.weights()
 
@@ -106,7 +125,11 @@ def with_forward_backward(problem: Problem) -> Training:
 
 
 def with_sklearn(problem: Problem) -> Training:
-    return with_sgd_regressor(problem) if problem.linear and problem.batch == 1 else with_mlp_regressor(problem)
+    return (
+        with_sgd_regressor(problem)
+        if problem.linear and problem.batch == 1
+        else with_mlp_regressor(problem)
+    )
 
 
 def with_sgd_regressor(problem: Problem) -> Training:
@@ -115,13 +138,27 @@ def with_sgd_regressor(problem: Problem) -> Training:
     X, y = problem.data()
     initial = problem.weights()
     model = SGDRegressor(
-        penalty=None, learning_rate="constant", eta0=problem.rate, shuffle=False, max_iter=problem.epochs, tol=None
+        penalty=None,
+        learning_rate="constant",
+        eta0=problem.rate,
+        shuffle=False,
+        max_iter=problem.epochs,
+        tol=None,
     )
 
     def train() -> None:
-        model.fit(X, y[:, 0], coef_init=initial["fc1.weight"][0].copy(), intercept_init=initial["fc1.bias"].copy())
+        model.fit(
+            X,
+            y[:, 0],
+            coef_init=initial["fc1.weight"][0].copy(),
+            intercept_init=initial["fc1.bias"].copy(),
+        )
 
-    return lambda: None, train, lambda: {"fc1.weight": model.coef_[None], "fc1.bias": model.intercept_}
+    return (
+        lambda: None,
+        train,
+        lambda: {"fc1.weight": model.coef_[None], "fc1.bias": model.intercept_},
+    )
 
 
 def with_mlp_regressor(problem: Problem) -> Training:
@@ -129,7 +166,8 @@ def with_mlp_regressor(problem: Problem) -> Training:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
-    warnings.simplefilter("ignore", ConvergenceWarning)  # so many epochs and no more are what is wanted
+    # so many epochs and no more are what is wanted
+    warnings.simplefilter("ignore", ConvergenceWarning)
     X, y = problem.data()
     layers = range(1, len(problem.sizes))
     initial = problem.weights()
@@ -152,7 +190,9 @@ def with_mlp_regressor(problem: Problem) -> Training:
         model.intercepts_ = [initial[f"fc{i}.bias"].copy() for i in layers]
 
     def weights() -> Weights:
-        return {f"fc{i}.weight": model.coefs_[i - 1].T for i in layers} | {f"fc{i}.bias": model.intercepts_[i - 1] for i in layers}
+        return {f"fc{i}.weight": model.coefs_[i - 1].T for i in layers} | {
+            f"fc{i}.bias": model.intercepts_[i - 1] for i in layers
+        }
 
     return reset, lambda: model.fit(X, y[:, 0]), weights
 
@@ -162,9 +202,18 @@ def with_torch(problem: Problem) -> Training:
 
     torch.set_num_threads(1)
     X, y = map(torch.from_numpy, problem.data())
-    layers = {f"fc{i}": torch.nn.Linear(a, b) for i, (a, b) in enumerate(zip(problem.sizes, problem.sizes[1:]), start=1)}
-    network = torch.nn.Sequential(*[part for layer in layers.values() for part in (layer, torch.nn.ReLU())][:-1])
-    parameters = {f"{name}.{kind}": getattr(layer, kind) for name, layer in layers.items() for kind in ("weight", "bias")}
+    layers = {
+        f"fc{i}": torch.nn.Linear(a, b)
+        for i, (a, b) in enumerate(zip(problem.sizes, problem.sizes[1:]), start=1)
+    }
+    network = torch.nn.Sequential(
+        *[part for layer in layers.values() for part in (layer, torch.nn.ReLU())][:-1]
+    )
+    parameters = {
+        f"{name}.{kind}": getattr(layer, kind)
+        for name, layer in layers.items()
+        for kind in ("weight", "bias")
+    }
     optimizer = torch.optim.SGD(network.parameters(), lr=problem.rate)
     initial = problem.weights()
 
@@ -186,7 +235,11 @@ def with_torch(problem: Problem) -> Training:
             losses.append(total / len(X))
         return losses
 
-    return reset, train, lambda: {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+    return (
+        reset,
+        train,
+        lambda: {name: parameter.detach().numpy() for name, parameter in parameters.items()},
+    )
 
 
 CONTENDERS = {
@@ -198,7 +251,9 @@ CONTENDERS = {
 
 
 def measure(contender: str, times: int) -> dict[str, Any]:
-    """For each problem the seconds of each training but the first, if there are more, and the loss reached."""
+    """For each problem the seconds of each training but the first, if there are more, and the loss
+    reached.
+    """
     results = {}
     for name, problem in PROBLEMS.items():
         reset, train, weights = CONTENDERS[contender](problem)
@@ -216,7 +271,9 @@ def measured_apart(contender: str, times: int) -> dict[str, Any]:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     warned = [f"-W{option}" for option in sys.warnoptions]
     result = subprocess.run(
-        [sys.executable, *warned, __file__, "--measure", contender, str(times)], env={**os.environ, **one}, stdout=subprocess.PIPE
+        [sys.executable, *warned, __file__, "--measure", contender, str(times)],
+        env={**os.environ, **one},
+        stdout=subprocess.PIPE,
     )
     if result.returncode:
         sys.exit(f"training_benchmark: {contender} failed")
@@ -228,7 +285,9 @@ def main() -> None:
     from figures import BLUE, GREEN, ORANGE, arguments, label, panels, save, write_csv
 
     options = arguments(__doc__, quick="one training of each, instead of ten")
-    installed = [name for name in CONTENDERS if name != "PyTorch" or importlib.util.find_spec("torch")]
+    installed = [
+        name for name in CONTENDERS if name != "PyTorch" or importlib.util.find_spec("torch")
+    ]
     results = {name: measured_apart(name, 1 if options.quick else 10) for name in installed}
 
     rows, spreads = [], {}
@@ -237,33 +296,70 @@ def main() -> None:
         spreads[name] = (max(losses) - min(losses)) / min(losses)
         print(f"{name}: {problem.steps} steps")
         for contender, loss in zip(installed, losses):
-            per_step = [1e6 * seconds / problem.steps for seconds in results[contender][name]["seconds"]]
+            per_step = [
+                1e6 * seconds / problem.steps for seconds in results[contender][name]["seconds"]
+            ]
             middle, least = statistics.median(per_step), min(per_step)
-            rows.append((name, contender, problem.steps, problem.batch, problem.rate, middle, least, f"{loss:.9f}"))
+            rows.append(
+                (
+                    name,
+                    contender,
+                    problem.steps,
+                    problem.batch,
+                    problem.rate,
+                    middle,
+                    least,
+                    f"{loss:.9f}",
+                )
+            )
             print(f"    {contender:28} {middle:8.2f} us a step    loss {loss:.9f}")
-    columns = ("problem", "contender", "steps", "batch", "learning_rate", "median_us_per_step", "least_us_per_step", "loss")
+    columns = (
+        "problem",
+        "contender",
+        "steps",
+        "batch",
+        "learning_rate",
+        "median_us_per_step",
+        "least_us_per_step",
+        "loss",
+    )
     write_csv(options.out / "training_benchmark.csv", dict(zip(columns, zip(*rows))))
 
     spread = max(spreads.values())
     colors = dict(zip(CONTENDERS, (ORANGE, "#f2a07b", BLUE, GREEN)))
-    title = f"The same training {len(installed)} times: all arrive at the same loss, to {spread:.0e} relative"
+    title = (
+        f"The same training {len(installed)} times: all arrive at the same loss, to {spread:.0e}"
+        " relative"
+    )
     figure, axes = panels(title, rows=len(PROBLEMS), columns=1, height=7.2)
     for panel, name in zip(axes, PROBLEMS):
         of_problem = [row for row in rows if row[0] == name]
         widths = [row[5] for row in of_problem]
         panel.barh(installed, widths, color=[colors[row[1]] for row in of_problem], height=0.7)
         for place, row in enumerate(of_problem):
-            panel.text(row[5] + 0.01 * max(widths), place, f"{row[5]:.3g} µs, loss {float(row[7]):.6f}", va="center")
+            panel.text(
+                row[5] + 0.01 * max(widths),
+                place,
+                f"{row[5]:.3g} µs, loss {float(row[7]):.6f}",
+                va="center",
+            )
         panel.set_xlim(0, 1.3 * max(widths))
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
         panel.grid(axis="x")
-        label(panel, f"{name[0].upper()}{name[1:]}: {PROBLEMS[name].steps:,} steps", "time per step (µs), median; one thread")
+        label(
+            panel,
+            f"{name[0].upper()}{name[1:]}: {PROBLEMS[name].steps:,} steps",
+            "time per step (µs), median; one thread",
+        )
     save(figure, options.out / "training_benchmark.png")
 
     print(f"largest difference   {spread:.1e} between the losses reached, relative")
     if not spread < WANTED:
-        sys.exit(f"training_benchmark: the losses differ by more than {WANTED:g}, so the times cannot be compared")
+        sys.exit(
+            f"training_benchmark: the losses differ by more than {WANTED:g}, so the times cannot be"
+            " compared"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""onnxfit trains ONNX models: fit, evaluate, predict, callbacks, TensorBoard, and a trained .onnx back."""
+"""onnxfit trains ONNX models: fit, evaluate, predict, callbacks, TensorBoard, and a trained .onnx
+back.
+"""
 
 import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules

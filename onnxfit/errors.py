@@ -1,4 +1,5 @@
-"""Every exception onnxfit raises on purpose: what happened, what was given, what was expected, how to fix it.
+"""Every exception onnxfit raises on purpose: what happened, what was given, what was expected, how
+to fix it.
 
     OnnxfitError
     ├── ModelError          (ValueError)    the model cannot be read, converted or trained
@@ -11,7 +12,8 @@
     ├── StepError           (RuntimeError)  onnxruntime failed while it compiled or ran a step
     └── DivergenceError     (RuntimeError)  the loss became NaN or infinite
 
-The built-in base in brackets is inherited too, so that `except ValueError` does what its writer expects.
+The built-in base in brackets is inherited too, so that `except ValueError` does what its writer
+expects.
 """
 
 from __future__ import annotations

@@ -16,10 +16,13 @@ ASIDE = ".onnxfit.{}.part"
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Call `write` with a file beside `path`, flush it to the disk, then rename: `path` is the old file or the whole new one.
+    """Call `write` with a file beside `path`, flush it to the disk, then rename:
 
-    Missing parent folders are made. When it returns, file and name outlive a power cut. CheckpointError where the folder or the disk
-    refuses; what else `write` raises is raised on. Either way nothing is left behind, and an old file is as it was.
+    `path` is the old file or the whole new one.
+
+    Missing parent folders are made. When it returns, file and name outlive a power cut.
+    CheckpointError where the folder or the disk refuses; what else `write` raises is raised on.
+    Either way nothing is left behind, and an old file is as it was.
     """
     path = Path(path)
     try:
@@ -39,12 +42,16 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             raise
         _sync_folder(target.parent)
     except OSError as error:
-        raise CheckpointError(f"{os.fspath(path)!r} cannot be written: {error.strerror or error}.") from error
+        raise CheckpointError(
+            f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
+        ) from error
     return path
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
-    """Delete what killed processes were writing into a folder: files aside that nobody has written to for so long."""
+    """Delete what killed processes were writing into a folder: files aside that nobody has written
+    to for so long.
+    """
     for path in Path(folder).glob(ASIDE.format("*")):
         try:
             if time.time() - path.stat().st_mtime >= seconds:
@@ -63,7 +70,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; where a system has no such thing, it keeps them in order by itself."""
+    """Bring the names in a folder to the disk; where a system has no such thing, it keeps them in
+    order by itself.
+    """
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

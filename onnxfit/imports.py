@@ -1,7 +1,10 @@
-"""Keep out what our libraries import and training never uses. It is the first thing that `import onnxfit` does.
+"""Keep out what our libraries import and training never uses.
 
-Of 0.7 s and 134 MB that `import onnxfit` took, a quarter of the time and 33 MB were sympy, which onnx-ir has for arithmetic with the names of
-sizes; with the training build of onnxruntime another 1.5 s and 190 MB were PyTorch, wherever that is installed.
+It is the first thing that `import onnxfit` does.
+
+Of 0.7 s and 134 MB that `import onnxfit` took, a quarter of the time and 33 MB were sympy, which
+onnx-ir has for arithmetic with the names of sizes; with the training build of onnxruntime another
+1.5 s and 190 MB were PyTorch, wherever that is installed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from types import ModuleType
 class _Lazily(MetaPathFinder):
     """Modules of these names are loaded when something in them is asked for."""
 
-    names = frozenset({"sympy", "onnx_ir._symbolic_shapes"})  # the second looks into the first as soon as it is loaded
+    # the second looks into the first as soon as it is loaded
+    names = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in self.names else None
         if spec is not None and spec.loader is not None:
             spec.loader = importlib.util.LazyLoader(spec.loader)
@@ -35,7 +41,8 @@ try:
 finally:
     sys.meta_path.remove(_lazily)
 
-# The training build looks whether its ORTModule can be imported, and loads PyTorch with that. What is hidden can be imported afterwards.
+# The training build looks whether its ORTModule can be imported, and loads PyTorch with that. What
+# is hidden can be imported afterwards.
 _hidden = sys.modules.setdefault("onnxruntime.training", None) is None  # type: ignore[arg-type]
 try:
     import onnxruntime  # noqa: F401
@@ -50,7 +57,9 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package onnxfit stands on, as far as they are installed: for bug reports."""
+    """The versions of Python and of every package onnxfit stands on, as far as they are installed:
+    for bug reports.
+    """
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:

@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-_quiet = np.errstate(invalid="ignore", over="ignore")  # infinite outputs make NaN figures, and the loss says so already
+# infinite outputs make NaN figures, and the loss says so already
+_quiet = np.errstate(invalid="ignore", over="ignore")
 MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 
 
@@ -45,14 +46,16 @@ MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 class Metric(ABC):
     """The base of every metric: `reset`, then `update` per batch, then `result`.
 
-    Fields are settings; what is remembered between batches is set by `reset`, always as new objects. `weighted=True` counts every row by its
-    sample weight (and puts `weighted_` before the name), else weights are passed over; `name` overrides the name under which it is logged.
-    `mode` says which way is better, and `scalar` whether the result is a float.
+    Fields are settings; what is remembered between batches is set by `reset`, always as new
+    objects. `weighted=True` counts every row by its sample weight (and puts `weighted_` before the
+    name), else weights are passed over; `name` overrides the name under which it is logged. `mode`
+    says which way is better, and `scalar` whether the result is a float.
 
-    `y_true` is what the loss was given: of the shape of `y_pred`, or integer classes without the class axis. Classes that the outputs do
-    not have count nowhere: a loss refuses all but its `ignore_index`. The class axis is the one that fits the labels; where several do, 1
-    for outputs of rank 4 and more, else the last. `y_pred` is the model's output. Both may be overwritten after `update`, so that a
-    metric keeps copies. Without any row the result is NaN.
+    `y_true` is what the loss was given: of the shape of `y_pred`, or integer classes without the
+    class axis. Classes that the outputs do not have count nowhere: a loss refuses all but its
+    `ignore_index`. The class axis is the one that fits the labels; where several do, 1 for outputs
+    of rank 4 and more, else the last. `y_pred` is the model's output. Both may be overwritten after
+    `update`, so that a metric keeps copies. Without any row the result is NaN.
     """
 
     mode: ClassVar[str] = "min"
@@ -73,9 +76,11 @@ class Metric(ABC):
         """Forget every batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of the batches so far, for a checkpoint in mid-epoch: numbers, arrays and lists of them, by attribute.
+        """What is remembered of the batches so far, for a checkpoint in mid-epoch: numbers, arrays
+        and lists of them, by attribute.
 
-        A metric of your own that remembers anything else in attributes that begin with an underscore overrides this.
+        A metric of your own that remembers anything else in attributes that begin with an
+        underscore overrides this.
         """
         return {name: value for name, value in vars(self).items() if name.startswith("_")}
 
@@ -94,9 +99,11 @@ class Metric(ABC):
 
 
 def get_metric(spec: MetricLike | type[Metric]) -> Metric:
-    """A new Metric from a name, a Metric (whose settings are taken), or a function `(y_true, y_pred) -> value, or one value per row`.
+    """A new Metric from a name, a Metric (whose settings are taken), or a function `(y_true,
+    y_pred) -> value, or one value per row`.
 
-    A name is logged as it was typed, a function by its own name. UnknownNameError, or SettingError for anything else.
+    A name is logged as it was typed, a function by its own name. UnknownNameError, or SettingError
+    for anything else.
 
     >>> get_metric("acc").name, get_metric(Precision(weighted=True)).name
     ('acc', 'weighted_precision')
@@ -115,22 +122,29 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
         return spec()
     if callable(spec):
         return FunctionMetric(spec)
-    raise SettingError(f"A metric is a name, a Metric or a function (y_true, y_pred), got {spec!r}.")
+    raise SettingError(
+        f"A metric is a name, a Metric or a function (y_true, y_pred), got {spec!r}."
+    )
 
 
-# ---------------------------------------------------------------------- means of a value per element
+# ---------------------------------------------------------------------- means of a value per
+# element
 
 
 @dataclass
 class MeanMetric(Metric):
-    r"""A mean over elements, $\sum w v / \sum w$ with the weight of each element's row ($w = 1$ unless `weighted`)."""
+    r"""A mean over elements, $\sum w v / \sum w$ with the weight of each element's row ($w = 1$
+    unless `weighted`).
+    """
 
     def reset(self) -> None:
         self._total = self._count = 0.0
 
     @abstractmethod
     def values(self, y_true: Array, y_pred: Array) -> Array:
-        """One value per row or element, shape `(batch, ...)`; in a masked array, masked ones count nowhere."""
+        """One value per row or element, shape `(batch, ...)`; in a masked array, masked ones count
+        nowhere.
+        """
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
@@ -139,7 +153,8 @@ class MeanMetric(Metric):
         values = np.asarray(values)
         if self.weighted and sample_weight is not None:
             weights = _per_element(sample_weight, values.shape)
-            counted = weights != 0 if counted is None else counted & (weights != 0)  # 0 times NaN would be NaN
+            # 0 times NaN would be NaN
+            counted = weights != 0 if counted is None else counted & (weights != 0)
             self._total += float((values[counted] * weights[counted]).sum(dtype=np.float64))
             self._count += float(weights[counted].sum(dtype=np.float64))
         else:
@@ -163,7 +178,9 @@ class MeanSquaredError(MeanMetric):
 
 @dataclass
 class RootMeanSquaredError(MeanSquaredError):
-    r"""$\sqrt{\mathrm{mean} (y - \hat y)^2}$: the root of the mean over the whole data set, in the unit of y."""
+    r"""$\sqrt{\mathrm{mean} (y - \hat y)^2}$: the root of the mean over the whole data set, in the
+    unit of y.
+    """
 
     aliases = ("rmse",)
 
@@ -183,7 +200,9 @@ class MeanAbsoluteError(MeanMetric):
 
 @dataclass
 class CosineSimilarity(MeanMetric):
-    r"""$y \cdot \hat y / (\|y\| \|\hat y\|)$ along the last axis, in -1..1; 0 where a vector is zero."""
+    r"""$y \cdot \hat y / (\|y\| \|\hat y\|)$ along the last axis, in -1..1; 0 where a vector is
+    zero.
+    """
 
     mode = "max"
     aliases = ("cosine",)
@@ -199,18 +218,26 @@ class CosineSimilarity(MeanMetric):
 def mode_by_name(name: str) -> str:
     """Whether less ("min") or more ("max") of a figure is better, as far as its name tells."""
     return (
-        "max" if any(word in name for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")) else "min"
+        "max"
+        if any(
+            word in name
+            for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")
+        )
+        else "min"
     )
 
 
 @dataclass
 class FunctionMetric(MeanMetric):
-    """The mean of a function's values: one per row, or one per batch, which counts as often as the batch has rows."""
+    """The mean of a function's values: one per row, or one per batch, which counts as often as the
+    batch has rows.
+    """
 
     function: Callable[[Array, Array], Any]
 
     def __post_init__(self) -> None:
-        self.mode = mode_by_name(self._own_name())  # type: ignore[misc]  # all that can be known of a function is its name
+        # all that can be known of a function is its name
+        self.mode = mode_by_name(self._own_name())  # type: ignore[misc]
         super().__post_init__()
 
     def _own_name(self) -> str:
@@ -223,7 +250,8 @@ class FunctionMetric(MeanMetric):
             return np.full(len(y_pred), values)
         if len(values) != len(y_pred):
             raise DataError(
-                f"Metric {self.name!r} returned shape {values.shape} for {len(y_pred)} rows: return one value, or one per row."
+                f"Metric {self.name!r} returned shape {values.shape} for {len(y_pred)} rows: return"
+                " one value, or one per row."
             )
         return values
 
@@ -235,8 +263,8 @@ class FunctionMetric(MeanMetric):
 class BinaryAccuracy(MeanMetric):
     """How many elements are on the right side of `threshold`, in 0..1.
 
-    Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. `from_logits`: outputs are logits, and the threshold is for their
-    sigmoid. NaN is wrong.
+    Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. `from_logits`: outputs are
+    logits, and the threshold is for their sigmoid. NaN is wrong.
     """
 
     mode = "max"
@@ -255,9 +283,11 @@ class BinaryAccuracy(MeanMetric):
 
 @dataclass
 class CategoricalAccuracy(MeanMetric):
-    """How often the highest score is the class of a one-hot label, in 0..1; shapes `(batch, classes, ...)` or `(batch, ..., classes)`.
+    """How often the highest score is the class of a one-hot label, in 0..1; shapes `(batch,
+    classes, ...)` or `(batch, ..., classes)`.
 
-    Of several highest scores the first counts; a row with NaN is wrong. DataError where labels do not add up to 1 over the classes.
+    Of several highest scores the first counts; a row with NaN is wrong. DataError where labels do
+    not add up to 1 over the classes.
     """
 
     mode = "max"
@@ -270,7 +300,8 @@ class CategoricalAccuracy(MeanMetric):
 
 @dataclass
 class SparseCategoricalAccuracy(MeanMetric):
-    """How often the highest score is the class, in 0..1; outputs `(batch, classes, ...)` or `(batch, ..., classes)`, labels without that axis.
+    """How often the highest score is the class, in 0..1; outputs `(batch, classes, ...)` or
+    `(batch, ..., classes)`, labels without that axis.
 
     Of several highest scores the first counts; a row with NaN is wrong.
     """
@@ -287,8 +318,9 @@ class SparseCategoricalAccuracy(MeanMetric):
 class Accuracy(MeanMetric):
     """How many predictions are right, in 0..1, by whichever accuracy the shapes ask for.
 
-    One output per row (or a class axis of size 1): BinaryAccuracy with `threshold` and `from_logits`. Integer labels without the class
-    axis: SparseCategoricalAccuracy. Labels of the outputs' shape: CategoricalAccuracy.
+    One output per row (or a class axis of size 1): BinaryAccuracy with `threshold` and
+    `from_logits`. Integer labels without the class axis: SparseCategoricalAccuracy. Labels of the
+    outputs' shape: CategoricalAccuracy.
 
     >>> accuracy = Accuracy()
     >>> accuracy.update(np.array([0, 2]), np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]))
@@ -315,9 +347,11 @@ class Accuracy(MeanMetric):
 
 @dataclass
 class TopKAccuracy(MeanMetric):
-    """How often the class is among the `k` >= 1 highest scores, in 0..1; labels as integers or one-hot.
+    """How often the class is among the `k` >= 1 highest scores, in 0..1; labels as integers or
+    one-hot.
 
-    Equal scores rank in the order of the classes, so that k=1 is the accuracy. A row with NaN is wrong.
+    Equal scores rank in the order of the classes, so that k=1 is the accuracy. A row with NaN is
+    wrong.
     """
 
     mode = "max"
@@ -347,12 +381,16 @@ class TopKAccuracy(MeanMetric):
 
 @dataclass
 class DecisionMetric(Metric):
-    """What precision, recall and F1 share: for each class, how often it was found, predicted and true.
+    """What precision, recall and F1 share: for each class, how often it was found, predicted and
+    true.
 
-    - One output per row: the positive class alone counts. `threshold`, and `from_logits` as in BinaryAccuracy.
-    - `(batch, classes)` with integer or one-hot labels: the highest score is the prediction, a row with NaN predicts nothing. `average`: "macro", the
-      mean over the classes that occur or are predicted; "weighted", counted by how often each is true; "micro", over all decisions at once.
-    - `multi_label=True`: any number of the columns of `(batch, labels)` may be true; each is decided by the threshold.
+    - One output per row: the positive class alone counts. `threshold`, and `from_logits` as in
+      BinaryAccuracy.
+    - `(batch, classes)` with integer or one-hot labels: the highest score is the prediction, a row
+      with NaN predicts nothing. `average`: "macro", the mean over the classes that occur or are
+      predicted; "weighted", counted by how often each is true; "micro", over all decisions at once.
+    - `multi_label=True`: any number of the columns of `(batch, labels)` may be true; each is
+      decided by the threshold.
 
     0/0 is 0, as in scikit-learn.
     """
@@ -367,12 +405,17 @@ class DecisionMetric(Metric):
     def __post_init__(self) -> None:
         _check_threshold(self, self.threshold, self.from_logits)
         if self.average not in ("macro", "micro", "weighted"):
-            raise SettingError(f"{type(self).__name__} needs average 'macro', 'micro' or 'weighted', got {self.average!r}.")
+            raise SettingError(
+                f"{type(self).__name__} needs average 'macro', 'micro' or 'weighted', got"
+                f" {self.average!r}."
+            )
         super().__post_init__()
 
     @abstractmethod
     def score(self, found: Array, predicted: Array, true: Array) -> Array:
-        """The figure of each class, from the weights of rows in which it was rightly predicted, predicted, and true."""
+        """The figure of each class, from the weights of rows in which it was rightly predicted,
+        predicted, and true.
+        """
 
     def reset(self) -> None:
         self._sums: Array | None = None  # found, predicted, true; a column per class
@@ -382,18 +425,28 @@ class DecisionMetric(Metric):
         weights = sample_weight if self.weighted else None
         if self.multi_label or _is_binary(y_true, y_pred):
             true, pred = _aligned(self, y_true, y_pred)
-            positive, predicted = true > 0.5, pred > _cut(self, self.threshold, self.from_logits, pred)
+            positive, predicted = (
+                true > 0.5,
+                pred > _cut(self, self.threshold, self.from_logits, pred),
+            )
             per_element = _per_element(weights, pred.shape)
             axes = tuple(i for i in range(pred.ndim) if not (self.multi_label and i == 1))
             sums = np.stack(
-                [np.atleast_1d((per_element * which).sum(axis=axes)) for which in (positive & predicted, predicted, positive)]
+                [
+                    np.atleast_1d((per_element * which).sum(axis=axes))
+                    for which in (positive & predicted, predicted, positive)
+                ]
             )
         else:
             true, guess, per_row, count = _decisions(self, y_true, y_pred, weights)
             sums = np.stack(
                 [
                     np.bincount(classes, chosen, minlength=count + 1)[:count]
-                    for classes, chosen in ((true, per_row * (true == guess)), (guess, per_row), (true, per_row))
+                    for classes, chosen in (
+                        (true, per_row * (true == guess)),
+                        (guess, per_row),
+                        (true, per_row),
+                    )
                 ]
             )
         self._sums = sums if self._sums is None else self._sums + sums
@@ -443,9 +496,11 @@ class F1(DecisionMetric):
 
 @dataclass
 class ConfusionMatrix(Metric):
-    """How often each class (row) was predicted as each class (column), shape `(classes, classes)`; float64 if `weighted`, else int64.
+    """How often each class (row) was predicted as each class (column), shape `(classes, classes)`;
+    float64 if `weighted`, else int64.
 
-    One output per row counts as two classes, decided by `threshold` and `from_logits` as in BinaryAccuracy. A row with NaN is in no cell.
+    One output per row counts as two classes, decided by `threshold` and `from_logits` as in
+    BinaryAccuracy. A row with NaN is in no cell.
 
     >>> matrix = ConfusionMatrix()
     >>> matrix.update(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))
@@ -476,9 +531,9 @@ class ConfusionMatrix(Metric):
             weighting = _per_element(weights, y_pred.shape).ravel()
         else:
             true, guess, weighting, count = _decisions(self, y_true, y_pred, weights)
-        cells = np.bincount(true * (count + 1) + guess, weighting, minlength=count * (count + 1)).reshape(count, count + 1)[
-            :, :count
-        ]
+        cells = np.bincount(
+            true * (count + 1) + guess, weighting, minlength=count * (count + 1)
+        ).reshape(count, count + 1)[:, :count]
         self._cells = cells if not self._cells.size else self._cells + cells
 
     def result(self) -> Array:
@@ -490,11 +545,13 @@ class ConfusionMatrix(Metric):
 
 @dataclass
 class AUC(Metric):
-    r"""The area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a positive and a negative row, in 0..1.
+    r"""The area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a
+    positive and a negative row, in 0..1.
 
-    Of several classes (integer or one-hot labels) or labels: the mean over the columns of each against the rest, without columns that are
-    always or never true; NaN where none is left, or a score is NaN. `from_logits`: the softmax over several classes is taken first; one
-    output per row needs none, since only the order counts. Keeps all scores in memory.
+    Of several classes (integer or one-hot labels) or labels: the mean over the columns of each
+    against the rest, without columns that are always or never true; NaN where none is left, or a
+    score is NaN. `from_logits`: the softmax over several classes is taken first; one output per row
+    needs none, since only the order counts. Keeps all scores in memory.
     """
 
     mode = "max"
@@ -503,7 +560,8 @@ class AUC(Metric):
     from_logits: bool = False
 
     def reset(self) -> None:
-        self._batches: list[tuple[Array, Array, Array]] = []  # positive, score: a column per class; weight
+        # positive, score: a column per class; weight
+        self._batches: list[tuple[Array, Array, Array]] = []
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
@@ -545,10 +603,12 @@ def _area(positive: Array, score: Array, weight: Array) -> float:
 
 @dataclass
 class R2(Metric):
-    r"""The coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at most 1; the mean over outputs.
+    r"""The coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at
+    most 1; the mean over outputs.
 
-    Where y is constant: 1 if every prediction is right, else 0, as in scikit-learn. Fewer than two rows: NaN. The spread about the mean is put
-    together from those of the batches by the update of Chan, Golub and LeVeque (1979), which does not cancel.
+    Where y is constant: 1 if every prediction is right, else 0, as in scikit-learn. Fewer than two
+    rows: NaN. The spread about the mean is put together from those of the batches by the update of
+    Chan, Golub and LeVeque (1979), which does not cancel.
     """
 
     mode = "max"
@@ -557,7 +617,8 @@ class R2(Metric):
     def reset(self) -> None:
         self._rows = 0
         self._weight = 0.0
-        self._first: Array | None = None  # what y is counted from, so that a constant y spreads by exactly 0
+        # what y is counted from, so that a constant y spreads by exactly 0
+        self._first: Array | None = None
         self._mean = self._spread = self._residual = np.zeros(1)
 
     @_quiet
@@ -577,7 +638,11 @@ class R2(Metric):
         mean = (w * y).sum(axis=0) / weight
         total = self._weight + weight
         step = mean - self._mean
-        self._spread = self._spread + (w * (y - mean) ** 2).sum(axis=0) + step**2 * (self._weight * weight / total)
+        self._spread = (
+            self._spread
+            + (w * (y - mean) ** 2).sum(axis=0)
+            + step**2 * (self._weight * weight / total)
+        )
         self._mean = self._mean + step * (weight / total)
         self._residual = self._residual + (w * (true - pred) ** 2).sum(axis=0)
         self._weight, self._rows = total, self._rows + len(true)
@@ -586,7 +651,11 @@ class R2(Metric):
         if self._rows < 2:
             return math.nan
         with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.where(self._spread == 0, np.where(self._residual == 0, 1.0, 0.0), 1 - self._residual / self._spread)
+            scores = np.where(
+                self._spread == 0,
+                np.where(self._residual == 0, 1.0, 0.0),
+                1 - self._residual / self._spread,
+            )
         return float(np.where(np.isnan(self._residual), np.nan, scores).mean())
 
 
@@ -606,7 +675,10 @@ def _ratio(part: Array, whole: Array) -> Array:
 
 
 def _misfit(metric: Metric, expected: str, y_true: Array, y_pred: Array) -> DataError:
-    return DataError(f"{type(metric).__name__} needs {expected}: labels {y_true.shape}, outputs {y_pred.shape} were given.")
+    return DataError(
+        f"{type(metric).__name__} needs {expected}: labels {y_true.shape}, outputs {y_pred.shape}"
+        " were given."
+    )
 
 
 def _aligned(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
@@ -633,14 +705,18 @@ def _is_binary(y_true: Array, y_pred: Array) -> bool:
 
 
 def _class_axes(rank: int) -> list[int]:
-    """Where the classes may be, the likeliest first: axis 1 of images, else the last axis, as for the losses."""
+    """Where the classes may be, the likeliest first: axis 1 of images, else the last axis, as for
+    the losses.
+    """
     return list(range(1, rank)) if rank >= 4 else list(range(rank - 1, 0, -1))
 
 
 def _class_axis(y_true: Array, y_pred: Array) -> int | None:
     """The axis of the outputs that integer labels lack."""
     shape = y_pred.shape
-    return next((i for i in _class_axes(len(shape)) if shape[:i] + shape[i + 1 :] == y_true.shape), None)
+    return next(
+        (i for i in _class_axes(len(shape)) if shape[:i] + shape[i + 1 :] == y_true.shape), None
+    )
 
 
 def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
@@ -650,25 +726,37 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
             if np.allclose(y_true.sum(axis=axis), 1, atol=1e-3):
                 return y_true.argmax(axis=axis), np.moveaxis(y_pred, axis, -1)
         raise DataError(
-            f"{type(metric).__name__} needs labels that add up to 1 over the classes, and those of shape {y_true.shape} do not. If several "
-            "may be true at once, use BinaryAccuracy, or Precision, Recall or F1 with multi_label=True."
+            f"{type(metric).__name__} needs labels that add up to 1 over the classes, and those of"
+            f" shape {y_true.shape} do not. If several may be true at once, use BinaryAccuracy, or"
+            " Precision, Recall or F1 with multi_label=True."
         )
     if y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1:
         y_true = y_true[..., 0]
     axis_or_none = _class_axis(y_true, y_pred)
     if axis_or_none is None:
-        raise _misfit(metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred)
+        raise _misfit(
+            metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred
+        )
     scores, classes = np.moveaxis(y_pred, axis_or_none, -1), y_true.astype(np.int64)
     return np.where(classes < scores.shape[-1], classes, -1), scores
 
 
-def _decisions(metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None) -> tuple[Array, Array, Array, int]:
-    """Per row: its class, the class predicted (their number where a score is NaN), its weight; and the number of classes."""
+def _decisions(
+    metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None
+) -> tuple[Array, Array, Array, int]:
+    """Per row: its class, the class predicted (their number where a score is NaN), its weight; and
+    the number of classes.
+    """
     classes, scores = _classes(metric, y_true, y_pred)
     count = scores.shape[-1]
     guess = np.where(np.isnan(scores).any(axis=-1), count, scores.argmax(axis=-1))
     counted = classes >= 0
-    return classes[counted], guess[counted], _per_element(sample_weight, classes.shape)[counted], count
+    return (
+        classes[counted],
+        guess[counted],
+        _per_element(sample_weight, classes.shape)[counted],
+        count,
+    )
 
 
 def _right_class(metric: Metric, classes: Array, scores: Array) -> Array:
@@ -687,14 +775,22 @@ def _check_threshold(metric: Metric, threshold: float, from_logits: bool) -> Non
 
 
 def _cut(metric: Metric, threshold: float, from_logits: bool, y_pred: Array) -> float:
-    """Where outputs become positive. A warning, once a metric, where they cannot be probabilities."""
+    """Where outputs become positive.
+
+    A warning, once a metric, where they cannot be probabilities.
+    """
     if from_logits:
         return math.log(threshold / (1 - threshold))
-    if 0 < threshold < 1 and not vars(metric).get("_warned") and y_pred.size and (y_pred.min() < 0 or y_pred.max() > 1):
+    if (
+        0 < threshold < 1
+        and not vars(metric).get("_warned")
+        and y_pred.size
+        and (y_pred.min() < 0 or y_pred.max() > 1)
+    ):
         vars(metric)["_warned"] = True
         warnings.warn(
-            f"{metric.name} compares outputs with threshold {threshold}, and they leave 0..1: if they are logits, use "
-            f"{type(metric).__name__}(from_logits=True).",
+            f"{metric.name} compares outputs with threshold {threshold}, and they leave 0..1: if"
+            f" they are logits, use {type(metric).__name__}(from_logits=True).",
             UserWarning,
             stacklevel=2,
         )

@@ -1,8 +1,10 @@
-r"""Optimizers: from a weight, its gradient and its slots to the next weight and slots, as operators of the step graph.
+r"""Optimizers: from a weight, its gradient and its slots to the next weight and slots, as operators
+of the step graph.
 
-In the formulas $w$ is a weight, $g$ its gradient, $\eta$ the learning rate, $t$ the number of the update counted from 1; a slot
-before the update has the index $t-1$. Slots have the shape of their weight and begin at 0 unless said otherwise. Settings have the
-names and defaults of torch.optim (`betas`, `eps`, `alpha`, ...), but the learning rate is `learning_rate`, SGD's is 0.01, and
+In the formulas $w$ is a weight, $g$ its gradient, $\eta$ the learning rate, $t$ the number of the
+update counted from 1; a slot before the update has the index $t-1$. Slots have the shape of their
+weight and begin at 0 unless said otherwise. Settings have the names and defaults of torch.optim
+(`betas`, `eps`, `alpha`, ...), but the learning rate is `learning_rate`, SGD's is 0.01, and
 `weight_decay` is decoupled everywhere. Weights, given the same gradients, follow torch.optim's.
 """
 
@@ -49,21 +51,26 @@ AVERAGE = "ema"  # the slot of `ema_momentum`
 MAX_ELEMENTS_TO_FUSE = (
     2**17
 )  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
-MAX_FUSED_ELEMENTS = 2**19  # elements of such a tensor at most: all operators of a larger one leave the processor's cache
+# elements of such a tensor at most: all operators of a larger one leave the processor's cache
+MAX_FUSED_ELEMENTS = 2**19
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
     r"""The base of every optimizer.
 
-    - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable of the update's number counted from 0.
-    - `weight_decay` $\lambda \ge 0$: decoupled (Loshchilov & Hutter 2019), $w \leftarrow w - \eta\lambda w$ before the update; weights
-      whose name matches a pattern of `exclude_from_weight_decay` are spared. For the coupled kind use `penalty=`.
-    - `learning_rate_multipliers`: pattern -> factor >= 0; the first pattern that matches a weight's name scales its learning rate.
-    - `ema_momentum` $m$ in (0, 1): keeps an average of each weight, $a \leftarrow m a + (1-m) w$ after the update, begun at the weight
-      itself, which `Trainer.export(averaged=True)` writes.
+    - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable of the update's number
+      counted from 0.
+    - `weight_decay` $\lambda \ge 0$: decoupled (Loshchilov & Hutter 2019), $w \leftarrow w -
+      \eta\lambda w$ before the update; weights whose name matches a pattern of
+      `exclude_from_weight_decay` are spared. For the coupled kind use `penalty=`.
+    - `learning_rate_multipliers`: pattern -> factor >= 0; the first pattern that matches a weight's
+      name scales its learning rate.
+    - `ema_momentum` $m$ in (0, 1): keeps an average of each weight, $a \leftarrow m a + (1-m) w$
+      after the update, begun at the weight itself, which `Trainer.export(averaged=True)` writes.
 
-    Patterns are fnmatch's; case matters. An optimizer of your own is a frozen dataclass with `update`, and `slots` if it remembers:
+    Patterns are fnmatch's; case matters. An optimizer of your own is a frozen dataclass with
+    `update`, and `slots` if it remembers:
 
     >>> @dataclass(frozen=True)
     ... class HeavyBall(Optimizer):
@@ -77,20 +84,26 @@ class Optimizer(ABC):
     ...         return w + velocity, velocity
     """
 
-    # True: `update` applies `weight_decay` itself, because its formula needs the weight before the decay
+    # True: `update` applies `weight_decay` itself, because its formula needs the weight before the
+    # decay
     applies_weight_decay: ClassVar[bool] = False
-    # True: every element of a weight goes its own way, so that many small weights can be updated as one
+    # True: every element of a weight goes its own way, so that many small weights can be updated as
+    # one
     elementwise: ClassVar[bool] = False
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether the update is `w - lr * g`, so that the gradient of the loss times the learning rate is all it needs."""
+        """Whether the update is `w - lr * g`, so that the gradient of the loss times the learning
+        rate is all it needs.
+        """
         return False
 
     learning_rate: LearningRate = 0.01
     weight_decay: float = field(default=0.0, kw_only=True)
     exclude_from_weight_decay: Sequence[str] = field(default=(), kw_only=True)
-    learning_rate_multipliers: Mapping[str, float] = field(default_factory=dict, kw_only=True, hash=False)
+    learning_rate_multipliers: Mapping[str, float] = field(
+        default_factory=dict, kw_only=True, hash=False
+    )
     ema_momentum: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -100,20 +113,31 @@ class Optimizer(ABC):
         if self.ema_momentum is not None:
             check_number(self, "ema_momentum", above=0, below=1)
         spared = self.exclude_from_weight_decay
-        object.__setattr__(self, "exclude_from_weight_decay", (spared,) if isinstance(spared, str) else tuple(spared))
+        object.__setattr__(
+            self,
+            "exclude_from_weight_decay",
+            (spared,) if isinstance(spared, str) else tuple(spared),
+        )
         object.__setattr__(self, "learning_rate_multipliers", dict(self.learning_rate_multipliers))
         for pattern, factor in self.learning_rate_multipliers.items():
             if not (isinstance(factor, (int, float, np.number)) and 0 <= factor < np.inf):
-                raise SettingError(f"{type(self).__name__} needs learning_rate_multipliers >= 0, got {factor!r} for {pattern!r}.")
+                raise SettingError(
+                    f"{type(self).__name__} needs learning_rate_multipliers >= 0, got {factor!r}"
+                    f" for {pattern!r}."
+                )
 
     def slots(self, w: Array) -> dict[str, Array]:
-        """What this optimizer remembers for a weight: slot name -> value before the first update, of any shape and element type."""
+        """What this optimizer remembers for a weight: slot name -> value before the first update,
+        of any shape and element type.
+        """
         return {}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        """What `update` receives in the place of `lr` and `step`: scalars that all weights share, computed once per graph.
+        """What `update` receives in the place of `lr` and `step`: scalars that all weights share,
+        computed once per graph.
 
-        Override it where much, such as a correction for bias, depends on the learning rate and the step alone; at least two values.
+        Override it where much, such as a correction for bias, depends on the learning rate and the
+        step alone; at least two values.
         """
         return lr, step
 
@@ -123,19 +147,25 @@ class Optimizer(ABC):
     ) -> Value | tuple[Value, ...]:
         """The next weight, or (next weight, next slots in the order of `slots`).
 
-        `lr` is a scalar of the weight's element type; `step` a float64 scalar, 1 for the first update (float64, so that
-        `1 - beta**step` keeps its digits: cast what you make of it with `op.cast(..., w.dtype)`). `coefficients`, where overridden,
-        takes the place of both. Name your slots as parameters; `**_` is never passed, it tells type checkers that you may.
+        `lr` is a scalar of the weight's element type; `step` a float64 scalar, 1 for the first
+        update (float64, so that `1 - beta**step` keeps its digits: cast what you make of it with
+        `op.cast(..., w.dtype)`). `coefficients`, where overridden, takes the place of both. Name
+        your slots as parameters; `**_` is never passed, it tells type checkers that you may.
         """
 
     def build_onnx_function(
-        self, shape: Sequence[Dim] = ("rows", "columns"), dtype: npt.DTypeLike = np.float32, *, name: str = "weight"
+        self,
+        shape: Sequence[Dim] = ("rows", "columns"),
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        name: str = "weight",
     ) -> onnx.ModelProto:
         """The update of one weight as a model of its own, for a weight of this shape and type.
 
-        Inputs: `weight`, `gradient`, the scalars `learning_rate` (float32; float64 for a float64 weight) and `step` (int64, the updates
-        done before), then `weight/<slot>` for each slot, whose first values `initial_slots` gives. Outputs: `weight/next`, then
-        `weight/<slot>/next`. `name` is what the patterns of the settings know the weight as. It runs in any onnxruntime.
+        Inputs: `weight`, `gradient`, the scalars `learning_rate` (float32; float64 for a float64
+        weight) and `step` (int64, the updates done before), then `weight/<slot>` for each slot,
+        whose first values `initial_slots` gives. Outputs: `weight/next`, then `weight/<slot>/next`.
+        `name` is what the patterns of the settings know the weight as. It runs in any onnxruntime.
 
         >>> graph = SGD(momentum=0.9).build_onnx_function().graph
         >>> [v.name for v in graph.input], [v.name for v in graph.output]
@@ -146,7 +176,8 @@ class Optimizer(ABC):
         w, g = op.input("weight", dtype, shape), op.input("gradient", dtype, shape)
         lr, done = op.input("learning_rate", wide, ()), op.input("step", np.int64, ())
         slots = {
-            s.name: op.input(names.slot("weight", s.name), s.dtype, s.shape or ()) for s in _slot_specs(self, name, shape, w.dtype)
+            s.name: op.input(names.slot("weight", s.name), s.dtype, s.shape or ())
+            for s in _slot_specs(self, name, shape, w.dtype)
         }
         with op.scope("optimizer"):
             step = op.cast(done, np.float64) + 1
@@ -161,14 +192,15 @@ class Optimizer(ABC):
 class SGD(Optimizer):
     r"""Gradient descent, with momentum if asked for.
 
-    $$v_t = \mu v_{t-1} + (1-\tau) g, \quad
-    w \leftarrow w - \eta v_t \quad\text{or, with nesterov,}\quad w \leftarrow w - \eta (g + \mu v_t)$$
+    $$v_t = \mu v_{t-1} + (1-\tau) g, \quad w \leftarrow w - \eta v_t \quad\text{or, with
+    nesterov,}\quad w \leftarrow w - \eta (g + \mu v_t)$$
 
-    `momentum` $\mu \ge 0$; `dampening` $\tau$ in [0, 1], 0 at the first update: $v_1 = g$. `nesterov` needs momentum and no dampening.
-    Without momentum nothing is remembered.
+    `momentum` $\mu \ge 0$; `dampening` $\tau$ in [0, 1], 0 at the first update: $v_1 = g$.
+    `nesterov` needs momentum and no dampening. Without momentum nothing is remembered.
 
-    `scaled_velocity=True` keeps the velocity as a distance, as Keras and scikit-learn do: each gradient counts with the learning rate of its
-    own update, $v_t = \mu v_{t-1} + \eta_t (1-\tau) g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$. While the learning
+    `scaled_velocity=True` keeps the velocity as a distance, as Keras and scikit-learn do: each
+    gradient counts with the learning rate of its own update, $v_t = \mu v_{t-1} + \eta_t (1-\tau)
+    g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$. While the learning
     rate stays the same, so do the weights.
     """
 
@@ -184,9 +216,15 @@ class SGD(Optimizer):
         check_number(self, "momentum", at_least=0)
         check_number(self, "dampening", at_least=0, at_most=1)
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise SettingError(f"SGD's nesterov needs momentum > 0 and dampening 0, got {self.momentum} and {self.dampening}.")
+            raise SettingError(
+                f"SGD's nesterov needs momentum > 0 and dampening 0, got {self.momentum} and"
+                f" {self.dampening}."
+            )
         if self.dampening and not self.momentum:
-            raise SettingError(f"SGD's dampening needs momentum > 0, got dampening {self.dampening} with momentum 0.")
+            raise SettingError(
+                f"SGD's dampening needs momentum > 0, got dampening {self.dampening} with"
+                " momentum 0."
+            )
         if self.scaled_velocity and not self.momentum:
             raise SettingError("SGD's scaled_velocity needs momentum > 0, got 0.")
 
@@ -200,7 +238,12 @@ class SGD(Optimizer):
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         if not self.dampening:
             return lr, step
-        return lr, op.cast(op.Where(step > 1, op.constant(1 - self.dampening, np.float64), op.constant(1, np.float64)), lr.dtype)
+        return lr, op.cast(
+            op.Where(
+                step > 1, op.constant(1 - self.dampening, np.float64), op.constant(1, np.float64)
+            ),
+            lr.dtype,
+        )
 
     def update(
         self, op: GraphBuilder, w: Value, g: Value, lr: Value, unique_name: Value, *slots: Value
@@ -222,7 +265,8 @@ class Adam(Optimizer):
     $$m_t = \beta_1 m_{t-1} + (1-\beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2, \quad
     w \leftarrow w - \eta \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon}$$
 
-    `betas` in [0, 1); `eps` > 0. `amsgrad=True` (Reddi et al. 2018) divides by the largest $v$ so far instead of $v_t$.
+    `betas` in [0, 1); `eps` > 0. `amsgrad=True` (Reddi et al. 2018) divides by the largest $v$ so
+    far instead of $v_t$.
     """
 
     elementwise = True
@@ -241,12 +285,15 @@ class Adam(Optimizer):
         return {slot: np.zeros_like(w) for slot in ("m", "v", *(["v_max"] if self.amsgrad else []))}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections leave the tensors to the scalars
+        # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections leave the
+        # tensors to the scalars
         root = op.Sqrt(1 - self.betas[1] ** step)
         size = lr * op.cast(root / (1 - self.betas[0] ** step), lr.dtype)
         return size, op.cast(self.eps * root, lr.dtype)
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, size: Value, eps: Value, *slots: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, size: Value, eps: Value, *slots: Value
+    ) -> tuple[Value, ...]:
         m, v, *largest = slots
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
@@ -258,7 +305,10 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the weight decay it was published with (Loshchilov & Hutter 2019): `weight_decay` is 0.01 unless given."""
+    """Adam with the weight decay it was published with (Loshchilov & Hutter 2019):
+
+    `weight_decay` is 0.01 unless given.
+    """
 
     weight_decay: float = field(default=0.01, kw_only=True)
 
@@ -267,8 +317,8 @@ class AdamW(Adam):
 class Adamax(Optimizer):
     r"""Adam in the infinity norm (Kingma & Ba 2015, section 7.1).
 
-    $$m_t = \beta_1 m_{t-1} + (1-\beta_1) g, \quad u_t = \max(\beta_2 u_{t-1}, |g| + \epsilon), \quad
-    w \leftarrow w - \frac{\eta}{1-\beta_1^t}\frac{m_t}{u_t}$$
+    $$m_t = \beta_1 m_{t-1} + (1-\beta_1) g, \quad u_t = \max(\beta_2 u_{t-1}, |g| + \epsilon),
+    \quad w \leftarrow w - \frac{\eta}{1-\beta_1^t}\frac{m_t}{u_t}$$
 
     `betas` in [0, 1); `eps` > 0.
     """
@@ -290,7 +340,9 @@ class Adamax(Optimizer):
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         return lr / op.cast(1 - self.betas[0] ** step, lr.dtype), step
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, size: Value, step: Value, m: Value, u: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, size: Value, step: Value, m: Value, u: Value
+    ) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         u = op.Max(self.betas[1] * u, abs(g) + self.eps)
         return w - size * m / u, m, u
@@ -300,11 +352,14 @@ class Adamax(Optimizer):
 class NAdam(Optimizer):
     r"""Adam with Nesterov's momentum (Dozat 2016).
 
-    With $m_t$, $v_t$ of Adam, $\mu_t = \beta_1 (1 - 0.96^{t\psi}/2)$ and $M_t = \mu_1 \cdots \mu_t$:
+    With $m_t$, $v_t$ of Adam, $\mu_t = \beta_1 (1 - 0.96^{t\psi}/2)$ and $M_t = \mu_1 \cdots
+    \mu_t$:
 
-    $$w \leftarrow w - \eta \frac{\mu_{t+1} m_t/(1-M_t\mu_{t+1}) + (1-\mu_t) g/(1-M_t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon}$$
+    $$w \leftarrow w - \eta \frac{\mu_{t+1} m_t/(1-M_t\mu_{t+1}) + (1-\mu_t)
+    g/(1-M_t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon}$$
 
-    `betas` in [0, 1); `eps` > 0; `momentum_decay` $\psi \ge 0$. The slot `mu_product` $M$ is a scalar, 1 at the beginning.
+    `betas` in [0, 1); `eps` > 0; `momentum_decay` $\psi \ge 0$. The slot `mu_product` $M$ is a
+    scalar, 1 at the beginning.
     """
 
     learning_rate: LearningRate = 0.002
@@ -323,7 +378,9 @@ class NAdam(Optimizer):
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         root = op.Sqrt(1 - self.betas[1] ** step)
-        mu, mu_next = (self.betas[0] * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)) for t in (step, step + 1))
+        mu, mu_next = (
+            self.betas[0] * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)) for t in (step, step + 1)
+        )
         rate = lr * op.cast(root, lr.dtype)
         return (
             op.cast(mu, lr.dtype),
@@ -358,8 +415,8 @@ class NAdam(Optimizer):
 class RAdam(Optimizer):
     r"""Adam with a rectified variance (Liu et al. 2020).
 
-    With $m_t$, $v_t$ of Adam, $\rho_\infty = 2/(1-\beta_2) - 1$ and $\rho_t = \rho_\infty - 2 t \beta_2^t/(1-\beta_2^t)$: while
-    $\rho_t \le 5$
+    With $m_t$, $v_t$ of Adam, $\rho_\infty = 2/(1-\beta_2) - 1$ and $\rho_t = \rho_\infty - 2 t
+    \beta_2^t/(1-\beta_2^t)$: while $\rho_t \le 5$
 
     $$w \leftarrow w - \eta \frac{m_t}{1-\beta_1^t}, \quad\text{then}\quad
     w \leftarrow w - \eta \frac{m_t}{1-\beta_1^t} \frac{\sqrt{1-\beta_2^t}}{\sqrt{v_t} + \epsilon}
@@ -390,25 +447,45 @@ class RAdam(Optimizer):
         power = self.betas[1] ** step
         length = limit - 2 * step * power / (1 - power)
         rectified = length > 5
-        # while it is not rectified the length may be negative: 5 keeps the root, which is not used then, real
+        # while it is not rectified the length may be negative: 5 keeps the root, which is not used
+        # then, real
         length = op.Max(length, 5.0)
-        root = op.Sqrt((1 - power) * (length - 4) * (length - 2) * (limit / ((limit - 4) * (limit - 2))) / length)
-        return size * op.cast(op.Where(rectified, root, op.cast(0, np.float64)), lr.dtype), size * op.cast(~rectified, lr.dtype)
+        root = op.Sqrt(
+            (1 - power)
+            * (length - 4)
+            * (length - 2)
+            * (limit / ((limit - 4) * (limit - 2)))
+            / length
+        )
+        return size * op.cast(
+            op.Where(rectified, root, op.cast(0, np.float64)), lr.dtype
+        ), size * op.cast(~rectified, lr.dtype)
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, rectified: Value, plain: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def update(
+        self,
+        op: GraphBuilder,
+        w: Value,
+        g: Value,
+        rectified: Value,
+        plain: Value,
+        m: Value,
+        v: Value,
+    ) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
-        return w - (rectified / (op.Sqrt(v) + self.eps) + plain) * m, m, v  # one of the two sizes is 0
+        # one of the two sizes is 0
+        return w - (rectified / (op.Sqrt(v) + self.eps) + plain) * m, m, v
 
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     r"""RMSprop (Tieleman & Hinton 2012; centered: Graves 2013).
 
-    $$v_t = \alpha v_{t-1} + (1-\alpha) g^2, \quad b_t = \mu b_{t-1} + g/(\sqrt{v_t} + \epsilon), \quad w \leftarrow w - \eta b_t$$
+    $$v_t = \alpha v_{t-1} + (1-\alpha) g^2, \quad b_t = \mu b_{t-1} + g/(\sqrt{v_t} + \epsilon),
+    \quad w \leftarrow w - \eta b_t$$
 
-    `alpha` in [0, 1); `eps` > 0; `momentum` $\mu \ge 0$. `centered=True` takes $v_t - a_t^2$ for $v_t$ under the root, with
-    $a_t = \alpha a_{t-1} + (1-\alpha) g$.
+    `alpha` in [0, 1); `eps` > 0; `momentum` $\mu \ge 0$. `centered=True` takes $v_t - a_t^2$ for
+    $v_t$ under the root, with $a_t = \alpha a_{t-1} + (1-\alpha) g$.
     """
 
     elementwise = True
@@ -426,10 +503,16 @@ class RMSprop(Optimizer):
         check_number(self, "momentum", at_least=0)
 
     def slots(self, w: Array) -> dict[str, Array]:
-        names = ["v", *(["mean"] if self.centered else []), *(["velocity"] if self.momentum else [])]
+        names = [
+            "v",
+            *(["mean"] if self.centered else []),
+            *(["velocity"] if self.momentum else []),
+        ]
         return {name: np.zeros_like(w) for name in names}
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Value
+    ) -> tuple[Value, ...]:
         v, *others = slots
         v = variance = _average(v, g * g, self.alpha)
         kept = [v]
@@ -448,7 +531,8 @@ class RMSprop(Optimizer):
 class Adagrad(Optimizer):
     r"""Adagrad (Duchi et al. 2011).
 
-    $$s_t = s_{t-1} + g^2, \quad w \leftarrow w - \frac{\eta}{1 + (t-1) d} \frac{g}{\sqrt{s_t} + \epsilon}$$
+    $$s_t = s_{t-1} + g^2, \quad w \leftarrow w - \frac{\eta}{1 + (t-1) d} \frac{g}{\sqrt{s_t} +
+    \epsilon}$$
 
     `lr_decay` $d \ge 0$; `eps` > 0; the slot `sum` $s$ begins at `initial_accumulator_value` >= 0.
     """
@@ -472,7 +556,9 @@ class Adagrad(Optimizer):
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         return lr / op.cast(1 + (step - 1) * self.lr_decay, lr.dtype) if self.lr_decay else lr, step
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, total: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, total: Value
+    ) -> tuple[Value, ...]:
         total = total + g * g
         return w - lr * g / (op.Sqrt(total) + self.eps), total
 
@@ -481,8 +567,8 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     r"""Adadelta (Zeiler 2012).
 
-    $$v_t = \rho v_{t-1} + (1-\rho) g^2, \quad \delta = \frac{\sqrt{d_{t-1} + \epsilon}}{\sqrt{v_t + \epsilon}} g, \quad
-    d_t = \rho d_{t-1} + (1-\rho) \delta^2, \quad w \leftarrow w - \eta \delta$$
+    $$v_t = \rho v_{t-1} + (1-\rho) g^2, \quad \delta = \frac{\sqrt{d_{t-1} + \epsilon}}{\sqrt{v_t +
+    \epsilon}} g, \quad d_t = \rho d_{t-1} + (1-\rho) \delta^2, \quad w \leftarrow w - \eta \delta$$
 
     `rho` in [0, 1); `eps` > 0.
     """
@@ -501,7 +587,9 @@ class Adadelta(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"v": np.zeros_like(w), "d": np.zeros_like(w)}
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, v: Value, d: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, v: Value, d: Value
+    ) -> tuple[Value, ...]:
         v = _average(v, g * g, self.rho)
         delta = op.Sqrt((d + self.eps) / (v + self.eps)) * g
         d = _average(d, delta * delta, self.rho)
@@ -510,9 +598,11 @@ class Adadelta(Optimizer):
 
 @dataclass(frozen=True)
 class Lion(Optimizer):
-    r"""Lion (Chen et al. 2023): every element moves by the learning rate, so take a third to a tenth of Adam's.
+    r"""Lion (Chen et al. 2023): every element moves by the learning rate, so take a third to a
+    tenth of Adam's.
 
-    $$w \leftarrow w - \eta\,\mathrm{sign}(\beta_1 m_{t-1} + (1-\beta_1) g), \quad m_t = \beta_2 m_{t-1} + (1-\beta_2) g$$
+    $$w \leftarrow w - \eta\,\mathrm{sign}(\beta_1 m_{t-1} + (1-\beta_1) g), \quad m_t = \beta_2
+    m_{t-1} + (1-\beta_2) g$$
 
     `betas` in [0, 1).
     """
@@ -529,19 +619,23 @@ class Lion(Optimizer):
     def slots(self, w: Array) -> dict[str, Array]:
         return {"m": np.zeros_like(w)}
 
-    def update(self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, m: Value) -> tuple[Value, ...]:
+    def update(
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, m: Value
+    ) -> tuple[Value, ...]:
         return w - lr * op.Sign(_average(m, g, self.betas[0])), _average(m, g, self.betas[1])
 
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    r"""LAMB (You et al. 2020), for large batches: Adam's direction at the length of each weight tensor.
+    r"""LAMB (You et al. 2020), for large batches:
+
+    Adam's direction at the length of each weight tensor.
 
     $$u = \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon} + \lambda w, \quad
     w \leftarrow w - \eta \frac{\|w\|}{\|u\|} u$$
 
-    with $m_t$, $v_t$ of Adam; the quotient of the norms counts as 1 where either is 0. `betas` in [0, 1); `eps` > 0.
-    `weight_decay` $\lambda$ is inside the quotient, as in the paper.
+    with $m_t$, $v_t$ of Adam; the quotient of the norms counts as 1 where either is 0. `betas` in
+    [0, 1); `eps` > 0. `weight_decay` $\lambda$ is inside the quotient, as in the paper.
     """
 
     applies_weight_decay: ClassVar[bool] = True
@@ -560,10 +654,22 @@ class Lamb(Optimizer):
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         root = op.Sqrt(1 - self.betas[1] ** step)
-        return lr, op.cast(root / (1 - self.betas[0] ** step), lr.dtype), op.cast(self.eps * root, lr.dtype)
+        return (
+            lr,
+            op.cast(root / (1 - self.betas[0] ** step), lr.dtype),
+            op.cast(self.eps * root, lr.dtype),
+        )
 
     def update(
-        self, op: GraphBuilder, w: Value, g: Value, lr: Value, correction: Value, eps: Value, m: Value, v: Value
+        self,
+        op: GraphBuilder,
+        w: Value,
+        g: Value,
+        lr: Value,
+        correction: Value,
+        eps: Value,
+        m: Value,
+        v: Value,
     ) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
@@ -577,16 +683,19 @@ class Lamb(Optimizer):
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    r"""Adafactor (Shazeer & Stern 2018) as in torch.optim: a second moment kept as its means over rows and columns.
+    r"""Adafactor (Shazeer & Stern 2018) as in torch.optim: a second moment kept as its means over
+    rows and columns.
 
-    With $\beta_t = 1 - t^{\gamma}$, $R_t = \beta_t R_{t-1} + (1-\beta_t)\,\mathrm{mean}(g^2)$ over the last axis, and $C_t$ likewise
-    over the last but one:
+    With $\beta_t = 1 - t^{\gamma}$, $R_t = \beta_t R_{t-1} + (1-\beta_t)\,\mathrm{mean}(g^2)$ over
+    the last axis, and $C_t$ likewise over the last but one:
 
-    $$\hat v = \frac{R_t C_t}{\max(\mathrm{mean}(R_t), \epsilon_1)}, \quad u = \frac{g}{\max(\sqrt{\hat v}, \epsilon_1)}, \quad
-    w \leftarrow w - \min(\eta, t^{-1/2}) \max(\epsilon_2, \mathrm{rms}(w)) \frac{u}{\max(1, \mathrm{rms}(u)/d)}$$
+    $$\hat v = \frac{R_t C_t}{\max(\mathrm{mean}(R_t), \epsilon_1)}, \quad u =
+    \frac{g}{\max(\sqrt{\hat v}, \epsilon_1)}, \quad w \leftarrow w - \min(\eta, t^{-1/2})
+    \max(\epsilon_2, \mathrm{rms}(w)) \frac{u}{\max(1, \mathrm{rms}(u)/d)}$$
 
-    A weight with fewer than two axes keeps its whole second moment. `beta2_decay` $\gamma \le 0$; `d` >= 1; `eps` = ($\epsilon_1 > 0$, or
-    None: the spacing of the weight's element type at 1; $\epsilon_2 \ge 0$). Slots: `rows` (..., n, 1) and `columns` (..., 1, m), or `v`.
+    A weight with fewer than two axes keeps its whole second moment. `beta2_decay` $\gamma \le 0$;
+    `d` >= 1; `eps` = ($\epsilon_1 > 0$, or None: the spacing of the weight's element type at 1;
+    $\epsilon_2 \ge 0$). Slots: `rows` (..., n, 1) and `columns` (..., 1, m), or `v`.
     """
 
     applies_weight_decay: ClassVar[bool] = True  # rms(w) is the undecayed weight's
@@ -602,7 +711,9 @@ class Adafactor(Optimizer):
         check_number(self, "d", at_least=1)
         eps: Any = self.eps
         if len(eps) != 2 or not (eps[0] is None or 0 < eps[0] < np.inf) or not 0 <= eps[1] < np.inf:
-            raise SettingError(f"Adafactor needs eps = (a number > 0 or None, a number >= 0), got {eps!r}.")
+            raise SettingError(
+                f"Adafactor needs eps = (a number > 0 or None, a number >= 0), got {eps!r}."
+            )
         object.__setattr__(self, "eps", tuple(eps))
 
     def slots(self, w: Array) -> dict[str, Array]:
@@ -616,10 +727,23 @@ class Adafactor(Optimizer):
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         unique_name = step**self.beta2_decay
         size = op.Min(lr, op.cast(step**-0.5, lr.dtype))
-        return size, op.cast(unique_name, lr.dtype), op.cast(1 - unique_name, lr.dtype), 1 - lr * self.weight_decay
+        return (
+            size,
+            op.cast(unique_name, lr.dtype),
+            op.cast(1 - unique_name, lr.dtype),
+            1 - lr * self.weight_decay,
+        )
 
     def update(
-        self, op: GraphBuilder, w: Value, g: Value, size: Value, unique_name: Value, kept: Value, undecayed: Value, *slots: Value
+        self,
+        op: GraphBuilder,
+        w: Value,
+        g: Value,
+        size: Value,
+        unique_name: Value,
+        kept: Value,
+        undecayed: Value,
+        *slots: Value,
     ) -> tuple[Value, ...]:
         eps1 = float(np.finfo(w.dtype).eps) if self.eps[0] is None else self.eps[0]
         square = g * g
@@ -636,7 +760,9 @@ class Adafactor(Optimizer):
 
 
 def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """The same, not to be written: a slot that is one number throughout, as nearly all begin, takes no memory."""
+    """The same, not to be written: a slot that is one number throughout, as nearly all begin, takes
+    no memory.
+    """
 
     def spread(value: Array) -> Array:
         if not value.size or (value != value.flat[0]).any():
@@ -646,15 +772,23 @@ def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str
     return {slot: spread(value) for slot, value in initial_slots(optimizer, name, w).items()}
 
 
-def fused_weights(optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> list[list[str]]:
-    """Small weights that may be updated one after the other in one tensor: the operators of an update cost more than their elements.
+def fused_weights(
+    optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
+) -> list[list[str]]:
+    """Small weights that may be updated one after the other in one tensor: the operators of an
+    update cost more than their elements.
 
     Weights without slots are no such: their update is one or two operators.
     """
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
         small = 0 < w.size <= MAX_ELEMENTS_TO_FUSE and w.dtype in (np.float32, np.float64)
-        if optimizer.elementwise and small and slots[name] and all(s.shape == w.shape for s in slots[name].values()):
+        if (
+            optimizer.elementwise
+            and small
+            and slots[name]
+            and all(s.shape == w.shape for s in slots[name].values())
+        ):
             rule, factor = _rule_of(optimizer, name)
             alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
     return [pack for found in alike.values() for pack in _packs(found, weights) if len(pack) > 1]
@@ -677,7 +811,8 @@ def _packs(found: Sequence[str], weights: Mapping[str, Array]) -> list[list[str]
 def get_optimizer(spec: OptimizerLike) -> Optimizer:
     """The optimizer meant by a name, an Optimizer or a number: SGD with that learning rate.
 
-    UnknownNameError (a SettingError) for a name that none has, with the nearest; SettingError for anything else.
+    UnknownNameError (a SettingError) for a name that none has, with the nearest; SettingError for
+    anything else.
 
     >>> get_optimizer("rmsprop").eps, get_optimizer(0.5).learning_rate
     (1e-08, 0.5)
@@ -690,12 +825,18 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     given: Any = spec
     if isinstance(given, (int, float, np.number)) and not isinstance(given, bool):
         return SGD(float(given))
-    hint = f" Make one: {given.__name__}()." if isinstance(given, type) and issubclass(given, Optimizer) else ""
+    hint = (
+        f" Make one: {given.__name__}()."
+        if isinstance(given, type) and issubclass(given, Optimizer)
+        else ""
+    )
     raise SettingError(f"optimizer is a name, an Optimizer or a number, got {given!r}.{hint}")
 
 
 def learning_rate_at(optimizer: Optimizer, step: int) -> float:
-    """The learning rate of update number `step`, counted from 0. SettingError (a ValueError) unless it is a finite number >= 0.
+    """The learning rate of update number `step`, counted from 0.
+
+    SettingError (a ValueError) unless it is a finite number >= 0.
 
     >>> learning_rate_at(SGD(lambda step: 0.5**step), 2)
     0.25
@@ -703,21 +844,29 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
     rate: Any = optimizer.learning_rate
     if callable(rate):
         rate = rate(step)
-    if not isinstance(rate, (int, float, np.number)) or isinstance(rate, bool) or not 0 <= rate < np.inf:
+    if (
+        not isinstance(rate, (int, float, np.number))
+        or isinstance(rate, bool)
+        or not 0 <= rate < np.inf
+    ):
         raise SettingError(
-            f"learning_rate must be a finite number >= 0, {optimizer.learning_rate!r} gave {rate!r} for update {step}."
+            f"learning_rate must be a finite number >= 0, {optimizer.learning_rate!r} gave {rate!r}"
+            f" for update {step}."
         )
     return float(rate)
 
 
 def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """Slot name -> value before the first update, for the weight called `name`; the average of `ema_momentum` is among them, as `ema`."""
+    """Slot name -> value before the first update, for the weight called `name`; the average of
+    `ema_momentum` is among them, as `ema`.
+    """
     slots = {slot: np.array(value) for slot, value in optimizer.slots(w).items()}
     if optimizer.ema_momentum is None:
         return slots
     if AVERAGE in slots:
         raise SettingError(
-            f"{type(optimizer).__name__} has a slot {AVERAGE!r} for {name!r}, which is the name of ema_momentum's: rename it."
+            f"{type(optimizer).__name__} has a slot {AVERAGE!r} for {name!r}, which is the name of"
+            " ema_momentum's: rename it."
         )
     return {**slots, AVERAGE: np.array(w)}
 
@@ -733,11 +882,14 @@ def apply_update(
     *,
     scaled: bool = False,
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
-    """The next value of every weight and of every slot. `slots[name]` is in the order of `initial_slots(optimizer, name, w)`.
+    """The next value of every weight and of every slot.
+
+    `slots[name]` is in the order of `initial_slots(optimizer, name, w)`.
 
     `scaled`: the gradients are times the learning rate, and the optimizer is `is_plain_sgd`.
 
-    SettingError where `update` returns another number of values, or a value of another type or shape, than it was given.
+    SettingError where `update` returns another number of values, or a value of another type or
+    shape, than it was given.
     """
     shared: dict[
         Any, tuple[Value | None, tuple[Value, ...]]
@@ -751,7 +903,10 @@ def apply_update(
             with op.scope("optimizer"):
                 rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
                 decays = rule.weight_decay and not rule.applies_weight_decay
-                shared[group] = 1 - rate * rule.weight_decay if decays else None, rule.coefficients(op, rate, step)
+                shared[group] = (
+                    1 - rate * rule.weight_decay if decays else None,
+                    rule.coefficients(op, rate, step),
+                )
         undecayed, coefficients = shared[group]
         own = dict(slots[name])
         average = own.pop(AVERAGE, None) if rule.ema_momentum is not None else None
@@ -771,9 +926,13 @@ def apply_update(
 
 
 def clip_gradients(
-    op: GraphBuilder, gradients: Mapping[str, Value], clip_norm: float | None, clip_value: float | None
+    op: GraphBuilder,
+    gradients: Mapping[str, Value],
+    clip_norm: float | None,
+    clip_value: float | None,
 ) -> dict[str, Value]:
-    """Gradients clipped element by element to ±clip_value, then scaled so that their common L2 norm is at most clip_norm.
+    """Gradients clipped element by element to ±clip_value, then scaled so that their common L2 norm
+    is at most clip_norm.
 
     None leaves out either. A NaN stays one, and with clip_norm spreads to all gradients.
     """
@@ -792,35 +951,61 @@ def clip_gradients(
 
 def _rule_of(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
     """The optimizer as it treats the weight called `name`, and the factor of its learning rate."""
-    factor = next((f for pattern, f in optimizer.learning_rate_multipliers.items() if fnmatchcase(name, pattern)), 1.0)
-    if optimizer.weight_decay and any(fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay):
+    factor = next(
+        (
+            f
+            for pattern, f in optimizer.learning_rate_multipliers.items()
+            if fnmatchcase(name, pattern)
+        ),
+        1.0,
+    )
+    if optimizer.weight_decay and any(
+        fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay
+    ):
         return replace(optimizer, weight_decay=0.0), float(factor)
     return optimizer, float(factor)
 
 
-def _check_returned(optimizer: Optimizer, name: str, given: Mapping[str, Value], returned: Sequence[Value]) -> None:
+def _check_returned(
+    optimizer: Optimizer, name: str, given: Mapping[str, Value], returned: Sequence[Value]
+) -> None:
     where = f"{type(optimizer).__name__}.update for {name!r}"
     if len(returned) != len(given):
         slots = ", ".join(list(given)[1:]) or "no slots"
-        raise SettingError(f"{where} returned {len(returned)} values, expected {len(given)}: the weight and {slots}.")
+        raise SettingError(
+            f"{where} returned {len(returned)} values, expected {len(given)}: the weight and"
+            f" {slots}."
+        )
     for what, before, after in zip(given, given.values(), returned):
-        if before.dtype != after.dtype or (None not in (before.shape, after.shape) and before.shape != after.shape):
+        if before.dtype != after.dtype or (
+            None not in (before.shape, after.shape) and before.shape != after.shape
+        ):
             was, became = (f"{v.dtype}{list(v.shape or ())}" for v in (before, after))
             raise SettingError(
-                f"{where} made {what!r} {became}; it was {was}. Keep shapes, and cast numbers made of `step` to w.dtype."
+                f"{where} made {what!r} {became}; it was {was}. Keep shapes, and cast numbers made"
+                " of `step` to w.dtype."
             )
 
 
-def _slot_specs(optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]) -> list[TensorSpec]:
-    """The slots of a weight whose sizes may be names: a size that changes with the weight's is that of the weight's axis."""
+def _slot_specs(
+    optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]
+) -> list[TensorSpec]:
+    """The slots of a weight whose sizes may be names: a size that changes with the weight's is that
+    of the weight's axis.
+    """
     small, large = (
-        initial_slots(optimizer, name, np.zeros([d if isinstance(d, int) else size for d in shape], dtype)) for size in (2, 3)
+        initial_slots(
+            optimizer, name, np.zeros([d if isinstance(d, int) else size for d in shape], dtype)
+        )
+        for size in (2, 3)
     )
     specs = []
     for slot, array in small.items():
         sizes: list[Dim] = []
         for axis, (size, other) in enumerate(zip(array.shape, large[slot].shape)):
-            sizes.append(size if size == other else shape[axis] if array.ndim == len(shape) else None)
+            sizes.append(
+                size if size == other else shape[axis] if array.ndim == len(shape) else None
+            )
         specs.append(TensorSpec(slot, array.dtype, tuple(sizes)))
     return specs
 

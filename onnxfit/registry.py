@@ -1,4 +1,6 @@
-"""Classes looked up by name: a module's `__all__` is the registry, so that adding a class is one place."""
+"""Classes looked up by name: a module's `__all__` is the registry, so that adding a class is one
+place.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ T = TypeVar("T")
 
 
 def snake_case(name: str) -> str:
-    """The name users type for a class; acronyms run together, and a class's `aliases` add what people type besides.
+    """The name users type for a class; acronyms run together, and a class's `aliases` add what
+    people type besides.
 
     >>> [snake_case(n) for n in ("MeanSquaredError", "L1", "SGD", "AdamW", "RMSprop")]
     ['mean_squared_error', 'l1', 'sgd', 'adamw', 'rmsprop']
@@ -22,12 +25,18 @@ def snake_case(name: str) -> str:
 
 
 def registry(module: str, base: type[T]) -> dict[str, type[T]]:
-    """The concrete subclasses of `base` that a module exports, by the name users type (and each class's own `aliases`)."""
+    """The concrete subclasses of `base` that a module exports, by the name users type (and each
+    class's own `aliases`).
+    """
     exports = sys.modules[module]
     classes: dict[str, type[T]] = {}
     for name in exports.__all__:
         member = getattr(exports, name)
-        if isinstance(member, type) and issubclass(member, base) and not getattr(member, "__abstractmethods__", None):
+        if (
+            isinstance(member, type)
+            and issubclass(member, base)
+            and not getattr(member, "__abstractmethods__", None)
+        ):
             for key in (snake_case(name), *vars(member).get("aliases", ())):
                 classes[key] = member
     return classes
@@ -41,18 +50,26 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], **settings: Any) -> 
 
 
 def to_config(instance: Any) -> dict[str, Any]:
-    """A dataclass of a registry as JSON: its class name and the fields that differ from their defaults."""
+    """A dataclass of a registry as JSON: its class name and the fields that differ from their
+    defaults.
+    """
     fields = {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         if field.init and value != default:
             fields[field.name] = to_config(value) if dataclasses.is_dataclass(value) else value
     return {"name": type(instance).__name__, **({"settings": fields} if fields else {})}
 
 
 def from_config(config: Any, *modules: str) -> Any:
-    """The inverse of `to_config`: only classes that the given onnxfit modules export are made; nothing is imported or run."""
+    """The inverse of `to_config`: only classes that the given onnxfit modules export are made;
+    nothing is imported or run.
+    """
     if not (isinstance(config, dict) and isinstance(config.get("name"), str)):
         return config
     for module in modules:

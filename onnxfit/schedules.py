@@ -33,9 +33,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """The base of every schedule: `schedule(step)` is the learning rate of update number `step`, counted from 0.
+    """The base of every schedule:
 
-    A schedule is a pure function: it remembers nothing, so that a resumed run meets the rates of an uninterrupted one.
+    `schedule(step)` is the learning rate of update number `step`, counted from 0.
+
+    A schedule is a pure function: it remembers nothing, so that a resumed run meets the rates of an
+    uninterrupted one.
     """
 
     @abstractmethod
@@ -61,7 +64,8 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    r"""$\eta_0 \cdot r^{t/n}$: the rate shrinks by the factor `decay_rate` $r$ in (0, 1] every `decay_steps` $n$ updates.
+    r"""$\eta_0 \cdot r^{t/n}$: the rate shrinks by the factor `decay_rate` $r$ in (0, 1] every
+    `decay_steps` $n$ updates.
 
     `staircase=True` takes the whole part of $t/n$: the rate falls at once every $n$ updates.
 
@@ -80,12 +84,16 @@ class Exponential(Schedule):
         check_number(self, "decay_rate", above=0, at_most=1)
 
     def __call__(self, step: int) -> float:
-        return self.learning_rate * math.pow(self.decay_rate, _elapsed(step, self.decay_steps, self.staircase))
+        return self.learning_rate * math.pow(
+            self.decay_rate, _elapsed(step, self.decay_steps, self.staircase)
+        )
 
 
 @dataclass(frozen=True)
 class InverseTime(Schedule):
-    r"""$\eta_0 / (1 + r t/n)$ with `decay_rate` $r \ge 0$ and `decay_steps` $n$; `staircase=True` takes the whole part of $t/n$.
+    r"""$\eta_0 / (1 + r t/n)$ with `decay_rate` $r \ge 0$ and `decay_steps` $n$;
+
+    `staircase=True` takes the whole part of $t/n$.
 
     >>> InverseTime(0.1, decay_steps=10, decay_rate=1.0)(30)
     0.025
@@ -102,12 +110,15 @@ class InverseTime(Schedule):
         check_number(self, "decay_rate", at_least=0)
 
     def __call__(self, step: int) -> float:
-        return self.learning_rate / (1 + self.decay_rate * _elapsed(step, self.decay_steps, self.staircase))
+        return self.learning_rate / (
+            1 + self.decay_rate * _elapsed(step, self.decay_steps, self.staircase)
+        )
 
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    r"""$\eta_0 \cdot \gamma^{\lfloor t/n \rfloor}$: times `gamma` in (0, 1] every `step_size` $n$ updates.
+    r"""$\eta_0 \cdot \gamma^{\lfloor t/n \rfloor}$: times `gamma` in (0, 1] every `step_size` $n$
+    updates.
 
     >>> [Step(0.5, step_size=2, gamma=0.5)(step) for step in range(5)]
     [0.5, 0.5, 0.25, 0.25, 0.125]
@@ -128,7 +139,8 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """`values[0]` before update `boundaries[0]`, `values[1]` from it on, until `boundaries[1]`, and so on.
+    """`values[0]` before update `boundaries[0]`, `values[1]` from it on, until `boundaries[1]`, and
+    so on.
 
     `boundaries` increase; there is one value more than boundaries.
 
@@ -146,7 +158,8 @@ class Piecewise(Schedule):
             raise SettingError(f"Piecewise needs increasing boundaries, got {self.boundaries}.")
         if len(self.values) != len(self.boundaries) + 1:
             raise SettingError(
-                f"Piecewise needs one value more than boundaries, got {len(self.values)} for {len(self.boundaries)} boundaries."
+                f"Piecewise needs one value more than boundaries, got {len(self.values)} for"
+                f" {len(self.boundaries)} boundaries."
             )
 
     def __call__(self, step: int) -> float:
@@ -155,10 +168,11 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    r"""$\eta_1 + (\eta_0 - \eta_1)(1 - t/n)^p$ until update `decay_steps` $n$, then `end_learning_rate` $\eta_1 \ge 0$.
+    r"""$\eta_1 + (\eta_0 - \eta_1)(1 - t/n)^p$ until update `decay_steps` $n$, then
+    `end_learning_rate` $\eta_1 \ge 0$.
 
-    `power` $p > 0$; 1 is linear. With `cycle=True` $n$ is doubled, tripled, ... whenever $t$ passes it: the rate jumps up and falls
-    again, more slowly every time.
+    `power` $p > 0$; 1 is linear. With `cycle=True` $n$ is doubled, tripled, ... whenever $t$ passes
+    it: the rate jumps up and falls again, more slowly every time.
 
     >>> [Polynomial(0.4, decay_steps=4)(step) for step in (0, 1, 2, 4, 9)]
     [0.4, 0.30000000000000004, 0.2, 0.0, 0.0]
@@ -184,10 +198,12 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    r"""$\eta_1 + (\eta_0 - \eta_1)(1 + \cos(\pi t/n))/2$ until update `decay_steps` $n$, then `end_learning_rate` $\eta_1 \ge 0$.
+    r"""$\eta_1 + (\eta_0 - \eta_1)(1 + \cos(\pi t/n))/2$ until update `decay_steps` $n$, then
+    `end_learning_rate` $\eta_1 \ge 0$.
 
-    With `restarts=True` (Loshchilov & Hutter 2017) the rate jumps up again after $n$ updates; every next period is `t_mul` >= 1 times
-    as long, and its height above $\eta_1$ `m_mul` in (0, 1] times as large.
+    With `restarts=True` (Loshchilov & Hutter 2017) the rate jumps up again after $n$ updates; every
+    next period is `t_mul` >= 1 times as long, and its height above $\eta_1$ `m_mul` in (0, 1] times
+    as large.
 
     >>> [round(Cosine(0.2, decay_steps=2)(step), 3) for step in range(4)]
     [0.2, 0.1, 0.0, 0.0]
@@ -209,7 +225,10 @@ class Cosine(Schedule):
         check_number(self, "t_mul", at_least=1)
         check_number(self, "m_mul", above=0, at_most=1)
         if not self.restarts and (self.t_mul, self.m_mul) != (1, 1):
-            raise SettingError(f"Cosine's t_mul and m_mul need restarts=True, got t_mul={self.t_mul}, m_mul={self.m_mul}.")
+            raise SettingError(
+                f"Cosine's t_mul and m_mul need restarts=True, got t_mul={self.t_mul},"
+                f" m_mul={self.m_mul}."
+            )
 
     def __call__(self, step: int) -> float:
         into, length, height = float(step), float(self.decay_steps), 1.0
@@ -221,17 +240,21 @@ class Cosine(Schedule):
         else:  # subtracting keeps the restarts exact, where a logarithm would round
             while into >= length:
                 into, length, height = into - length, length * self.t_mul, height * self.m_mul
-        return self.end_learning_rate + (self.learning_rate - self.end_learning_rate) * height * _cosine(into / length)
+        return self.end_learning_rate + (
+            self.learning_rate - self.end_learning_rate
+        ) * height * _cosine(into / length)
 
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    r"""Up to `max_learning_rate` $\eta$ from $\eta$/`div_factor`, and down to $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
+    r"""Up to `max_learning_rate` $\eta$ from $\eta$/`div_factor`, and down to
+    $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
 
-    The way up takes the share `pct_start` in [0, 1] of `total_steps` updates; with `three_phase=True` the way back to the start takes
-    as many (then `pct_start` <= 0.5), and the rest goes below it. `anneal_strategy` "cos" is half a cosine, "linear" a line; both
-    factors are >= 1. After `total_steps` updates the rate stays. The learning rate of torch.optim.lr_scheduler.OneCycleLR, whose
-    cycle of the momentum is left out.
+    The way up takes the share `pct_start` in [0, 1] of `total_steps` updates; with
+    `three_phase=True` the way back to the start takes as many (then `pct_start` <= 0.5), and the
+    rest goes below it. `anneal_strategy` "cos" is half a cosine, "linear" a line; both factors are
+    >= 1. After `total_steps` updates the rate stays. The learning rate of
+    torch.optim.lr_scheduler.OneCycleLR, whose cycle of the momentum is left out.
 
     >>> [round(OneCycle(1.0, total_steps=10)(step), 5) for step in (0, 2, 9)]
     [0.04, 1.0, 0.0]
@@ -252,7 +275,9 @@ class OneCycle(Schedule):
         check_number(self, "div_factor", at_least=1)
         check_number(self, "final_div_factor", at_least=1)
         if self.anneal_strategy not in ("cos", "linear"):
-            raise SettingError(f"OneCycle's anneal_strategy is 'cos' or 'linear', got {self.anneal_strategy!r}.")
+            raise SettingError(
+                f"OneCycle's anneal_strategy is 'cos' or 'linear', got {self.anneal_strategy!r}."
+            )
 
     def __call__(self, step: int) -> float:
         high = self.max_learning_rate
@@ -267,14 +292,17 @@ class OneCycle(Schedule):
         for end, before, after in phases:
             if step <= end and end > begin:
                 done = (step - begin) / (end - begin)
-                return _between(after, before, _cosine(done) if self.anneal_strategy == "cos" else 1 - done)
+                return _between(
+                    after, before, _cosine(done) if self.anneal_strategy == "cos" else 1 - done
+                )
             begin = end
         return phases[-1][2]
 
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A line from `start` >= 0 to the first rate of `schedule` in `steps` updates, then `schedule`, counted from there.
+    """A line from `start` >= 0 to the first rate of `schedule` in `steps` updates, then `schedule`,
+    counted from there.
 
     `schedule` is a Schedule, a number or a callable of the update's number.
 
@@ -300,7 +328,8 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class InverseScaling(Schedule):
-    r"""$\eta_0 / (t + 1)^p$ with `power` $p \ge 0$, `learning_rate="invscaling"` in scikit-learn's SGDRegressor.
+    r"""$\eta_0 / (t + 1)^p$ with `power` $p \ge 0$, `learning_rate="invscaling"` in scikit-learn's
+    SGDRegressor.
 
     >>> [InverseScaling(0.01, power=0.5)(step) for step in (0, 3)]
     [0.01, 0.005]
@@ -321,10 +350,12 @@ class InverseScaling(Schedule):
 
 @dataclass(frozen=True)
 class Optimal(Schedule):
-    r"""$\eta_0 t_0/(t_0 + t)$ with $t_0 = 1/(e\alpha)$, $e = w/\max(1, 2(1+w))$ and $w = \sqrt{1/\sqrt\alpha}$ (Bottou 2010).
+    r"""$\eta_0 t_0/(t_0 + t)$ with $t_0 = 1/(e\alpha)$, $e = w/\max(1, 2(1+w))$ and $w =
+    \sqrt{1/\sqrt\alpha}$ (Bottou 2010).
 
-    `alpha` $\alpha > 0$ is the strength of the L2 penalty the model is trained with, $w$ the size its weights are then expected to have,
-    $2(1+w)$ the slope of the squared error at $-w$. scikit-learn's "optimal" has this form too, with $e = w$ and $\eta_0 = e$.
+    `alpha` $\alpha > 0$ is the strength of the L2 penalty the model is trained with, $w$ the size
+    its weights are then expected to have, $2(1+w)$ the slope of the squared error at $-w$.
+    scikit-learn's "optimal" has this form too, with $e = w$ and $\eta_0 = e$.
 
     >>> round(Optimal(0.01, alpha=1e-4)(22000), 6)
     0.005
@@ -368,20 +399,38 @@ def check_number(
     whole: bool = False,
     sequence: bool = False,
 ) -> None:
-    """SettingError unless the field `name` of a frozen dataclass is a finite number (with `sequence`: several) within the bounds.
+    """SettingError unless the field `name` of a frozen dataclass is a finite number (with
+    `sequence`: several) within the bounds.
 
-    Numpy's numbers become Python's and sequences tuples, so that settings are hashable and survive JSON.
+    Numpy's numbers become Python's and sequences tuples, so that settings are hashable and survive
+    JSON.
     """
     given: Any = getattr(owner, name)
     values: list[Any] = [given]
     if sequence:
-        values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
+        values = (
+            list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
+        )
     values = [v.item() if isinstance(v, np.generic) else v for v in values]
     limits = ((">=", at_least, ge), (">", above, gt), ("<=", at_most, le), ("<", below, lt))
     for value in values:
-        number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and all(bound is None or holds(value, bound) for _, bound, holds in limits)):
-            bounds = " and ".join(f"{sign} {bound}" for sign, bound, _ in limits if bound is not None)
-            what = ("whole numbers as " if whole else "numbers as ") if sequence else ("a whole number as " if whole else "")
-            raise SettingError(f"{type(owner).__name__} needs {what}{name} {bounds}, got {given!r}.")
+        number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(
+            value, bool
+        )
+        if not (
+            number
+            and math.isfinite(value)
+            and all(bound is None or holds(value, bound) for _, bound, holds in limits)
+        ):
+            bounds = " and ".join(
+                f"{sign} {bound}" for sign, bound, _ in limits if bound is not None
+            )
+            what = (
+                ("whole numbers as " if whole else "numbers as ")
+                if sequence
+                else ("a whole number as " if whole else "")
+            )
+            raise SettingError(
+                f"{type(owner).__name__} needs {what}{name} {bounds}, got {given!r}."
+            )
     object.__setattr__(owner, name, tuple(values) if sequence else values[0])

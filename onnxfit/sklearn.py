@@ -1,4 +1,6 @@
-"""A Trainer as a scikit-learn estimator: for GridSearchCV, Pipeline, cross_val_score and whatever else takes `fit` and `predict`."""
+"""A Trainer as a scikit-learn estimator: for GridSearchCV, Pipeline, cross_val_score and whatever
+else takes `fit` and `predict`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
-    raise InstallationError(f"onnxfit.sklearn needs scikit-learn 1.6 or newer ({error}): pip install 'onnxfit[sklearn]'") from error
+    raise InstallationError(
+        f"onnxfit.sklearn needs scikit-learn 1.6 or newer ({error}): pip install 'onnxfit[sklearn]'"
+    ) from error
 
 __all__ = ["OnnxClassifier", "OnnxRegressor"]
 
@@ -88,7 +92,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.threads = threads
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train for `epochs` epochs: from the model's weights on, or with `warm_start` from where the last fit stopped."""
+        """Train for `epochs` epochs: from the model's weights on, or with `warm_start` from where
+        the last fit stopped.
+        """
         return self._fit(X, y, sample_weight, go_on=self.warm_start, epochs=self.epochs)
 
     def get_trained_onnx(self) -> onnx.ModelProto:
@@ -113,18 +119,35 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     # ------------------------------------------------------------------ fitting
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, *, go_on: bool, epochs: int, classes: Any = None) -> Any:
+    def _fit(
+        self, X: Any, y: Any, sample_weight: Any, *, go_on: bool, epochs: int, classes: Any = None
+    ) -> Any:
         before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
         model = None if before is not None or self.model is None else read_model(self.model)
         if before is None:
-            self._input = None if model is None else _only_input([spec_of(v) for v in normalize(model).graph.inputs])
-        X, y = validate_data(self, X, y, reset=before is None, **self._checks(before is not None), **self._label_checks)
+            self._input = (
+                None
+                if model is None
+                else _only_input([spec_of(v) for v in normalize(model).graph.inputs])
+            )
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            reset=before is None,
+            **self._checks(before is not None),
+            **self._label_checks,
+        )
         self._dtype = X.dtype
-        weights = None if sample_weight is None else _relative(_check_sample_weight(sample_weight, X))
+        weights = (
+            None if sample_weight is None else _relative(_check_sample_weight(sample_weight, X))
+        )
         y, width = self._prepared(y, before is not None, classes)
         if before is None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-            self.trainer_ = self._started(model or _network(self._sizes(X.shape[1], width), X.dtype, seed), seed)
+            self.trainer_ = self._started(
+                model or _network(self._sizes(X.shape[1], width), X.dtype, seed), seed
+            )
         elif (self._settings(), self.loss) != self._used:
             self.trainer_ = _continued(before, self._started(before.export(None), before.seed))
         self._train(X, self._labels(y), weights, epochs)
@@ -140,15 +163,22 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     def _started(self, model: onnx.ModelProto, seed: int) -> Trainer:
         work = normalize(model)
         outputs = tensor_outputs(work)
-        name, loss = _only_output(self.loss, {n: s for n, s in outputs.items() if s.dtype.kind == "f"})
-        probabilities = source_of_probabilities(next(v for v in work.graph.outputs if v.name == name)) is not None
+        name, loss = _only_output(
+            self.loss, {n: s for n, s in outputs.items() if s.dtype.kind == "f"}
+        )
+        probabilities = (
+            source_of_probabilities(next(v for v in work.graph.outputs if v.name == name))
+            is not None
+        )
         chosen, settings = self._objective(loss, outputs[name], probabilities), self._settings()
         self._output, self._loss, self._used = name, chosen, (settings, self.loss)
         return Trainer(model, loss={name: chosen}, seed=seed, **settings)
 
     def _settings(self) -> dict[str, Any]:
         """What a Trainer is made with, besides the model, the loss and the seed."""
-        optimizer = Adam(learning_rate=0.01) if self.optimizer is None else get_optimizer(self.optimizer)
+        optimizer = (
+            Adam(learning_rate=0.01) if self.optimizer is None else get_optimizer(self.optimizer)
+        )
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
         return {
@@ -157,7 +187,8 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         }  # fmt: skip
 
     def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
-        callbacks = [copy.copy(c) for c in self.callbacks or ()]  # a callback at work holds its Trainer, which cannot be pickled
+        # a callback at work holds its Trainer, which cannot be pickled
+        callbacks = [copy.copy(c) for c in self.callbacks or ()]
         rows, held_out = (X, y, weights), None
         if self.early_stopping:
             parts = train_test_split(
@@ -167,7 +198,9 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
                 stratify=self._strata(y),
             )
             rows, held_out = (*parts[::2], None)[:3], tuple(parts[1::2])
-            callbacks.append(EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True))
+            callbacks.append(
+                EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True)
+            )
         size: Any = min(200, len(rows[0])) if self.batch_size == "auto" else self.batch_size
         self.trainer_.fit(
             *rows, epochs=epochs, batch_size=size, validation_data=held_out, callbacks=callbacks, verbose=self.verbose
@@ -184,10 +217,15 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     _label_checks: Mapping[str, Any] = {}
 
     def _checks(self, fitted: bool) -> dict[str, Any]:
-        """How scikit-learn looks at X: as the model's input; for a default model, still to be made, as float32 or float64."""
+        """How scikit-learn looks at X: as the model's input; for a default model, still to be made,
+        as float32 or float64.
+        """
         if self._input is None:
             return {"dtype": self._dtype if fitted else [np.float64, np.float32]}
-        return {"dtype": None if self._input.dtype.kind == "O" else self._input.dtype, "allow_nd": True}
+        return {
+            "dtype": None if self._input.dtype.kind == "O" else self._input.dtype,
+            "allow_nd": True,
+        }
 
     def _predictions(self, X: Any) -> Array:
         """The output with the loss, `(rows, width)`."""
@@ -214,21 +252,25 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
     """Fits an ONNX model to numbers, one or several a row, as a scikit-learn estimator.
 
-    - `model`: a path, bytes or an `onnx.ModelProto` with one input; None makes one for the data that `fit` meets, in its element type:
-      linear, or with hidden layers of `hidden_layer_sizes` and relu between them. Its weights are `coefficients_0`, `intercepts_0`, and so on
-      for each layer; those of a linear model begin at 0, others at random (Glorot and Bengio 2010).
+    - `model`: a path, bytes or an `onnx.ModelProto` with one input; None makes one for the data
+      that `fit` meets, in its element type: linear, or with hidden layers of `hidden_layer_sizes`
+      and relu between them. Its weights are `coefficients_0`, `intercepts_0`, and so on for each
+      layer; those of a linear model begin at 0, others at random (Glorot and Bengio 2010).
     - `weights`, `penalty`, `backend`, `gradient`, `device`, `threads`: as in `Trainer`.
-    - `loss`: as in `Trainer`; None is the mean squared error. A dict output name -> loss chooses between several outputs.
-    - `optimizer`: as in `Trainer`; None is Adam with a learning rate of 0.01. `learning_rate` replaces the optimizer's, unless None.
+    - `loss`: as in `Trainer`; None is the mean squared error. A dict output name -> loss chooses
+      between several outputs.
+    - `optimizer`: as in `Trainer`; None is Adam with a learning rate of 0.01. `learning_rate`
+      replaces the optimizer's, unless None.
     - `batch_size`: a number of rows; "auto" is 200, or all where there are fewer.
-    - `early_stopping`: hold out `validation_fraction` of the rows, stop after `n_iter_no_change` epochs without a better loss on them, and go
-      back to the weights of the best epoch.
+    - `early_stopping`: hold out `validation_fraction` of the rows, stop after `n_iter_no_change`
+      epochs without a better loss on them, and go back to the weights of the best epoch.
     - `callbacks`: what `Trainer.fit` takes; each fit works with shallow copies.
     - `warm_start`: `fit` goes on with weights, optimizer and counters as the last one left them.
     - `random_state`: of initial weights, the order of rows, what is held out, and dropout.
 
-    Sample weights count relative to their mean, so that a weight of 2 is a row twice. After `fit` there are `trainer_`, `n_iter_` (epochs),
-    `train_losses_` and `loss_curve_` (the loss of each), `n_features_in_`, and for tables `feature_names_in_`. A fitted estimator pickles.
+    Sample weights count relative to their mean, so that a weight of 2 is a row twice. After `fit`
+    there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each),
+    `n_features_in_`, and for tables `feature_names_in_`. A fitted estimator pickles.
 
     >>> X = np.linspace(-1, 1, 50)[:, None]
     >>> line = OnnxRegressor(learning_rate=0.1, random_state=0).fit(X, 3 * X[:, 0] + 1)
@@ -261,13 +303,17 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
 
 
 class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
-    """Fits an ONNX model to classes, labels of any type, as a scikit-learn estimator. Settings as in `OnnxRegressor`, but for the loss:
+    """Fits an ONNX model to classes, labels of any type, as a scikit-learn estimator.
 
-    - The model's output has one column for two classes (the probability of the second in sorted order, or its score), or one for each class in
-      sorted order. It is taken for probabilities if a Sigmoid or Softmax makes it, else for scores (logits).
-    - `loss`: None is the cross entropy that fits the output. So is a loss by name: the cross entropy of one column is binary, and
-      probabilities are not taken for logits. A Loss is used as it is, but for a CrossEntropy of one column, which becomes a
-      BinaryCrossEntropy. Losses that do not take the number of a class get one column for each class, of 0 and 1.
+    Settings as in `OnnxRegressor`, but for the loss:
+
+    - The model's output has one column for two classes (the probability of the second in sorted
+      order, or its score), or one for each class in sorted order. It is taken for probabilities if
+      a Sigmoid or Softmax makes it, else for scores (logits).
+    - `loss`: None is the cross entropy that fits the output. So is a loss by name: the cross
+      entropy of one column is binary, and probabilities are not taken for logits. A Loss is used as
+      it is, but for a CrossEntropy of one column, which becomes a BinaryCrossEntropy. Losses that
+      do not take the number of a class get one column for each class, of 0 and 1.
 
     `classes_` holds the labels in the order of the columns of `predict_proba`.
 
@@ -291,10 +337,16 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
             return np.concatenate([1 - second, second], axis=1)
         if isinstance(self._loss, BinaryCrossEntropy):  # a yes or no for each class
             return _shares(found if self._probabilities else _sigmoid(found))
-        return found if self._probabilities else _shares(np.exp(found - found.max(axis=1, keepdims=True)))
+        return (
+            found
+            if self._probabilities
+            else _shares(np.exp(found - found.max(axis=1, keepdims=True)))
+        )
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
-        """One more epoch over these rows; the first call says all `classes`, unless they are all in `y`."""
+        """One more epoch over these rows; the first call says all `classes`, unless they are all in
+        `y`.
+        """
         return self._fit(X, y, sample_weight, go_on=True, epochs=1, classes=classes)
 
     def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
@@ -303,25 +355,35 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
             self.classes_ = np.unique(y if classes is None else classes)
         known = len(self.classes_)
         if known < 2:
-            raise SettingError(f"OnnxClassifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}.")
+            raise SettingError(
+                f"OnnxClassifier needs at least 2 classes, got 1 class: {self.classes_[0]!r}."
+            )
         unknown = np.setdiff1d(y, self.classes_)
         if unknown.size:
-            raise SettingError(f"OnnxClassifier has met no class {unknown[0]!r} before; it knows {self.classes_.tolist()}.")
+            raise SettingError(
+                f"OnnxClassifier has met no class {unknown[0]!r} before; it knows"
+                f" {self.classes_.tolist()}."
+            )
         return np.searchsorted(self.classes_, y), 1 if known == 2 else known
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
-        classes, width = len(self.classes_), 1 if output.shape is None or len(output.shape) < 2 else output.shape[-1]
+        classes, width = (
+            len(self.classes_),
+            (1 if output.shape is None or len(output.shape) < 2 else output.shape[-1]),
+        )
         if isinstance(width, int) and width != classes and (width, classes) != (1, 2):
             raise SettingError(
-                f"The model's output {output} has {width} column{'s' * (width > 1)}, and y has {classes} classes: it needs a column for each, "
-                "or one for two classes."
+                f"The model's output {output} has {width} column{'s' * (width > 1)}, and y has"
+                f" {classes} classes: it needs a column for each, or one for two classes."
             )
         chosen = get_loss("cross_entropy" if loss is None else loss)
         by_name = loss is None or isinstance(loss, str)
         self._width = width
         if isinstance(chosen, CrossEntropy) and width == 1:
             chosen = BinaryCrossEntropy(
-                reduction=chosen.reduction, from_logits=chosen.from_logits, label_smoothing=chosen.label_smoothing
+                reduction=chosen.reduction,
+                from_logits=chosen.from_logits,
+                label_smoothing=chosen.label_smoothing,
             )
         if by_name and hasattr(chosen, "from_logits"):
             chosen = dataclasses.replace(chosen, from_logits=not probabilities)  # type: ignore[call-arg]
@@ -348,25 +410,39 @@ def _network(sizes: Sequence[int], dtype: np.dtype[Any], seed: int) -> onnx.Mode
     for i in range(len(sizes) - 1):
         before, after = sizes[i : i + 2]
         bound = np.sqrt(6 / (before + after)) if len(sizes) > 2 else 0.0
-        arrays = {f"coefficients_{i}": random.uniform(-bound, bound, (before, after)), f"intercepts_{i}": np.zeros(after)}
-        initializers += [onnx.numpy_helper.from_array(a.astype(dtype), name) for name, a in arrays.items()]
+        arrays = {
+            f"coefficients_{i}": random.uniform(-bound, bound, (before, after)),
+            f"intercepts_{i}": np.zeros(after),
+        }
+        initializers += [
+            onnx.numpy_helper.from_array(a.astype(dtype), name) for name, a in arrays.items()
+        ]
         last = i == len(sizes) - 2
         y = "predictions" if last else f"sums_{i}"
-        nodes.append(make.make_node("MatMul", [x, f"coefficients_{i}"], [f"products_{i}"], name=f"product_{i}"))
-        nodes.append(make.make_node("Add", [f"products_{i}", f"intercepts_{i}"], [y], name=f"sum_{i}"))
+        nodes.append(
+            make.make_node(
+                "MatMul", [x, f"coefficients_{i}"], [f"products_{i}"], name=f"product_{i}"
+            )
+        )
+        nodes.append(
+            make.make_node("Add", [f"products_{i}", f"intercepts_{i}"], [y], name=f"sum_{i}")
+        )
         if not last:
             nodes.append(make.make_node("Relu", [y], [f"hidden_{i}"], name=f"relu_{i}"))
         x = f"hidden_{i}"
     inputs = [make.make_tensor_value_info("X", elem_type, ["batch", sizes[0]])]
     outputs = [make.make_tensor_value_info("predictions", elem_type, ["batch", sizes[-1]])]
     graph = make.make_graph(nodes, "network", inputs, outputs, initializers)
-    return make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8, producer_name="onnxfit")
+    return make.make_model(
+        graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8, producer_name="onnxfit"
+    )
 
 
 def _only_input(inputs: Sequence[TensorSpec]) -> TensorSpec:
     if len(inputs) != 1:
         raise SettingError(
-            f"The estimators of onnxfit.sklearn take models with one input; this one has {'; '.join(map(str, inputs))}. Use a Trainer."
+            "The estimators of onnxfit.sklearn take models with one input; this one has"
+            f" {'; '.join(map(str, inputs))}. Use a Trainer."
         )
     return inputs[0]
 
@@ -375,11 +451,17 @@ def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, 
     """The output that is fitted to y, and its loss."""
     if isinstance(loss, Mapping):
         if len(loss) != 1 or not set(loss) <= set(outputs):
-            raise SettingError(f"loss is a dict of one output ({', '.join(outputs)}) and its loss here, got {dict(loss)!r}.")
+            raise SettingError(
+                f"loss is a dict of one output ({', '.join(outputs)}) and its loss here, got"
+                f" {dict(loss)!r}."
+            )
         return next(iter(loss.items()))
     if len(outputs) != 1:
         found = ", ".join(outputs) or "none"
-        raise SettingError(f"y is fitted to one output, and those of floats are: {found}. Say which by loss={{name: loss}}.")
+        raise SettingError(
+            f"y is fitted to one output, and those of floats are: {found}. Say which by"
+            " loss={name: loss}."
+        )
     return next(iter(outputs)), loss
 
 
@@ -387,9 +469,15 @@ def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, 
 
 
 def _continued(before: Trainer, new: Trainer) -> Trainer:
-    """A new trainer of the same weights that goes on where another one stands; slots go on where its optimizer has the same."""
+    """A new trainer of the same weights that goes on where another one stands; slots go on where
+    its optimizer has the same.
+    """
     state, unique_name = before.get_state(), new.get_state()
-    slots = state["slots"] if state["slots"].keys() == unique_name["slots"].keys() else unique_name["slots"]
+    slots = (
+        state["slots"]
+        if state["slots"].keys() == unique_name["slots"].keys()
+        else unique_name["slots"]
+    )
     counters = {**state["counters"], "learning_rate": unique_name["counters"]["learning_rate"]}
     new.set_state({"weights": unique_name["weights"], "slots": slots, "counters": counters})
     new.train_losses_ = list(before.train_losses_)

@@ -1,4 +1,6 @@
-"""An ONNX model as a PyTorch module: torch holds the weights and the optimizer, onnxruntime runs the forward and the backward pass."""
+"""An ONNX model as a PyTorch module: torch holds the weights and the optimizer, onnxruntime runs
+the forward and the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -45,38 +47,51 @@ try:
     from torch.autograd.function import once_differentiable
     from torch.utils import dlpack
 except ImportError as error:
-    raise InstallationError(f'onnxfit.torch needs PyTorch 2.4 or newer ({error}): pip install "onnxfit[torch]"') from error
+    raise InstallationError(
+        f'onnxfit.torch needs PyTorch 2.4 or newer ({error}): pip install "onnxfit[torch]"'
+    ) from error
 
 __all__ = ["OnnxModule"]
 
 Array = npt.NDArray[Any]
 Shapes = tuple[tuple[int, ...], ...]
-FIXED = 4  # graphs compiled for fixed shapes, per kind of pass; a fifth shape gets the graph for any shape
+# graphs compiled for fixed shapes, per kind of pass; a fifth shape gets the graph for any shape
+FIXED = 4
 
 
 class OnnxModule(torch.nn.Module):
-    """An ONNX model as a layer, or a network, of PyTorch: its weights are Parameters, and autograd goes through it.
+    """An ONNX model as a layer, or a network, of PyTorch: its weights are Parameters, and autograd
+    goes through it.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in any order; `"!pattern"` excludes.
-      Weights outside stay constants of the graph, as all do with `[]`. `requires_grad_(False)` freezes a Parameter.
-    - `gradient`: "auto", "onnx" or "onnxruntime", where gradients come from, as for `onnxfit.Trainer`.
-    - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running statistics as they are.
-    - `device`: where the Parameters are at first: "cpu", "cuda", "cuda:1"; `to` moves them, if onnxruntime can follow.
-    - `seed`: of Dropout and random numbers, which are drawn anew in each forward pass, as a function of `seed` and the buffer `draws`.
+    - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in
+      any order; `"!pattern"` excludes. Weights outside stay constants of the graph, as all do with
+      `[]`. `requires_grad_(False)` freezes a Parameter.
+    - `gradient`: "auto", "onnx" or "onnxruntime", where gradients come from, as for
+      `onnxfit.Trainer`.
+    - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running
+      statistics as they are.
+    - `device`: where the Parameters are at first: "cpu", "cuda", "cuda:1"; `to` moves them, if
+      onnxruntime can follow.
+    - `seed`: of Dropout and random numbers, which are drawn anew in each forward pass, as a
+      function of `seed` and the buffer `draws`.
     - `threads`: how many onnxruntime uses for an operator; None leaves it to onnxruntime.
 
-    Call it with the model's inputs in their order, or by their names; it gives the output, or the tuple of outputs. Tensors go in and out
-    through DLPack: what is contiguous is not copied. In training mode Dropout drops and BatchNormalization uses the batch and updates its
-    running statistics, which are buffers; `eval()` ends both. Integer outputs, and those that depend on nothing that requires a gradient,
-    require none. Gradients of gradients are refused by torch.
+    Call it with the model's inputs in their order, or by their names; it gives the output, or the
+    tuple of outputs. Tensors go in and out through DLPack: what is contiguous is not copied. In
+    training mode Dropout drops and BatchNormalization uses the batch and updates its running
+    statistics, which are buffers; `eval()` ends both. Integer outputs, and those that depend on
+    nothing that requires a gradient, require none. Gradients of gradients are refused by torch.
 
-    A weight called `fc.weight` is the Parameter `module.fc.weight`, so that `state_dict` has the names of the ONNX file, and a model that
-    torch exported loads what its network saved. A part of a name that a module cannot have (an empty one, one that is a method of modules,
-    or both a weight and a prefix of others) gets underscores: `type.weight` is `module.type_.weight`. `named_weights` has the ONNX names.
+    A weight called `fc.weight` is the Parameter `module.fc.weight`, so that `state_dict` has the
+    names of the ONNX file, and a model that torch exported loads what its network saved. A part of
+    a name that a module cannot have (an empty one, one that is a method of modules, or both a
+    weight and a prefix of others) gets underscores: `type.weight` is `module.type_.weight`.
+    `named_weights` has the ONNX names.
 
-    Errors: ModelError, SettingError, InstallationError here; DataError for tensors that do not fit, GradientError (with every operator that
-    has no gradient) and StepError where it is called. After an error the module is as it was.
+    Errors: ModelError, SettingError, InstallationError here; DataError for tensors that do not fit,
+    GradientError (with every operator that has no gradient) and StepError where it is called. After
+    an error the module is as it was.
 
     >>> import onnx.parser, torch
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -135,12 +150,18 @@ class OnnxModule(torch.nn.Module):
                 owner.register_buffer(leaf, tensor)
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        """The output, or the tuple of outputs, for the model's inputs in their order or by their names."""
+        """The output, or the tuple of outputs, for the model's inputs in their order or by their
+        names.
+        """
         values = self._given(inputs, named)
         shapes = tuple(tuple(value.shape) for value in values.values())
         values |= {name: self._state(name) for name in self._training.state}
         home = self._home(values)
-        wrt = tuple(name for name, value in values.items() if value.requires_grad) if torch.is_grad_enabled() else ()
+        wrt = (
+            tuple(name for name, value in values.items() if value.requires_grad)
+            if torch.is_grad_enabled()
+            else ()
+        )
         pair = self._pair((self.training, wrt, str(home)), shapes)
         # in a backward pass it is torch.utils.checkpoint that runs forward again
         recomputed = torch._C._current_graph_task_id() != -1
@@ -175,7 +196,9 @@ class OnnxModule(torch.nn.Module):
             yield name, self._state(name)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The model for inference: the original with the trained weights in place, written to `path` unless that is None."""
+        """The model for inference: the original with the trained weights in place, written to
+        `path` unless that is None.
+        """
         arrays = {name: _array(self._state(name)) for name in self._training.state}
         model = with_initializers(self._model, arrays)
         to_inference_form(model)
@@ -218,12 +241,18 @@ class OnnxModule(torch.nn.Module):
             slots={},
             batch_norm=batch_norm,
         )
-        # In evaluation the running statistics are given like weights; frozen, they are what BatchNormalization uses.
+        # In evaluation the running statistics are given like weights; frozen, they are what
+        # BatchNormalization uses.
         evaluation = ir.from_proto(ir.to_proto(work))
         to_evaluation_form(GraphBuilder(evaluation.graph))
         TopologicalSortPass()(evaluation)
-        self._evaluation = replace(self._training, model=evaluation, weights=self._training.state, batch_norm="frozen")
-        specs = [*self._inputs, *(spec_of(work.graph.initializers[name]) for name in self._training.state)]
+        self._evaluation = replace(
+            self._training, model=evaluation, weights=self._training.state, batch_norm="frozen"
+        )
+        specs = [
+            *self._inputs,
+            *(spec_of(work.graph.initializers[name]) for name in self._training.state),
+        ]
         self._types = {spec.name: _torch_type(spec) for spec in specs}
         self._shapes = {spec.name: spec.shape for spec in specs[len(self._inputs) :]}
         self._compiled: dict[Kind, _Compiled] = {}
@@ -235,23 +264,34 @@ class OnnxModule(torch.nn.Module):
         order = self.input_names
         given = {**dict(zip(order, inputs)), **named}
         if len(inputs) + len(named) != len(order) or set(given) != set(order):
-            got = [f"{len(inputs)} by position"] * bool(inputs) + [f"{name!r} by name" for name in named]
+            got = [f"{len(inputs)} by position"] * bool(inputs) + [
+                f"{name!r} by name" for name in named
+            ]
             raise DataError(
-                f"The model takes {len(order)} input{'s' * (len(order) != 1)} ({', '.join(map(str, self._inputs))}), "
-                f"got {' and '.join(got) or 'none'}."
+                f"The model takes {len(order)} input{'s' * (len(order) != 1)}"
+                f" ({', '.join(map(str, self._inputs))}), got {' and '.join(got) or 'none'}."
             )
         return {spec.name: self._fitting(given[spec.name], spec) for spec in self._inputs}
 
     def _fitting(self, value: object, spec: TensorSpec) -> torch.Tensor:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            what = f"a {value.layout} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+            what = (
+                f"a {value.layout} tensor"
+                if isinstance(value, torch.Tensor)
+                else type(value).__name__
+            )
             raise DataError(f"{spec} takes a dense torch tensor, got {what}.")
         wanted = self._types[spec.name]
-        if value.dtype != wanted and value.is_floating_point() and torch.is_autocast_enabled(value.device.type):
+        if (
+            value.dtype != wanted
+            and value.is_floating_point()
+            and torch.is_autocast_enabled(value.device.type)
+        ):
             value = value.to(wanted)  # what torch does for operators that have no low precision
         if value.dtype != wanted:
             raise DataError(
-                f"{spec} got a tensor of {value.dtype}: pass {spec.name}.to({wanted}), the model computes in no other type."
+                f"{spec} got a tensor of {value.dtype}: pass {spec.name}.to({wanted}), the model"
+                " computes in no other type."
             )
         if not spec.accepts(tuple(value.shape)):
             raise DataError(f"{spec} got a tensor of shape {tuple(value.shape)}.")
@@ -267,12 +307,14 @@ class OnnxModule(torch.nn.Module):
         if not isinstance(value, torch.Tensor):
             kind = "nn.Parameter(tensor)" if name in self._training.weights else "tensor"
             raise SettingError(
-                f"The module's {path!r} was taken away: set module.{path} = {kind}, of shape {shape}, and it works again."
+                f"The module's {path!r} was taken away: set module.{path} = {kind}, of shape"
+                f" {shape}, and it works again."
             )
         if value.dtype != self._types[name] or tuple(value.shape) != shape:
             raise SettingError(
-                f"The module's {path!r} became {value.dtype} of shape {tuple(value.shape)}, and the ONNX model computes with "
-                f"{self._types[name]} of shape {shape} alone; module.to({self._types[name]}) undoes a change of type."
+                f"The module's {path!r} became {value.dtype} of shape {tuple(value.shape)}, and the"
+                f" ONNX model computes with {self._types[name]} of shape {shape} alone;"
+                f" module.to({self._types[name]}) undoes a change of type."
             )
         return value
 
@@ -283,10 +325,15 @@ class OnnxModule(torch.nn.Module):
             devices.setdefault(value.device, name)
         if len(devices) > 1:
             places = " and ".join(f"{name!r} is on {device}" for device, name in devices.items())
-            raise DataError(f"All tensors must be on one device: {places}. module.to(device) moves the weights.")
+            raise DataError(
+                f"All tensors must be on one device: {places}. module.to(device) moves the weights."
+            )
         home = next(iter(devices), torch.device("cpu"))
         if home.type not in ("cpu", "cuda"):
-            raise DataError(f"The tensors are on {str(home)!r}, where onnxruntime does not compute: move them to 'cpu' or 'cuda'.")
+            raise DataError(
+                f"The tensors are on {str(home)!r}, where onnxruntime does not compute: move them"
+                " to 'cpu' or 'cuda'."
+            )
         return home
 
     def _numbers(self, pair: _Pair, recomputed: bool) -> dict[str, torch.Tensor]:
@@ -296,8 +343,9 @@ class OnnxModule(torch.nn.Module):
             return {}
         if recomputed:
             raise StepError(
-                "A forward pass that draws random numbers (Dropout) is computed again during a backward pass, and would draw others: leave "
-                "this module out of torch.utils.checkpoint, or call eval()."
+                "A forward pass that draws random numbers (Dropout) is computed again during a"
+                " backward pass, and would draw others: leave this module out of"
+                " torch.utils.checkpoint, or call eval()."
             )
         numbers = {names.SEED: self._seed % 2**31, names.STEP: int(self.draws) % 2**31}
         return {name: torch.tensor(numbers[name]) for name in asked}
@@ -313,7 +361,8 @@ class OnnxModule(torch.nn.Module):
         if found is not None:
             return found
         _, wrt, _ = kind
-        many = len(compiled.fixed) >= FIXED or not wrt  # only a gradient gains much from known sizes
+        # only a gradient gains much from known sizes
+        many = len(compiled.fixed) >= FIXED or not wrt
         if many and not compiled.tried:
             compiled.tried = True
             try:
@@ -321,7 +370,9 @@ class OnnxModule(torch.nn.Module):
                 return compiled.open
             except ModelError:
                 pass  # some operators can only be differentiated with known sizes
-        pair = self._made(kind, [replace(spec, shape=shape) for spec, shape in zip(self._inputs, shapes)])
+        pair = self._made(
+            kind, [replace(spec, shape=shape) for spec, shape in zip(self._inputs, shapes)]
+        )
         compiled.fixed[shapes] = pair
         if len(compiled.fixed) > 4 * FIXED:
             compiled.fixed.popitem(last=False)
@@ -332,13 +383,20 @@ class OnnxModule(torch.nn.Module):
         recipe = self._training if training else self._evaluation
         leaves = reachable_values(recipe.model, self._outputs, wrt)
         if not leaves:
-            recipe = replace(recipe, gradient=gradient_source("onnx"))  # which differentiates nothing, where nothing is asked
-        graphs = split.passes(recipe, {spec.name: spec for spec in specs}, tuple(dict.fromkeys(self._outputs)), leaves)
+            # which differentiates nothing, where nothing is asked
+            recipe = replace(recipe, gradient=gradient_source("onnx"))
+        graphs = split.passes(
+            recipe, {spec.name: spec for spec in specs}, tuple(dict.fromkeys(self._outputs)), leaves
+        )
         device = Device.parse(home)
         return _Pair(
             graphs,
             StatelessSession(graphs.forward, device, self._threads, "forward"),
-            StatelessSession(graphs.backward, device, self._threads, "backward") if leaves else None,
+            (
+                StatelessSession(graphs.backward, device, self._threads, "backward")
+                if leaves
+                else None
+            ),
             recipe.statistics,
         )
 
@@ -349,7 +407,9 @@ _MADE = {"_training", "_evaluation", "_inputs", "_outputs", "_types", "_shapes",
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """A forward pass, and the backward pass where something requires a gradient; from tensors to tensors."""
+    """A forward pass, and the backward pass where something requires a gradient; from tensors to
+    tensors.
+    """
 
     graphs: split.Passes
     forward: StatelessSession
@@ -385,17 +445,27 @@ class _Passes(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pair: _Pair, order: tuple[str, ...], numbers: Mapping[str, torch.Tensor], *tensors: torch.Tensor
+        ctx: Any,
+        pair: _Pair,
+        order: tuple[str, ...],
+        numbers: Mapping[str, torch.Tensor],
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         values = {**numbers, **{name: tensor.contiguous() for name, tensor in zip(order, tensors)}}
         found = pair.run_forward(values)
         handed = tuple(found[name] for name in pair.handed)
-        ctx.mark_non_differentiable(*(found[name] for name in pair.handed if name not in pair.graphs.arriving))
-        # Saved, all of it: so torch sees what is changed in place, frees it after the backward pass, and can keep it elsewhere.
+        ctx.mark_non_differentiable(
+            *(found[name] for name in pair.handed if name not in pair.graphs.arriving)
+        )
+        # Saved, all of it: so torch sees what is changed in place, frees it after the backward
+        # pass, and can keep it elsewhere.
         ctx.save_for_backward(*({**values, **found}[name] for name in pair.graphs.kept))
         ctx.set_materialize_grads(False)
         ctx.pair, ctx.order = pair, order
-        ctx.blanks = {name: found[name].new_zeros(()).expand(found[name].shape) for name in pair.graphs.arriving}
+        ctx.blanks = {
+            name: found[name].new_zeros(()).expand(found[name].shape)
+            for name in pair.graphs.arriving
+        }
         return handed
 
     @staticmethod
@@ -416,11 +486,16 @@ def _run(call: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[str
     needed = {name: values[name].detach().contiguous() for name in call.inputs}
     for value in needed.values():
         if value.is_cuda:
-            torch.cuda.current_stream(value.device).synchronize()  # onnxruntime has a stream of its own
+            # onnxruntime has a stream of its own
+            torch.cuda.current_stream(value.device).synchronize()
             break
-    found = {name: _from_onnxruntime(value) for name, value in call({n: _to_onnxruntime(v) for n, v in needed.items()}).items()}
+    found = {
+        name: _from_onnxruntime(value)
+        for name, value in call({n: _to_onnxruntime(v) for n, v in needed.items()}).items()
+    }
     for name in needed.keys() & found.keys():
-        found[name] = found[name].clone()  # an input that is an output as it is comes back in the caller's memory
+        # an input that is an output as it is comes back in the caller's memory
+        found[name] = found[name].clone()
     return found
 
 
@@ -458,7 +533,10 @@ def _paths(module: torch.nn.Module, onnx_names: Iterable[str]) -> dict[str, str]
 
 def _draws(model: ir.Model) -> bool:
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
-    return any(node.domain == "" and (node.op_type == "Dropout" or node.op_type in RANDOM) for node in nodes)
+    return any(
+        node.domain == "" and (node.op_type == "Dropout" or node.op_type in RANDOM)
+        for node in nodes
+    )
 
 
 def _torch_type(spec: TensorSpec) -> torch.dtype:

@@ -52,7 +52,14 @@ from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import blockers
-from onnxfit.step.objectives import Losses, Metrics, OutputMetric, Target, get_objectives, get_output_metrics
+from onnxfit.step.objectives import (
+    Losses,
+    Metrics,
+    OutputMetric,
+    Target,
+    get_objectives,
+    get_output_metrics,
+)
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training import checkpoint, summary
@@ -61,30 +68,41 @@ from onnxfit.training.loop import FitState, require_data, validation_due
 from onnxfit.training.position import PendingFit, Position
 
 Array = npt.NDArray[Any]
-BACKENDS: dict[str, type[Backend]] = {"full": FullBackend, "forward_backward": ForwardBackwardBackend}
+BACKENDS: dict[str, type[Backend]] = {
+    "full": FullBackend,
+    "forward_backward": ForwardBackwardBackend,
+}
 
 
 class Trainer:
     """Trains an ONNX model.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in any order; `"!pattern"` excludes.
-      Weights outside stay byte-identical.
-    - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, a dict output name -> loss, or None when the model has a scalar
-      output `loss` of its own. With several outputs the loss is the sum, each counted by `loss_weights` (1 by default).
-    - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or `{"l1": a, "l2": b}`.
+    - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in
+      any order; `"!pattern"` excludes. Weights outside stay byte-identical.
+    - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, a dict output name ->
+      loss, or None when the model has a scalar output `loss` of its own. With several outputs the
+      loss is the sum, each counted by `loss_weights` (1 by default).
+    - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or `{"l1": a,
+      "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
-    - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several outputs a dict output name -> metrics.
-    - `gradient`: where gradients come from: "onnx", a table of rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the builder
-      of its training build; "auto", the table, and the builder for what the table does not know.
+    - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several
+      outputs a dict output name -> metrics.
+    - `gradient`: where gradients come from: "onnx", a table of rules in plain ONNX operators, for
+      any onnxruntime; "onnxruntime", the builder of its training build; "auto", the table, and the
+      builder for what the table does not know.
     - `device`: "cpu", "cuda", "cuda:1", whatever the installed onnxruntime offers.
-    - `seed`: of the order of rows and of dropout; the same seed gives the same weights, bit for bit, on one machine.
-    - `batch_norm`: "train" normalises by the batch and follows the running statistics; "frozen" uses them as they are.
-    - `clip_norm`, `clip_value`: bounds for the common L2 norm of all gradients, and for each of their elements.
+    - `seed`: of the order of rows and of dropout; the same seed gives the same weights, bit for
+      bit, on one machine.
+    - `batch_norm`: "train" normalises by the batch and follows the running statistics; "frozen"
+      uses them as they are.
+    - `clip_norm`, `clip_value`: bounds for the common L2 norm of all gradients, and for each of
+      their elements.
     - `accumulate`: batches whose gradients are averaged for one update.
     - `threads`: how many onnxruntime uses for an operator; None leaves it to onnxruntime.
 
-    What cannot work is said here, before the first batch: ModelError, GradientError, SettingError, UnknownNameError, InstallationError.
+    What cannot work is said here, before the first batch: ModelError, GradientError, SettingError,
+    UnknownNameError, InstallationError.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -122,7 +140,9 @@ class Trainer:
         if batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm is 'train' or 'frozen', got {batch_norm!r}.")
         if not isinstance(accumulate, int) or accumulate < 1:
-            raise SettingError(f"accumulate is a whole number of batches from 1 on, got {accumulate!r}.")
+            raise SettingError(
+                f"accumulate is a whole number of batches from 1 on, got {accumulate!r}."
+            )
         if not isinstance(seed, int):
             raise SettingError(f"seed is a whole number, got {seed!r}.")
         if threads is not None and not (isinstance(threads, int) and 0 <= threads <= 1024):
@@ -139,19 +159,34 @@ class Trainer:
         work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
         self._outputs = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
         self._inputs = [spec_of(v) for v in work.graph.inputs]
-        self.objectives = get_objectives(loss, loss_weights, outputs, needed=backend != "forward_backward")
-        self._targets = {output: Target(outputs[output], objective.loss) for output, objective in self.objectives.items()}
+        self.objectives = get_objectives(
+            loss, loss_weights, outputs, needed=backend != "forward_backward"
+        )
+        self._targets = {
+            output: Target(outputs[output], objective.loss)
+            for output, objective in self.objectives.items()
+        }
         self._output_metrics = get_output_metrics(metrics, self.objectives)
         chosen = select_weights(work, weights)
-        self._loss_outputs = list(self.objectives) or [name for name in outputs if name == names.LOSS]
-        led = {name for output in self._loss_outputs or self._outputs for name in reachable(work, output, chosen)}
+        self._loss_outputs = list(self.objectives) or [
+            name for name in outputs if name == names.LOSS
+        ]
+        led = {
+            name
+            for output in self._loss_outputs or self._outputs
+            for name in reachable(work, output, chosen)
+        }
         trained = [name for name in chosen if name in led]
         if not trained:
-            raise ModelError(f"The loss depends on no weight in a way that has a derivative; the weights are {', '.join(chosen)}.")
+            raise ModelError(
+                "The loss depends on no weight in a way that has a derivative; the weights are"
+                f" {', '.join(chosen)}."
+            )
         if weights is not None and len(trained) < len(chosen):
             idle = [name for name in chosen if name not in trained]
             raise SettingError(
-                f"No loss depends on {', '.join(idle)}: leave them out of weights=, or give the output they lead to a loss."
+                f"No loss depends on {', '.join(idle)}: leave them out of weights=, or give the"
+                " output they lead to a loss."
             )
         arrays = initializer_arrays(self.model, trained)
         recipe = Recipe(
@@ -161,7 +196,9 @@ class Trainer:
             penalties=penalties_for(penalty, trained),
             optimizer=self.optimizer,
             gradient=gradient_source(gradient),
-            slots={name: initial_slots_to_read(self.optimizer, name, arrays[name]) for name in trained},
+            slots={
+                name: initial_slots_to_read(self.optimizer, name, arrays[name]) for name in trained
+            },
             metric_outputs=tuple(dict.fromkeys(m.output for m in self._output_metrics)),
             batch_norm=batch_norm,
             clip_norm=clip_norm,
@@ -180,8 +217,14 @@ class Trainer:
             "backend": backend, "gradient": gradient, "device": device, "seed": seed, "batch_norm": batch_norm, "clip_norm": clip_norm,
             "clip_value": clip_value, "accumulate": accumulate, "threads": threads,
         }  # fmt: skip
-        self._backend = BACKENDS[backend](recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate)
-        self._partial = ManualTraining(self._backend) if isinstance(self._backend, ForwardBackwardBackend) else None
+        self._backend = BACKENDS[backend](
+            recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
+        )
+        self._partial = (
+            ManualTraining(self._backend)
+            if isinstance(self._backend, ForwardBackwardBackend)
+            else None
+        )
         self._tracker = Tracker(self.objectives, self._output_metrics)
         rate = self.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
@@ -191,7 +234,8 @@ class Trainer:
         self.stop_training = False
         self.stop_reason: str | None = None
         self.last_losses: deque[float] = deque(maxlen=5)
-        self.predicted: dict[str, Array] = {}  # output -> array of the batch that is being predicted, for `on_predict_batch_end`
+        # output -> array of the batch that is being predicted, for `on_predict_batch_end`
+        self.predicted: dict[str, Array] = {}
         self._course: FitState | None = None  # of the fit under way, or the last
         self._unfinished = PendingFit()  # what a loaded trainer's next fit goes on with
         self._calls: CallbackList | None = None  # of the fit, evaluation or prediction under way
@@ -217,28 +261,37 @@ class Trainer:
         validation_steps: int | None = None,
         verbose: int | str = "auto",
     ) -> History:
-        """Train for `epochs` epochs (from `initial_epoch` on) and return the History; every argument means what it means in Keras.
+        """Train for `epochs` epochs (from `initial_epoch` on) and return the History; every
+        argument means what it means in Keras.
 
-        `x` is an array, a dict or list of arrays, or a loader: anything re-iterable that gives batches (`onnxfit.DataLoader`, a torch
-        DataLoader, a function that returns an iterator). What can be wrong with the data is found before the first step: a DataError
-        then leaves weights, optimizer and history as they were.
+        `x` is an array, a dict or list of arrays, or a loader: anything re-iterable that gives
+        batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
+        What can be wrong with the data is found before the first step: a DataError then leaves
+        weights, optimizer and history as they were.
         """
         if self._fitting:
             raise SettingError(
-                "fit is running already: a callback may evaluate and predict, and another thread needs another Trainer."
+                "fit is running already: a callback may evaluate and predict, and another thread"
+                " needs another Trainer."
             )
         if validation_steps is not None and validation_steps < 1:
             raise SettingError(f"validation_steps is at least 1, got {validation_steps}.")
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Give validation_data or validation_split, not both.")
-            (x, y, sample_weight), validation_data = split_rows(x, y, sample_weight, validation_split)
+            (x, y, sample_weight), validation_data = split_rows(
+                x, y, sample_weight, validation_split
+            )
         due = validation_due(validation_freq)
         with ExitStack() as stack:
-            training = stack.enter_context(self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight))
+            training = stack.enter_context(
+                self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
+            )
             validation = None
             if validation_data is not None:
-                validation = stack.enter_context(self._source(*_triple(validation_data), batch_size, "validation"))
+                validation = stack.enter_context(
+                    self._source(*_triple(validation_data), batch_size, "validation")
+                )
             callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
             for callback in callbacks:
                 if isinstance(callback, Callback):  # what is none is refused below
@@ -252,7 +305,11 @@ class Trainer:
             batches = EpochIterator(training, steps_per_epoch, self.epoch, left.place)
             stack.callback(batches.close)
             history = History()
-            bars = [ProgressBar(verbose)] if verbose and not any(isinstance(c, ProgressBar) for c in callbacks) else []
+            bars = (
+                [ProgressBar(verbose)]
+                if verbose and not any(isinstance(c, ProgressBar) for c in callbacks)
+                else []
+            )
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             calls = CallbackList(self, [*callbacks, history, *bars], params, left.callbacks)
             # unlike Position(): a fit is under way, before its first batch, too
@@ -269,7 +326,9 @@ class Trainer:
                     calls.on_epoch_begin(epoch, Logs())
                     if ended:
                         self._tell_loggers(ended)
-                    figures, rate = self._train_epoch(course, left.tracker if left.place.batch else {})
+                    figures, rate = self._train_epoch(
+                        course, left.tracker if left.place.batch else {}
+                    )
                     ended, left = {}, PendingFit()
                     if validation is not None and due(epoch):
                         found = self._evaluate(validation, calls, validation_steps)
@@ -293,9 +352,18 @@ class Trainer:
 
     @contextmanager
     def _under_way(self, course: FitState, history: History) -> Iterator[None]:
-        """While a fit runs. What an error leaves of it is there for a checkpoint; one before the first step leaves the next fit what this one had."""
+        """While a fit runs.
+
+        What an error leaves of it is there for a checkpoint; one before the first step leaves the
+        next fit what this one had.
+        """
         before, done, calls = (self.history, self._unfinished), self.global_batch, course.calls
-        self.history, self._calls, self._course, self._unfinished = history, calls, course, PendingFit()
+        self.history, self._calls, self._course, self._unfinished = (
+            history,
+            calls,
+            course,
+            PendingFit(),
+        )
         self.stop_training, self.stop_reason = False, None
         self.last_losses.clear()
         self._backend.on_gradients = calls.on_gradients if calls.gradients else None
@@ -310,18 +378,31 @@ class Trainer:
                 self.history, self._unfinished = before
             raise
         finally:
-            self._calls, course.running, course.idle, self._backend.on_gradients = None, False, None, None
+            self._calls, course.running, course.idle, self._backend.on_gradients = (
+                None,
+                False,
+                None,
+                None,
+            )
             calls.on_close()
 
     def _tell_loggers(self, ended: Mapping[str, Any]) -> Logs:
-        """What they had not been told when the checkpoint was written, and what had been decided by then."""
+        """What they had not been told when the checkpoint was written, and what had been decided by
+        then.
+        """
         assert self._calls is not None
-        logs, self.stop_training, self.stop_reason = Logs({**ended["logs"]}), ended["stop"], ended["reason"]
+        logs, self.stop_training, self.stop_reason = (
+            Logs({**ended["logs"]}),
+            ended["stop"],
+            ended["reason"],
+        )
         self._calls.tell_loggers(ended["hook"], ended["index"], logs)
         return logs
 
     def _train_epoch(self, course: FitState, so_far: Mapping[str, Any]) -> tuple[Figures, float]:
-        """One epoch, or what is left of it; returns the means over all of it, and the learning rate of its last step."""
+        """One epoch, or what is left of it; returns the means over all of it, and the learning rate
+        of its last step.
+        """
         backend, tracker, calls, place = self._backend, self._tracker, course.calls, course.place
         begin, end = calls.train_batch_begin, calls.train_batch_end
         rate = self.learning_rate if place.rate is None else place.rate
@@ -348,7 +429,8 @@ class Trainer:
                 course.warned = True
                 self._warn_of_loss(loss)
         before = self._before_step()
-        self.global_step += backend.flush(rate, self.global_step)  # a short window at the end of the epoch
+        # a short window at the end of the epoch
+        self.global_step += backend.flush(rate, self.global_step)
         place.trained = True
         self._hold(before)
         return tracker.results(), rate
@@ -385,24 +467,46 @@ class Trainer:
         return results
 
     def evaluate(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int = 32,
+        callbacks: Sequence[Callback] | None = (),
     ) -> dict[str, Any]:
-        """Loss and metrics over a data set, exact whatever the batch size: floats, and an array for a confusion matrix."""
-        with self._source(x, y, sample_weight, batch_size, "evaluation") as data, self._listening(callbacks) as calls:
+        """Loss and metrics over a data set, exact whatever the batch size: floats, and an array for
+        a confusion matrix.
+        """
+        with (
+            self._source(x, y, sample_weight, batch_size, "evaluation") as data,
+            self._listening(callbacks) as calls,
+        ):
             return dict(self._evaluate(data, calls))
 
-    def predict(self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()) -> Any:
-        """The model's outputs for every row, in input order: an array, or a dict output name -> array where there are several.
+    def predict(
+        self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()
+    ) -> Any:
+        """The model's outputs for every row, in input order: an array, or a dict output name ->
+        array where there are several.
 
-        The trained model is compiled for it, so that it predicts as the exported file does; `predict_on_batch` spares that.
+        The trained model is compiled for it, so that it predicts as the exported file does;
+        `predict_on_batch` spares that.
         """
         return self._predict(x, batch_size, callbacks, self._backend.deployed)
 
     def _predict(
-        self, x: Any, batch_size: int | None, callbacks: Sequence[Callback] | None, run: Callable[[Batch], BoundSession]
+        self,
+        x: Any,
+        batch_size: int | None,
+        callbacks: Sequence[Callback] | None,
+        run: Callable[[Batch], BoundSession],
     ) -> Any:
         parts: dict[str, list[Array]] = {}
-        with self._source(x, None, None, batch_size, "prediction") as data, self._listening(callbacks) as calls:
+        with (
+            self._source(x, None, None, batch_size, "prediction") as data,
+            self._listening(callbacks) as calls,
+        ):
             calls.on_predict_begin(Logs())
             for index, batch in enumerate(data.batches(0)):
                 if calls.predict_batch_begin:
@@ -415,12 +519,19 @@ class Trainer:
             self.predicted = {}
             calls.on_predict_end(Logs())
         require_data(parts, "prediction")
-        return _only({name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays) for name, arrays in parts.items()})
+        return _only(
+            {
+                name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
+                for name, arrays in parts.items()
+            }
+        )
 
     # ------------------------------------------------------------------ single batches
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """One step on these rows; the loss and metrics of this batch alone, as they were before the update."""
+        """One step on these rows; the loss and metrics of this batch alone, as they were before the
+        update.
+        """
         with self._source(x, y, sample_weight, None, "training") as data:
             for batch in data.batches(0):
                 self._tracker.reset()
@@ -432,7 +543,9 @@ class Trainer:
         return self.evaluate(x, y, sample_weight, batch_size=_ALL)
 
     def predict_on_batch(self, x: Any) -> Any:
-        """The model's outputs for these rows, in one run, with the weights where training has them: fast between two steps."""
+        """The model's outputs for these rows, in one run, with the weights where training has them:
+        fast between two steps.
+        """
         return self._predict(x, None, (), self._backend.predict)
 
     # ------------------------------------------------------------------ by hand
@@ -440,28 +553,38 @@ class Trainer:
     def forward(self, inputs: Any, training: bool = True) -> Any:
         """The outputs for some rows, so that `backward` can follow (`backend="forward_backward"`).
 
-        `inputs` are an array, or a dict or list of arrays for several inputs; or OrtValues, and then OrtValues come back. Nothing is copied
-        on the CPU: leave the arrays as they are until the backward pass; the outputs are views that cannot be written. One output is
-        returned as it is, several as a dict. With `training=True` Dropout drops and running statistics follow the batch, and what the
-        backward pass needs is kept; any number of passes may wait. With `training=False` it is inference, and nothing is kept.
+        `inputs` are an array, or a dict or list of arrays for several inputs; or OrtValues, and
+        then OrtValues come back. Nothing is copied on the CPU: leave the arrays as they are until
+        the backward pass; the outputs are views that cannot be written. One output is returned as
+        it is, several as a dict. With `training=True` Dropout drops and running statistics follow
+        the batch, and what the backward pass needs is kept; any number of passes may wait. With
+        `training=False` it is inference, and nothing is kept.
         """
-        batch = self._hands().named(inputs) or next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
+        batch = (
+            self._hands().named(inputs)
+            or next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
+        )
         return self._hands().forward(batch, training, self.global_step, self.seed)
 
     def backward(self, output_gradients: Any, *, of: Any = None) -> dict[str, dict[str, Any]]:
-        """Gradients `{"inputs": {name: ...}, "weights": {name: ...}}` from those of the outputs: a vector-Jacobian product.
+        """Gradients `{"inputs": {name: ...}, "weights": {name: ...}}` from those of the outputs: a
+        vector-Jacobian product.
 
-        `output_gradients` is an array like the output, or a dict output -> array (None for zeros) where several take one. It belongs to the
-        newest forward pass that waits, or to that which returned the object `of`; each is good for one backward pass. The penalty has no
-        part in it: `apply_gradients` adds that. DataError for a gradient that is missing or does not fit, SettingError where no forward
-        pass waits, or the weights were changed since; the trainer stays as it was.
+        `output_gradients` is an array like the output, or a dict output -> array (None for zeros)
+        where several take one. It belongs to the newest forward pass that waits, or to that which
+        returned the object `of`; each is good for one backward pass. The penalty has no part in it:
+        `apply_gradients` adds that. DataError for a gradient that is missing or does not fit,
+        SettingError where no forward pass waits, or the weights were changed since; the trainer
+        stays as it was.
         """
         return self._hands().backward(output_gradients, of)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
-        """One update by gradients of all trained weights, as `backward` gives them under "weights" (added up, averaged, changed as you like).
+        """One update by gradients of all trained weights, as `backward` gives them under "weights"
+        (added up, averaged, changed as you like).
 
-        The penalties' gradients are added, clip_norm and clip_value applied. Forward passes that still wait are forgotten.
+        The penalties' gradients are added, clip_norm and clip_value applied. Forward passes that
+        still wait are forgotten.
         """
         before = self._before_step()
         self._hands().apply(gradients, self.learning_rate, self.global_step)
@@ -471,7 +594,8 @@ class Trainer:
     def _hands(self) -> ManualTraining:
         if self._partial is None:
             raise SettingError(
-                "forward, backward and apply_gradients need separate graphs: Trainer(..., backend='forward_backward'), got 'full'."
+                "forward, backward and apply_gradients need separate graphs: Trainer(...,"
+                " backend='forward_backward'), got 'full'."
             )
         return self._partial
 
@@ -479,15 +603,23 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next update. Setting it lasts until it is set again; a schedule cannot be overruled (TypeError)."""
-        return learning_rate_at(self.optimizer, self.global_step) if self._learning_rate is None else self._learning_rate
+        """The learning rate of the next update.
+
+        Setting it lasts until it is set again; a schedule cannot be overruled (TypeError).
+        """
+        return (
+            learning_rate_at(self.optimizer, self.global_step)
+            if self._learning_rate is None
+            else self._learning_rate
+        )
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if self._learning_rate is None:
             raise TypeError(
-                f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule, or build the Trainer with a number "
-                "and set learning_rate (or use a callback that does)."
+                f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule,"
+                " or build the Trainer with a number and set learning_rate (or use a callback that"
+                " does)."
             )
         value = float(value)
         if not (math.isfinite(value) and value >= 0):
@@ -496,9 +628,12 @@ class Trainer:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch in the fit under way, or the last; None where only the data can tell. A callback can set it in `on_train_begin`.
+        """Rows of a batch in the fit under way, or the last;
 
-        The validation data keep theirs. SettingError for data that come in batches, DataError for a model whose batch size is fixed.
+        None where only the data can tell. A callback can set it in `on_train_begin`.
+
+        The validation data keep theirs. SettingError for data that come in batches, DataError for a
+        model whose batch size is fixed.
         """
         return self._course.epochs.data.batch_size if self._course is not None else None
 
@@ -507,7 +642,8 @@ class Trainer:
         course = self._course
         if course is None or course.idle is None or course.place == Position():
             raise SettingError(
-                "batch_size can be set before the first epoch of a fit: in on_train_begin, or by fit(batch_size=...)."
+                "batch_size can be set before the first epoch of a fit: in on_train_begin, or by"
+                " fit(batch_size=...)."
             )
         course.epochs.with_batch_size(checked_batch_size(value))
         course.idle = course.epochs.data
@@ -516,7 +652,9 @@ class Trainer:
 
     @property
     def accumulate(self) -> int:
-        """Batches whose gradients are averaged for one update; can be set, at any time, if the Trainer was built with 2 or more."""
+        """Batches whose gradients are averaged for one update; can be set, at any time, if the
+        Trainer was built with 2 or more.
+        """
         return self._backend.accumulate
 
     @accumulate.setter
@@ -525,18 +663,20 @@ class Trainer:
             raise SettingError(f"accumulate is a whole number of batches from 1 on, got {value!r}.")
         if value > 1 and not self._backend.adds_up:
             raise SettingError(
-                f"accumulate={value} needs graphs that add gradients up, which this trainer was built without: "
-                "Trainer(..., accumulate=2) or more has them, whatever is set afterwards."
+                f"accumulate={value} needs graphs that add gradients up, which this trainer was"
+                " built without: Trainer(..., accumulate=2) or more has them, whatever is set"
+                " afterwards."
             )
         self._backend.accumulate = value
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Weights and running statistics that no step changes: they and their slots stay as they are, byte for byte.
+        """Weights and running statistics that no step changes: they and their slots stay as they
+        are, byte for byte.
 
-        Set it to names or fnmatch patterns (UnknownNameError for one that matches nothing), or to `()`. The gradient is computed as before,
-        and `clip_norm` counts theirs; after a step their old values are copied back. What is to be frozen for good is better left out of
-        `weights=`.
+        Set it to names or fnmatch patterns (UnknownNameError for one that matches nothing), or to
+        `()`. The gradient is computed as before, and `clip_norm` counts theirs; after a step their
+        old values are copied back. What is to be frozen for good is better left out of `weights=`.
         """
         return self._frozen
 
@@ -544,12 +684,16 @@ class Trainer:
     def frozen(self, patterns: Sequence[str] | str) -> None:
         recipe = self._backend.recipe
         self._frozen = tuple(matching(patterns, recipe.state))
-        slots = (names.slot(name, slot) for name in self._frozen for slot in recipe.slots.get(name, ()))
+        slots = (
+            names.slot(name, slot) for name in self._frozen for slot in recipe.slots.get(name, ())
+        )
         self._held = (*self._frozen, *slots)
 
     @property
     def metrics(self) -> list[OutputMetric]:
-        """The metrics of training, each with the name it is logged under, the output it looks at and its `mode`, "min" or "max"."""
+        """The metrics of training, each with the name it is logged under, the output it looks at
+        and its `mode`, "min" or "max".
+        """
         return list(self._output_metrics)
 
     @property
@@ -558,11 +702,16 @@ class Trainer:
         return self.settings["loss"]
 
     def get_weights(self) -> dict[str, Array]:
-        """Copies of all that training changes in the model: the trained weights, and the running statistics it updates."""
+        """Copies of all that training changes in the model: the trained weights, and the running
+        statistics it updates.
+        """
         return {name: self._backend.state.get(name) for name in self._backend.recipe.state}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
-        """Replace some weights; all are checked before the first is changed. DataError for a name, shape or type that does not fit."""
+        """Replace some weights; all are checked before the first is changed.
+
+        DataError for a name, shape or type that does not fit.
+        """
         known = self._backend.recipe.state
         for name in weights:
             if name not in known:
@@ -584,19 +733,29 @@ class Trainer:
         }
 
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go back to what `get_state` gave. DataError or SettingError before anything changes where it is another trainer's."""
+        """Go back to what `get_state` gave.
+
+        DataError or SettingError before anything changes where it is another trainer's.
+        """
         mine, counters = self.get_state(), state["counters"]
         for part, entries in mine.items():
             if set(state[part]) != set(entries):
                 raise SettingError(
-                    f"The state is another trainer's: its {part} are {sorted(state[part])}, this one's {sorted(entries)}."
+                    f"The state is another trainer's: its {part} are {sorted(state[part])}, this"
+                    f" one's {sorted(entries)}."
                 )
         if (counters["learning_rate"] is None) != (self._learning_rate is None):
-            raise SettingError("The state's learning rate follows a schedule and this trainer's does not, or the other way round.")
+            raise SettingError(
+                "The state's learning rate follows a schedule and this trainer's does not, or the"
+                " other way round."
+            )
         counts = [counters[name] for name in (*_COUNTERS, "window")]
         whole = all(isinstance(count, int) and 0 <= count < 2**63 for count in counts)
         if not whole or not isinstance(counters["learning_rate"], (int, float, type(None))):
-            raise SettingError(f"A state counts in whole numbers, and its learning rate is one number; got {counters}.")
+            raise SettingError(
+                "A state counts in whole numbers, and its learning rate is one number; got"
+                f" {counters}."
+            )
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in _COUNTERS:
             setattr(self, name, counters[name])
@@ -604,23 +763,32 @@ class Trainer:
         self._learning_rate = counters["learning_rate"]
 
     def revert_step(self) -> None:
-        """Undo the last update: weights, slots and statistics as they were before it. Only the last one can be undone, once."""
+        """Undo the last update: weights, slots and statistics as they were before it.
+
+        Only the last one can be undone, once.
+        """
         self._backend.revert()
 
     def trial_steps(
         self, rates: Iterable[float], passes: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
-        """Steps on the data of the fit under way, one at each of these learning rates; yields the loss of each step's batch.
+        """Steps on the data of the fit under way, one at each of these learning rates; yields the
+        loss of each step's batch.
 
-        For a callback's `on_train_begin` and `on_train_end`. There are at most as many steps as batches in so many `passes` over the data
-        (None: as many as rates). With a `batch_size` they are whole batches of so many rows, and there is none where the data have fewer.
-        When the iterator ends, or is closed, weights, slots, statistics and counters are as they were before; no hook is called
-        meanwhile. SettingError within an epoch or outside `fit`, or for a batch size of data that come in batches; DataError for data
-        that can be passed over only once.
+        For a callback's `on_train_begin` and `on_train_end`. There are at most as many steps as
+        batches in so many `passes` over the data (None: as many as rates). With a `batch_size` they
+        are whole batches of so many rows, and there is none where the data have fewer. When the
+        iterator ends, or is closed, weights, slots, statistics and counters are as they were
+        before; no hook is called meanwhile. SettingError within an epoch or outside `fit`, or for a
+        batch size of data that come in batches; DataError for data that can be passed over only
+        once.
         """
         data = self._course.idle if self._course is not None else None
         if data is None:
-            raise SettingError("trial_steps needs a fit of which no epoch is under way: call it in on_train_begin or on_train_end.")
+            raise SettingError(
+                "trial_steps needs a fit of which no epoch is under way: call it in on_train_begin"
+                " or on_train_end."
+            )
         if batch_size is not None and data.rows is not None and batch_size > data.rows:
             return
         with ExitStack() as stack:
@@ -629,7 +797,9 @@ class Trainer:
                 stack.enter_context(self._backend.trying())
             data.require_re_iterable(2)
             numbers = count() if passes is None else range(passes)
-            batches = stack.enter_context(closing(batch for number in numbers for batch in data.batches(number)))
+            batches = stack.enter_context(
+                closing(batch for number in numbers for batch in data.batches(number))
+            )
             before, told = self.get_state(), self._backend.on_gradients
             self._backend.window, self._backend.on_gradients = 0, None
             try:
@@ -642,11 +812,16 @@ class Trainer:
     def log(self, name: str, value: float) -> None:
         """Add a figure to the logs of the hook under way, for every callback still to be called."""
         if self._calls is None:
-            raise SettingError(f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while fit runs.")
+            raise SettingError(
+                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while"
+                " fit runs."
+            )
         self._calls.log(name, value)
 
     def monitor_mode(self, monitor: str) -> str:
-        """Whether less ("min") or more ("max") of a figure is better: what its metric says, else what its name suggests."""
+        """Whether less ("min") or more ("max") of a figure is better: what its metric says, else
+        what its name suggests.
+        """
         name = monitor.removeprefix("val_")
         for metric in self._output_metrics:
             if metric.name == name:
@@ -656,11 +831,15 @@ class Trainer:
     # ------------------------------------------------------------------ files
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the whole training state into one file, atomically: model, weights, slots, counters, settings, history, callbacks."""
+        """Write the whole training state into one file, atomically: model, weights, slots,
+        counters, settings, history, callbacks.
+        """
         return self.snapshot().write(path)
 
     def snapshot(self) -> checkpoint.Snapshot:
-        """A copy in memory of what `save` writes: its `write(path)` may come later, or in another thread, while training goes on."""
+        """A copy in memory of what `save` writes: its `write(path)` may come later, or in another
+        thread, while training goes on.
+        """
         left = self._left()
         contents = checkpoint.Contents(
             model=self.model,
@@ -676,23 +855,38 @@ class Trainer:
         return checkpoint.Snapshot(contents)
 
     def _left(self) -> PendingFit:
-        """What a checkpoint written now holds of the fit under way, or of one that was interrupted or loaded."""
+        """What a checkpoint written now holds of the fit under way, or of one that was interrupted
+        or loaded.
+        """
         course = self._course
         if course is None or self._unfinished.place != Position():
             return self._unfinished
         ended: Mapping[str, Any] = {}
         if course.telling is not None:
             hook, index, logs = course.telling
-            ended = {"hook": hook, "index": index, "logs": dict(logs), "stop": self.stop_training, "reason": self.stop_reason}
+            ended = {
+                "hook": hook,
+                "index": index,
+                "logs": dict(logs),
+                "stop": self.stop_training,
+                "reason": self.stop_reason,
+            }
         sums = self._tracker.state_dict() if course.place.batch else {}
-        return PendingFit(course.now(), sums, ended, course.calls.state_dict() if course.running else course.callbacks)
+        return PendingFit(
+            course.now(),
+            sums,
+            ended,
+            course.calls.state_dict() if course.running else course.callbacks,
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
-        """The trainer that `save` wrote, or that `save_onnx_graph` left in a folder: the next `fit` goes on where it stopped.
+        """The trainer that `save` wrote, or that `save_onnx_graph` left in a folder: the next `fit`
+        goes on where it stopped.
 
-        `settings` replace the constructor's arguments of the same name; only a loss, penalty, optimizer or metric of your own class must be
-        given again, since a checkpoint holds no code. CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
+        `settings` replace the constructor's arguments of the same name; only a loss, penalty,
+        optimizer or metric of your own class must be given again, since a checkpoint holds no code.
+        CheckpointError for a file that is none, is damaged, or is from a newer onnxfit.
         """
         contents = checkpoint.load(path, settings)
         with _fitting_this_version(path):
@@ -701,13 +895,18 @@ class Trainer:
         return trainer
 
     def restore(self, path: str | os.PathLike[str]) -> None:
-        """Take back, into this trainer, what `save` wrote of it or of one built alike: the next `fit` goes on where that one stood.
+        """Take back, into this trainer, what `save` wrote of it or of one built alike: the next
+        `fit` goes on where that one stood.
 
-        The settings remain this trainer's. CheckpointError as for `load`; SettingError or DataError, before anything changes, for a state
-        that is another model's or another optimizer's.
+        The settings remain this trainer's. CheckpointError as for `load`; SettingError or
+        DataError, before anything changes, for a state that is another model's or another
+        optimizer's.
         """
         if self._fitting:
-            raise SettingError("restore decides where a fit begins: call it before fit, or in a callback's `prepare`.")
+            raise SettingError(
+                "restore decides where a fit begins: call it before fit, or in a callback's"
+                " `prepare`."
+            )
         contents = checkpoint.load(path, self.settings)
         with _fitting_this_version(path):
             self._take(contents)
@@ -719,21 +918,32 @@ class Trainer:
         place = Position(*contents.resume)
         # of a fit that came to its end nothing is left to go on with
         callbacks = dict(contents.callbacks) if place != Position() else {}
-        self._course, self._unfinished = None, PendingFit(place, dict(contents.tracker), dict(contents.ended), callbacks)
+        self._course, self._unfinished = (
+            None,
+            PendingFit(place, dict(contents.tracker), dict(contents.ended), callbacks),
+        )
 
-    def export(self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False) -> onnx.ModelProto:
-        """The model for inference: the original with the trained weights in place, written to `path` unless that is None.
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False
+    ) -> onnx.ModelProto:
+        """The model for inference: the original with the trained weights in place, written to
+        `path` unless that is None.
 
-        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. The file holds all of the model; only above
-        2 GB, which is more than it can, the tensors are in a file `<path>.data` beside it. CheckpointError where it cannot be written.
+        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. The
+        file holds all of the model; only above 2 GB, which is more than it can, the tensors are in
+        a file `<path>.data` beside it. CheckpointError where it cannot be written.
         """
         arrays = self.get_weights()
         if averaged:
             if self.optimizer.ema_momentum is None:
                 raise SettingError(
-                    "averaged=True needs an optimizer that averages, such as optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+                    "averaged=True needs an optimizer that averages, such as"
+                    " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
                 )
-            arrays |= {name: self._backend.state.get(names.slot(name, "ema")) for name in self._backend.recipe.weights}
+            arrays |= {
+                name: self._backend.state.get(names.slot(name, "ema"))
+                for name in self._backend.recipe.weights
+            }
         model = with_initializers(self.model, arrays)
         to_inference_form(model)
         if path is not None:
@@ -741,18 +951,27 @@ class Trainer:
         return model
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
-        """Every graph of this trainer: `model`, `trained`, and those of a step, in the order they run.
+        """Every graph of this trainer:
 
-        They are `train`, `evaluate`, `predict` (backend "full"), or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`, `predict`
-        ("forward_backward"); with `accumulate`, `accumulate` and `update` as well. `folder` is a path, and the result maps graph name -> file
-        name `<prefix><graph name><suffix>.onnx`; beside them lies a checkpoint, so that `Trainer.load(folder)` goes on from there. Or `folder`
-        is the type `bytes`, and the result holds the serialized graphs: the same bytes. A graph with more than 2 GB of tensors has them in a file
-        `<file name>.data` beside it, and no serialized form.
+        `model`, `trained`, and those of a step, in the order they run.
+
+        They are `train`, `evaluate`, `predict` (backend "full"), or `forward`, `loss`, `backward`,
+        `penalty`, `update`, `evaluate`, `predict` ("forward_backward"); with `accumulate`,
+        `accumulate` and `update` as well. `folder` is a path, and the result maps graph name ->
+        file name `<prefix><graph name><suffix>.onnx`; beside them lies a checkpoint, so that
+        `Trainer.load(folder)` goes on from there. Or `folder` is the type `bytes`, and the result
+        holds the serialized graphs: the same bytes. A graph with more than 2 GB of tensors has them
+        in a file `<file name>.data` beside it, and no serialized form.
         """
         graphs = {"model": self.model, "trained": self.export(None)}
-        graphs |= {kind: self._backend.any_graph(kind, self._expected_batch()) for kind in self._backend.kinds}
+        graphs |= {
+            kind: self._backend.any_graph(kind, self._expected_batch())
+            for kind in self._backend.kinds
+        }
         if folder is bytes:
-            return {name: graph.SerializeToString(deterministic=True) for name, graph in graphs.items()}
+            return {
+                name: graph.SerializeToString(deterministic=True) for name, graph in graphs.items()
+            }
         files = {}
         for name, graph in graphs.items():
             files[name] = f"{prefix}{name}{suffix}.onnx"
@@ -761,14 +980,20 @@ class Trainer:
         return files
 
     def summary(self) -> str:
-        """A table of the model's tensors: which are trained, by how many numbers, under which penalty."""
+        """A table of the model's tensors: which are trained, by how many numbers, under which
+        penalty.
+        """
         return summary.summary(self._backend.recipe, self._inputs)
 
     def inspect(self) -> Inspection:
-        """Every operator of the model: whether the gradient passes it on the way from loss to weights, and how. Prints as a table."""
+        """Every operator of the model: whether the gradient passes it on the way from loss to
+        weights, and how. Prints as a table.
+        """
         recipe = self._backend.recipe
         gradient = str(self.settings["gradient"])
-        return inspect_working(recipe.model, recipe.weights, self._loss_outputs or self._outputs, gradient)
+        return inspect_working(
+            recipe.model, recipe.weights, self._loss_outputs or self._outputs, gradient
+        )
 
     # ------------------------------------------------------------------ inside
 
@@ -784,7 +1009,8 @@ class Trainer:
     ) -> Source:
         if not self._loss_outputs and what != "prediction":
             raise SettingError(
-                f"This trainer has no loss, which {what} needs: give it loss=..., or train by forward, backward and apply_gradients."
+                f"This trainer has no loss, which {what} needs: give it loss=..., or train by"
+                " forward, backward and apply_gradients."
             )
         return source(
             x,
@@ -802,7 +1028,8 @@ class Trainer:
     @contextmanager
     def _listening(self, callbacks: Sequence[Callback] | None) -> Iterator[CallbackList]:
         """Callbacks of an evaluation or prediction, closed at its end."""
-        outer, self._calls = self._calls, CallbackList(self, callbacks or ())  # a callback of a fit may evaluate
+        # a callback of a fit may evaluate
+        outer, self._calls = self._calls, CallbackList(self, callbacks or ())
         calls = self._calls
         try:
             yield calls
@@ -817,7 +1044,9 @@ class Trainer:
         return dict(self._backend.state.changes) if self._held else {}
 
     def _hold(self, before: Mapping[str, int]) -> None:
-        """After a step, give back to what is frozen its value before it, which the state's other set still has."""
+        """After a step, give back to what is frozen its value before it, which the state's other
+        set still has.
+        """
         state = self._backend.state
         for name in self._held:
             if state.changes[state.group(name)] != before[state.group(name)]:
@@ -833,8 +1062,9 @@ class Trainer:
 
     def _warn_of_loss(self, loss: float) -> None:
         text = (
-            f"The loss is {loss} at step {self.global_step}, learning rate {self.learning_rate:g}: training goes on. "
-            "Lower the learning rate, or set clip_norm; TerminateOnNaN stops here and keeps the weights."
+            f"The loss is {loss} at step {self.global_step}, learning rate {self.learning_rate:g}:"
+            " training goes on. Lower the learning rate, or set clip_norm; TerminateOnNaN stops"
+            " here and keeps the weights."
         )
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
@@ -851,7 +1081,9 @@ def _fitting_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
     except OnnxfitError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}") from error
+        raise CheckpointError(
+            f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}"
+        ) from error
 
 
 def _refuse_names(recipe: Recipe) -> None:
@@ -860,26 +1092,42 @@ def _refuse_names(recipe: Recipe) -> None:
     own = {names.updated(n) for n in recipe.state} | {names.gradient_sum(n) for n in recipe.weights}
     for weight, slots in recipe.slots.items():
         own |= {form(names.slot(weight, slot)) for slot in slots for form in (str, names.updated)}
-    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
+    values = [
+        *graph.inputs,
+        *graph.initializers.values(),
+        *(v for node in graph for v in node.outputs),
+    ]
     taken = sorted({v.name for v in values if v.name and (names.reserved(v.name) or v.name in own)})
-    taken += sorted({node.name for node in graph if node.name and names.reserved(node.name)} - {*taken})
+    taken += sorted(
+        {node.name for node in graph if node.name and names.reserved(node.name)} - {*taken}
+    )
     if taken:
         raise ModelError(
-            f"The model has tensors or nodes called {', '.join(taken)}, names that a training step needs itself: rename them."
+            f"The model has tensors or nodes called {', '.join(taken)}, names that a training step"
+            " needs itself: rename them."
         )
 
 
 def _triple(data: Any) -> tuple[Any, Any, Any]:
     """validation_data as x, y, sample_weight: a tuple (or list) of arrays, or a loader."""
-    if isinstance(data, tuple) or (isinstance(data, list) and len(data) in (2, 3) and all(isinstance(d, np.ndarray) for d in data)):
+    if isinstance(data, tuple) or (
+        isinstance(data, list)
+        and len(data) in (2, 3)
+        and all(isinstance(d, np.ndarray) for d in data)
+    ):
         if len(data) not in (2, 3):
-            raise SettingError(f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items.")
+            raise SettingError(
+                f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)}"
+                " items."
+            )
         return data[0], data[1], data[2] if len(data) == 3 else None
     return data, None, None
 
 
 def _logs(figures: Figures) -> Logs:
-    return Logs({name: value for name, value in figures.items() if not isinstance(value, np.ndarray)})
+    return Logs(
+        {name: value for name, value in figures.items() if not isinstance(value, np.ndarray)}
+    )
 
 
 def _only(arrays: dict[str, Array]) -> Any:

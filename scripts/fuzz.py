@@ -1,11 +1,13 @@
-"""Give mutated models to `Trainer`, and mutated checkpoints to `Trainer.load`: each must work or raise an onnxfit error.
+"""Give mutated models to `Trainer`, and mutated checkpoints to `Trainer.load`: each must work or
+raise an onnxfit error.
 
     python scripts/fuzz.py [--cases 10000] [--first 0]
     python scripts/fuzz.py --case 1234 [--out case.onnx]
 
-A case is made of its number alone, so that it can be run again. Cases run in a child process with bounded memory; where the child dies or
-hangs, the case is counted and another child goes on with the next. Exit code 1 for any other exception, for a hang, and for a crash outside
-of onnxruntime and onnx, which this repository cannot repair: those are counted apart.
+A case is made of its number alone, so that it can be run again. Cases run in a child process with
+bounded memory; where the child dies or hangs, the case is counted and another child goes on with
+the next. Exit code 1 for any other exception, for a hang, and for a crash outside of onnxruntime
+and onnx, which this repository cannot repair: those are counted apart.
 """
 
 from __future__ import annotations
@@ -56,18 +58,23 @@ SMALL = 1 << 20  # elements of a batch that is made up
 Outcome = dict[str, Any]
 
 
-# ---------------------------------------------------------------------------------------------------------------- seeds
+# ----------------------------------------------------------------------------------------------------------------
+# seeds
 
 
 def _parsed(text: str, opset: int = 17, also: str = "") -> onnx.ModelProto:
-    head = f'<ir_version: 8, opset_import: ["": {opset}, "ai.onnx.ml": 3, "com.microsoft": 1, "local": 1]>'
+    head = (
+        f'<ir_version: 8, opset_import: ["": {opset}, "ai.onnx.ml": 3, "com.microsoft": 1,'
+        ' "local": 1]>'
+    )
     return onnx.parser.parse_model(f"{head} seed {text}{also}")
 
 
 def _random_weights(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     model.graph.initializer.extend(
-        from_array(rng.normal(size=shape).astype(np.float32) / 4, name) for name, shape in shapes.items()
+        from_array(rng.normal(size=shape).astype(np.float32) / 4, name)
+        for name, shape in shapes.items()
     )
     return model
 
@@ -105,7 +112,10 @@ def functions() -> onnx.ModelProto:
         <domain: "local", opset_import: ["": 17, "local": 1]> dense <slope: float = 0.1> (u, v, w) => (o)
         { m = MatMul(u, v)  s = Add(m, w)  o = local.leaky<slope: float = @slope>(s) }
         <domain: "local", opset_import: ["": 17]> leaky <slope: float = 0.1> (u) => (o) { o = LeakyRelu<alpha: float = @slope>(u) }"""
-    text = "(float[N, 3] x) => (float[N, 2] y) { h = local.dense<slope = 0.2>(x, w, b)  y = local.dense(h, v, c) }"
+    text = (
+        "(float[N, 3] x) => (float[N, 2] y) { h = local.dense<slope = 0.2>(x, w, b)  y ="
+        " local.dense(h, v, c) }"
+    )
     return _random_weights(_parsed(text, also=also), w=(3, 4), b=(4,), v=(4, 2), c=(2,))
 
 
@@ -123,7 +133,11 @@ def classical() -> onnx.ModelProto:
         oh.make_node("Normalizer", ["scores"], ["probabilities"], norm="L1", **ml),
     ]  # fmt: skip
     graph = oh.make_graph(nodes, "g", rows, outputs)
-    return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 1)], ir_version=8)
+    return oh.make_model(
+        graph,
+        opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 1)],
+        ir_version=8,
+    )
 
 
 def trees() -> onnx.ModelProto:
@@ -143,9 +157,18 @@ def trees() -> onnx.ModelProto:
         oh.make_node("LinearRegressor", ["h"], ["l"], coefficients=[1.0, 2.0], intercepts=[0.5], **ml),
         oh.make_node("Sum", ["t", "s", "l"], ["y"]),
     ]  # fmt: skip
-    values = [oh.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", k]) for n, k in (("X", 3), ("y", 1))]
-    graph = oh.make_graph(nodes, "g", values[:1], values[1:], [from_array(np.eye(3, 2, dtype=np.float32), "w")])
-    return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 3)], ir_version=8)
+    values = [
+        oh.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", k])
+        for n, k in (("X", 3), ("y", 1))
+    ]
+    graph = oh.make_graph(
+        nodes, "g", values[:1], values[1:], [from_array(np.eye(3, 2, dtype=np.float32), "w")]
+    )
+    return oh.make_model(
+        graph,
+        opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 3)],
+        ir_version=8,
+    )
 
 
 def sequences() -> onnx.ModelProto:
@@ -154,12 +177,16 @@ def sequences() -> onnx.ModelProto:
         { h = MatMul(x, w)  parts = SplitToSequence<axis = 1>(h, sizes)  part = SequenceAt(parts, one)  same = Identity(word)
           y = MatMul(part, v)  both = SequenceConstruct(y, part) }"""
     model = _random_weights(_parsed(text), w=(4, 4), v=(2, 2))
-    model.graph.initializer.append(oh.make_tensor("word", onnx.TensorProto.STRING, [2], [b"one", b"two"]))
+    model.graph.initializer.append(
+        oh.make_tensor("word", onnx.TensorProto.STRING, [2], [b"one", b"two"])
+    )
     return model
 
 
 def shaped() -> onnx.ModelProto:
-    """Sizes computed inside, an embedding, half precision, a convolution that is transposed, resizing."""
+    """Sizes computed inside, an embedding, half precision, a convolution that is transposed,
+    resizing.
+    """
     text = """(int64[N, 4] ids, float[N, 1, 4, 4] image) => (float[N, 3] y)
         <int64 zero = {0}, int64[1] minus = {-1}, int64[1] first = {0}, float[4] scales = {1, 1, 2, 2}>
         { e = Gather(table, ids)  sizes = Shape(e)  n = Gather(sizes, zero)  n1 = Unsqueeze(n, first)  to = Concat<axis = 0>(n1, minus)
@@ -167,7 +194,9 @@ def shaped() -> onnx.ModelProto:
           c = ConvTranspose<strides = [2, 2]>(image, kernel)  u = Resize<mode = "linear">(c, , scales)  p = GlobalAveragePool(u)
           f = Flatten(p)  i = InstanceNormalization(u, s, s)  top, where = TopK<axis = -1>(i, one)  m = ReduceMean(top, axes)
           g = Add(a, f)  k = Einsum<equation = "ij,ij->ij">(g, g)  y = Add(k, m) }"""
-    model = _random_weights(_parsed(text, opset=18), table=(5, 2), w=(8, 3), kernel=(1, 3, 2, 2), s=(3,))
+    model = _random_weights(
+        _parsed(text, opset=18), table=(5, 2), w=(8, 3), kernel=(1, 3, 2, 2), s=(3,)
+    )
     model.graph.initializer.append(from_array(np.array([1], np.int64), "one"))
     model.graph.initializer.append(from_array(np.array([2, 3], np.int64), "axes"))
     for node in model.graph.node:
@@ -184,7 +213,10 @@ def quantized() -> onnx.ModelProto:
 
 
 def newer() -> onnx.ModelProto:
-    text = "(float[N, 4] x) => (float[N, 2] y) { n = RMSNormalization<axis = -1>(x, s)  h = MatMul(n, w)  z = Swish(h)  y = Identity(z) }"
+    text = (
+        "(float[N, 4] x) => (float[N, 2] y) { n = RMSNormalization<axis = -1>(x, s)  h = MatMul(n,"
+        " w)  z = Swish(h)  y = Identity(z) }"
+    )
     return _random_weights(_parsed(text, opset=24), s=(4,), w=(4, 2))
 
 
@@ -242,10 +274,19 @@ def _checkpoints(folder: Path) -> dict[str, bytes]:
     x, y = rng.normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
     images = rng.normal(size=(12, 1, 8, 8)).astype(np.float32)
     adam = Trainer(
-        mlp(), loss="cross_entropy", optimizer=Adam(ema_momentum=0.9), metrics=["accuracy"], penalty={"fc*": {"l1": 0.1}}
+        mlp(),
+        loss="cross_entropy",
+        optimizer=Adam(ema_momentum=0.9),
+        metrics=["accuracy"],
+        penalty={"fc*": {"l1": 0.1}},
     )
     network = Trainer(
-        convolutional(), loss="cross_entropy", optimizer=SGD(momentum=0.9), backend="forward_backward", accumulate=2, clip_norm=1.0
+        convolutional(),
+        loss="cross_entropy",
+        optimizer=SGD(momentum=0.9),
+        backend="forward_backward",
+        accumulate=2,
+        clip_norm=1.0,
     )
     scheduled = Trainer(mlp(), loss="cross_entropy", optimizer=Adam(learning_rate=Cosine(0.1, 10)))
     return {
@@ -255,7 +296,8 @@ def _checkpoints(folder: Path) -> dict[str, bytes]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ mutations
+# ------------------------------------------------------------------------------------------------------------
+# mutations
 
 INTEGERS = (
     -1,
@@ -292,7 +334,11 @@ WORDS = (
     "%n%s",
     "loss",
 )
-ONE_TYPE = {FieldDescriptor.CPPTYPE_FLOAT: float, FieldDescriptor.CPPTYPE_DOUBLE: float, FieldDescriptor.CPPTYPE_BOOL: bool}
+ONE_TYPE = {
+    FieldDescriptor.CPPTYPE_FLOAT: float,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+}
 
 
 def mutated_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -338,19 +384,37 @@ def _other(value: Any, kind: int, strings: list[str], rng: random.Random) -> Any
     if isinstance(value, str):
         return rng.choice(strings) if rng.random() < 0.8 else rng.choice(WORDS)
     if isinstance(value, bytes):
-        return rng.choice((b"", value[:-1], value + b"\0", value * 2, b"\xff\xfe", mutated_bytes(value[:5000], rng)))
+        return rng.choice(
+            (
+                b"",
+                value[:-1],
+                value + b"\0",
+                value * 2,
+                b"\xff\xfe",
+                mutated_bytes(value[:5000], rng),
+            )
+        )
     return rng.choice((value + 1, value - 1, -value, rng.choice(INTEGERS), rng.choice(INTEGERS)))
 
 
 def mutate_fields(model: Message, rng: random.Random) -> None:
     """Change, drop, double or move anything that a message holds, in place."""
     everything = list(_messages(model))
-    strings = sorted({v for m in everything for _, value in m.ListFields() for v in _strings(value)} or {"x"})
+    strings = sorted(
+        {v for m in everything for _, value in m.ListFields() for v in _strings(value)} or {"x"}
+    )
     of_graph = [
-        m for m in everything if type(m).__name__ in ("NodeProto", "AttributeProto", "GraphProto", "TensorProto", "FunctionProto")
+        m
+        for m in everything
+        if type(m).__name__
+        in ("NodeProto", "AttributeProto", "GraphProto", "TensorProto", "FunctionProto")
     ]
     message = rng.choice(of_graph if of_graph and rng.random() < 0.75 else everything)
-    fields = [f for f, _ in message.ListFields()] if rng.random() < 0.85 else list(message.DESCRIPTOR.fields)
+    fields = (
+        [f for f, _ in message.ListFields()]
+        if rng.random() < 0.85
+        else list(message.DESCRIPTOR.fields)
+    )
     if not fields:
         return
     field = rng.choice(fields)
@@ -397,7 +461,9 @@ def mutate_fields(model: Message, rng: random.Random) -> None:
                 else:
                     value.extend([again] * rng.choice((1, 1, 2, 40)))
             elif kind == 6 and len(value) > 1:  # order
-                copies = [type(v)() for v in value] if field.message_type is not None else list(value)
+                copies = (
+                    [type(v)() for v in value] if field.message_type is not None else list(value)
+                )
                 if field.message_type is not None:
                     for copy, v in zip(copies, value):
                         copy.CopyFrom(v)
@@ -418,7 +484,11 @@ def mutate_fields(model: Message, rng: random.Random) -> None:
 def _strings(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    return [v for v in value if isinstance(v, str)] if not isinstance(value, (int, float, bytes, Message)) else []
+    return (
+        [v for v in value if isinstance(v, str)]
+        if not isinstance(value, (int, float, bytes, Message))
+        else []
+    )
 
 
 def _tensors(model: onnx.ModelProto) -> list[onnx.TensorProto]:
@@ -432,7 +502,17 @@ def huge_dims(model: onnx.ModelProto, rng: random.Random) -> None:
         rng.choice(infos).dim_value = rng.choice((0, -1, -5, 1 << 20, 1 << 31, 1 << 40, 1 << 62))
     elif tensors:
         tensor = rng.choice(tensors)
-        dims = rng.choice(([1 << 40], [1 << 20, 1 << 20], [1 << 32, 1 << 32], [-1, -4], [0, 1 << 62], [1 << 62, 4], [1 << 17] * 2))
+        dims = rng.choice(
+            (
+                [1 << 40],
+                [1 << 20, 1 << 20],
+                [1 << 32, 1 << 32],
+                [-1, -4],
+                [0, 1 << 62],
+                [1 << 62, 4],
+                [1 << 17] * 2,
+            )
+        )
         tensor.dims[:] = dims
 
 
@@ -457,7 +537,8 @@ def opsets(model: onnx.ModelProto, rng: random.Random) -> None:
         model.ir_version = rng.choice((0, 1, 3, 7, 11, 12, 99, -1, 1 << 40))
     elif kind == 2:
         model.opset_import.add(
-            domain=rng.choice(("", "ai.onnx", "ai.onnx.ml", "x", "com.microsoft")), version=rng.choice((1, 9, 17, 21, 22))
+            domain=rng.choice(("", "ai.onnx", "ai.onnx.ml", "x", "com.microsoft")),
+            version=rng.choice((1, 9, 17, 21, 22)),
         )
     else:
         for function in model.functions:
@@ -470,7 +551,11 @@ def opsets(model: onnx.ModelProto, rng: random.Random) -> None:
 def rewired(model: onnx.ModelProto, rng: random.Random) -> None:
     """An input of a node becomes any tensor: earlier, later, its own output, or nothing."""
     nodes = [m for m in _messages(model) if isinstance(m, onnx.NodeProto)]
-    known = [name for node in nodes for name in node.output] + [t.name for t in model.graph.initializer] + ["", "nobody"]
+    known = (
+        [name for node in nodes for name in node.output]
+        + [t.name for t in model.graph.initializer]
+        + ["", "nobody"]
+    )
     for _ in range(rng.choice((1, 1, 3))):
         node = rng.choice(nodes) if nodes else None
         if node is not None:
@@ -485,7 +570,9 @@ def recursive(model: onnx.ModelProto, rng: random.Random) -> None:
     if not nodes:
         return
     node = rng.choice(nodes)
-    function = model.functions.add(name=rng.choice(("f", node.op_type)), domain=rng.choice(("local", node.domain)))
+    function = model.functions.add(
+        name=rng.choice(("f", node.op_type)), domain=rng.choice(("local", node.domain))
+    )
     function.input.extend(node.input)
     function.output.extend(node.output)
     for entry in model.opset_import:
@@ -507,7 +594,12 @@ def nested(model: onnx.ModelProto, rng: random.Random) -> None:
     inner = onnx.NodeProto()
     inner.CopyFrom(node)
     for depth in range(rng.choice((1, 3, 8, 20, 28))):
-        bodies = [oh.make_graph([inner], f"b{depth}", [], [onnx.ValueInfoProto(name=n) for n in inner.output]) for _ in range(1)]
+        bodies = [
+            oh.make_graph(
+                [inner], f"b{depth}", [], [onnx.ValueInfoProto(name=n) for n in inner.output]
+            )
+            for _ in range(1)
+        ]
         last = oh.make_node("If", ["condition"], [f"{n}_{depth}" if n else "" for n in node.output])
         last.attribute.append(oh.make_attribute("then_branch", bodies[0]))
         last.attribute.append(oh.make_attribute("else_branch", bodies[0] if rng.random() < 0.02 else oh.make_graph(
@@ -520,16 +612,29 @@ def nested(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def settings(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Other numbers in attributes and in small whole-numbered tensors, attributes dropped: files that pass most checks."""
-    attributes = [(node, a) for node in _messages(model) if isinstance(node, onnx.NodeProto) for a in node.attribute]
+    """Other numbers in attributes and in small whole-numbered tensors, attributes dropped: files
+    that pass most checks.
+    """
+    attributes = [
+        (node, a)
+        for node in _messages(model)
+        if isinstance(node, onnx.NodeProto)
+        for a in node.attribute
+    ]
     whole = [t for t in _tensors(model) if t.data_type in (6, 7) and t.raw_data]
     if whole and rng.random() < 0.4:
         tensor = rng.choice(whole)
-        numbers = list(np.frombuffer(tensor.raw_data, np.int32 if tensor.data_type == 6 else np.int64))
+        numbers = list(
+            np.frombuffer(tensor.raw_data, np.int32 if tensor.data_type == 6 else np.int64)
+        )
         if numbers:
             place = rng.randrange(len(numbers))
-            numbers[place] = rng.choice((-2, -1, 0, 1, 2, 3, 5, 100, 1 << 20, (1 << 31) - 1, -(1 << 31)))
-            tensor.raw_data = np.array(numbers, np.int32 if tensor.data_type == 6 else np.int64).tobytes()
+            numbers[place] = rng.choice(
+                (-2, -1, 0, 1, 2, 3, 5, 100, 1 << 20, (1 << 31) - 1, -(1 << 31))
+            )
+            tensor.raw_data = np.array(
+                numbers, np.int32 if tensor.data_type == 6 else np.int64
+            ).tobytes()
     elif attributes:
         node, attribute = rng.choice(attributes)
         kind = rng.randrange(8)
@@ -541,7 +646,17 @@ def settings(model: onnx.ModelProto, rng: random.Random) -> None:
             attribute.f = rng.choice(NUMBERS)
         elif attribute.type == onnx.AttributeProto.STRING:
             attribute.s = rng.choice(
-                (b"", b"\xff", b"NOTSET", b"SAME_UPPER", b"VALID", b"linear", b"ij,jk->ik", b"...i,i...->", b"mean")
+                (
+                    b"",
+                    b"\xff",
+                    b"NOTSET",
+                    b"SAME_UPPER",
+                    b"VALID",
+                    b"linear",
+                    b"ij,jk->ik",
+                    b"...i,i...->",
+                    b"mean",
+                )
             )
         elif attribute.type == onnx.AttributeProto.INTS and attribute.ints:
             attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice(INTEGERS)
@@ -562,7 +677,9 @@ def other_operator(model: onnx.ModelProto, rng: random.Random) -> None:
             del node.attribute[:]
 
 
-OPERATORS = {s.name: (s.min_input, s.max_input) for s in onnx.defs.get_all_schemas() if s.domain == ""}
+OPERATORS = {
+    s.name: (s.min_input, s.max_input) for s in onnx.defs.get_all_schemas() if s.domain == ""
+}
 
 
 def wide(model: onnx.ModelProto, rng: random.Random) -> None:
@@ -570,7 +687,10 @@ def wide(model: onnx.ModelProto, rng: random.Random) -> None:
     if not model.graph.output or not model.graph.node:
         return
     name = model.graph.output[0].name
-    kind, length = rng.choice(("Add", "Concat", "Tile", "Identity", "Pad", "Expand")), rng.choice((3, 12, 40, 400))
+    kind, length = (
+        rng.choice(("Add", "Concat", "Tile", "Identity", "Pad", "Expand")),
+        rng.choice((3, 12, 40, 400)),
+    )
     for node in model.graph.node:
         node.output[:] = [f"{name}_0" if n == name else n for n in node.output]
     for i in range(length):
@@ -580,7 +700,12 @@ def wide(model: onnx.ModelProto, rng: random.Random) -> None:
             last.attribute.append(oh.make_attribute("axis", 0))
         if kind in ("Tile", "Expand", "Pad"):
             last.input.append(f"sizes_{i}")
-            sizes = np.array(rng.choice(([1, 1], [100, 100], [1 << 20, 1], [1 << 40, 1], [-1, 2], [0, 0, 0, 1 << 33])), np.int64)
+            sizes = np.array(
+                rng.choice(
+                    ([1, 1], [100, 100], [1 << 20, 1], [1 << 40, 1], [-1, 2], [0, 0, 0, 1 << 33])
+                ),
+                np.int64,
+            )
             model.graph.initializer.append(from_array(sizes, f"sizes_{i}"))
         model.graph.node.append(last)
 
@@ -605,19 +730,24 @@ def other_types(model: onnx.ModelProto, rng: random.Random) -> None:
 def bad_names(model: onnx.ModelProto, rng: random.Random) -> bytes:
     """Names that are no UTF-8, at the same length, so that the message stays whole."""
     data = model.SerializeToString()
-    names = [s for m in _messages(model) for _, v in m.ListFields() for s in _strings(v) if len(s) > 0]
+    names = [
+        s for m in _messages(model) for _, v in m.ListFields() for s in _strings(v) if len(s) > 0
+    ]
     if not names:
         return data
     name = rng.choice(names).encode()
     framed = bytes([len(name)]) + name if len(name) < 128 else name
-    return data.replace(framed, framed[: -len(name)] + bytes([rng.choice((0xFF, 0xC0, 0x00, 0xED))]) + name[1:])
+    return data.replace(
+        framed, framed[: -len(name)] + bytes([rng.choice((0xFF, 0xC0, 0x00, 0xED))]) + name[1:]
+    )
 
 
 def deep(model: onnx.ModelProto, rng: random.Random) -> bytes:
     """Bodies in bodies, deeper than protobuf writes them."""
     graph = b""
     for _ in range(rng.choice((34, 60, 3000))):
-        for key in (b"\x32", b"\x2a", b"\x0a"):  # AttributeProto.g, NodeProto.attribute, GraphProto.node
+        # AttributeProto.g, NodeProto.attribute, GraphProto.node
+        for key in (b"\x32", b"\x2a", b"\x0a"):
             graph = key + _varint(len(graph)) + graph
     return model.SerializeToString() + b"\x3a" + _varint(len(graph)) + graph
 
@@ -671,7 +801,21 @@ def mutated_json(value: Any, rng: random.Random) -> Any:
     deep: Any = 1
     for _ in range(rng.choice((3, 2000))):
         deep = [deep]
-    choices: list[Any] = [None, True, {}, [], "", "1", [1], {"a": 1}, *INTEGERS, *NUMBERS, *WORDS, deep, 10**400]
+    choices: list[Any] = [
+        None,
+        True,
+        {},
+        [],
+        "",
+        "1",
+        [1],
+        {"a": 1},
+        *INTEGERS,
+        *NUMBERS,
+        *WORDS,
+        deep,
+        10**400,
+    ]
     choices += [{"onnxfit:class": {"class": c}} for c in ("os.system", "Adam", "Callable", 3)] + [
         {"onnxfit:array": k} for k in ("0", 7)
     ]
@@ -734,7 +878,8 @@ def mutated_checkpoint(data: bytes, rng: random.Random) -> bytes:
     return packed.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------------------- cases
+# ----------------------------------------------------------------------------------------------------------------
+# cases
 
 
 class Case:
@@ -748,11 +893,16 @@ class Case:
         self.backend = rng.choice(("full", "full", "forward_backward"))
         self.seed = rng.choice(list(checkpoints if self.is_checkpoint else MODELS))
         self.data = (
-            mutated_checkpoint(checkpoints[self.seed], rng) if self.is_checkpoint else mutated_model(seed_model(self.seed), rng)
+            mutated_checkpoint(checkpoints[self.seed], rng)
+            if self.is_checkpoint
+            else mutated_model(seed_model(self.seed), rng)
         )
 
     def __str__(self) -> str:
-        return f"case {self.number} ({'checkpoint' if self.is_checkpoint else 'model'} {self.seed}, {self.backend})"
+        return (
+            f"case {self.number} ({'checkpoint' if self.is_checkpoint else 'model'} {self.seed},"
+            f" {self.backend})"
+        )
 
     def run(self, folder: Path, stage: Callable[[str], None]) -> str:
         """What came of it: "trained", "read", "SettingError", … ; other exceptions are let through."""
@@ -765,7 +915,9 @@ class Case:
                 trainer = Trainer.load(path)
             else:
                 loss = MODELS[self.seed][1]
-                trainer = Trainer(self.data, loss=loss, optimizer=0.01, backend=self.backend, threads=1)
+                trainer = Trainer(
+                    self.data, loss=loss, optimizer=0.01, backend=self.backend, threads=1
+                )
             made = "made"
             stage("batch")
             x, y = made_up(trainer, random.Random(self.number))
@@ -789,7 +941,10 @@ def made_up(trainer: Trainer, rng: random.Random) -> tuple[dict[str, Any], dict[
     random_numbers = np.random.default_rng(0)
 
     def array(spec: Any, most: int = 2) -> Any:
-        shape = [d if isinstance(d, int) else sizes.setdefault(str(d), rng.choice((2, 2, 2, 3))) for d in spec.shape or (2,)]
+        shape = [
+            d if isinstance(d, int) else sizes.setdefault(str(d), rng.choice((2, 2, 2, 3)))
+            for d in spec.shape or (2,)
+        ]
         if any(d < 0 for d in shape) or np.prod(np.array(shape, dtype=object)) > SMALL:
             raise _Beyond
         if spec.dtype.kind == "O" or spec.dtype.kind in "US":
@@ -799,11 +954,15 @@ def made_up(trainer: Trainer, rng: random.Random) -> tuple[dict[str, Any], dict[
         return random_numbers.integers(0, most, shape).astype(spec.dtype)
 
     x = {spec.name: array(spec) for spec in trainer._inputs}
-    y = {output: array(target.loss.target(target.output)) for output, target in trainer._targets.items()}
+    y = {
+        output: array(target.loss.target(target.output))
+        for output, target in trainer._targets.items()
+    }
     return x, y
 
 
-# ------------------------------------------------------------------------------------------------------------ processes
+# ------------------------------------------------------------------------------------------------------------
+# processes
 
 
 def child(numbers: Iterator[int], checkpoints: dict[str, bytes], folder: Path, tell: int) -> None:
@@ -836,14 +995,21 @@ def child(numbers: Iterator[int], checkpoints: dict[str, bytes], folder: Path, t
 
 
 def _where(error: BaseException) -> str:
-    """The last line of ours and the last line of all that an exception went through, and what it says."""
+    """The last line of ours and the last line of all that an exception went through, and what it
+    says.
+    """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "fuzz.py" not in f.filename]
     ours = [f for f in frames if "onnxfit" in f.filename]
     shown = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in (*ours[-1:], *frames[-1:])]
     return " > ".join(dict.fromkeys(shown)) + f" | {str(error)[:150]!r}"
 
 
-def run_all(numbers: list[int], checkpoints: dict[str, bytes], folder: Path, tell: Callable[[int, str, str, str], None]) -> None:
+def run_all(
+    numbers: list[int],
+    checkpoints: dict[str, bytes],
+    folder: Path,
+    tell: Callable[[int, str, str, str], None],
+) -> None:
     """Every case, in children one after another."""
     waiting = list(reversed(numbers))
     while waiting:
@@ -861,7 +1027,9 @@ def run_all(numbers: list[int], checkpoints: dict[str, bytes], folder: Path, tel
         rest, hung = b"", False
         began = time.monotonic()
         while True:
-            ready, _, _ = select.select([reading], [], [], max(0.1, began + SECONDS - time.monotonic()))
+            ready, _, _ = select.select(
+                [reading], [], [], max(0.1, began + SECONDS - time.monotonic())
+            )
             if not ready:
                 hung = True
                 os.kill(process, signal.SIGKILL)
@@ -890,7 +1058,11 @@ def run_all(numbers: list[int], checkpoints: dict[str, bytes], folder: Path, tel
 
 
 def _death(status: int) -> str:
-    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"EXIT {os.WEXITSTATUS(status)}"
+    return (
+        signal.Signals(os.WTERMSIG(status)).name
+        if os.WIFSIGNALED(status)
+        else f"EXIT {os.WEXITSTATUS(status)}"
+    )
 
 
 def _judged(name: str, said: str) -> str:
@@ -898,20 +1070,33 @@ def _judged(name: str, said: str) -> str:
     first = re.search(r'File "([^"]*)"', said)
     inside = first[1] if first else ""
     theirs = next(
-        (library for library in ("onnxruntime", "onnx_ir", "onnx", "numpy") if f"/site-packages/{library}/" in inside), ""
+        (
+            library
+            for library in ("onnxruntime", "onnx_ir", "onnx", "numpy")
+            if f"/site-packages/{library}/" in inside
+        ),
+        "",
     )
     return f"{name} of {theirs}" if theirs else f"FORBIDDEN {name}"
 
 
 def _stack(said: str) -> str:
     frames = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', said)
-    head = [line for line in said.splitlines() if line and "File" not in line and "Thread" not in line][:3]
+    head = [
+        line for line in said.splitlines() if line and "File" not in line and "Thread" not in line
+    ][:3]
     ours = [f for f in frames if "/onnxfit/" in f[0]][:2]
-    return " < ".join(f"{Path(f).name}:{n} {what}" for f, n, what in (*frames[:1], *ours)) + " | " + " ".join(head)[:200]
+    return (
+        " < ".join(f"{Path(f).name}:{n} {what}" for f, n, what in (*frames[:1], *ours))
+        + " | "
+        + " ".join(head)[:200]
+    )
 
 
 def seeds(folder: Path) -> dict[str, bytes]:
-    """The checkpoints to mutate, made in a child: the parent has no sessions, whose threads a fork would lose."""
+    """The checkpoints to mutate, made in a child: the parent has no sessions, whose threads a fork
+    would lose.
+    """
     if not (process := os.fork()):
         code = 1
         try:
@@ -934,9 +1119,17 @@ def main() -> int:
     arguments.add_argument("--cases", type=int, default=10_000)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--case", type=int, help="run this one here, and show its traceback")
-    arguments.add_argument("--isolated", action="store_true", help="with --case: in a child, as among all")
-    arguments.add_argument("--out", type=Path, help="with --case: write the file here and do nothing else")
-    arguments.add_argument("--log", type=Path, help="append a line for each case: its number, what came of it, what was said")
+    arguments.add_argument(
+        "--isolated", action="store_true", help="with --case: in a child, as among all"
+    )
+    arguments.add_argument(
+        "--out", type=Path, help="with --case: write the file here and do nothing else"
+    )
+    arguments.add_argument(
+        "--log",
+        type=Path,
+        help="append a line for each case: its number, what came of it, what was said",
+    )
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -963,7 +1156,11 @@ def main() -> int:
                     file.write(f"{number}\t{outcome}\t{detail or said.replace(chr(10), ' ')}\n")
 
         began = time.monotonic()
-        numbers = [given.case] if given.case is not None else list(range(given.first, given.first + given.cases))
+        numbers = (
+            [given.case]
+            if given.case is not None
+            else list(range(given.first, given.first + given.cases))
+        )
         run_all(numbers, checkpoints, folder, tell)
         print(f"\n{len(numbers)} cases in {time.monotonic() - began:.0f} s")
         for outcome, count in counts.most_common():

@@ -2,8 +2,8 @@
 
     python scripts/mutate_rules.py [operator ...]
 
-Exit code 1 if an error goes unnoticed. What is multiplied is the value that a rule returns for one input; a rewriting is tested through its
-first output.
+Exit code 1 if an error goes unnoticed. What is multiplied is the value that a rule returns for one
+input; a rewriting is tested through its first output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tests.gradients.rules.cases import Case, built, families, judged, same
 ERROR = 1.01
 # where a rule has no judge in float64, its own tests are stronger than its cases, if it has any
 TESTS = {
-    "tests/gradients/rules/test_quantization.py": "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger",
+    "tests/gradients/rules/test_quantization.py": (
+        "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger"
+    ),
     "tests/gradients/rules/test_recurrent.py": "RNN GRU LSTM",
     "tests/gradients/rules/test_spatial.py": "DeformConv",
     "tests/gradients/rules/test_convolution.py": "Conv ConvTranspose AveragePool LpPool",
@@ -34,7 +36,10 @@ TESTS = {
 
 
 class Mutant:
-    """A rule with one of its entries 1 % too large; `reached` once that entry was asked for, and was a value."""
+    """A rule with one of its entries 1 % too large;
+
+    `reached` once that entry was asked for, and was a value.
+    """
 
     def __init__(self, function: Callable[..., Any], entry: int) -> None:
         self.function, self.entry, self.reached = function, entry, False
@@ -45,7 +50,9 @@ class Mutant:
         changed = [entries] if alone else list(entries)
         if self.entry < len(changed) and changed[self.entry] is not None:
             right = changed[self.entry]
-            changed[self.entry] = (lambda: self.wrong(right())) if callable(right) else self.wrong(right)
+            changed[self.entry] = (
+                (lambda: self.wrong(right())) if callable(right) else self.wrong(right)
+            )
         return changed[0] if alone else tuple(changed)
 
     def wrong(self, value: Any) -> Any:
@@ -82,8 +89,17 @@ def main(chosen: list[str]) -> int:
             if chosen and op_type not in chosen:
                 continue
             line = table[key]
-            own = [c for c in cases if f"{op_type}(" in c.body.replace(" ", "") or f"{op_type}<" in c.body.replace(" ", "")]
-            count = 1 if table is DECOMPOSITIONS else len(line.signature.inputs) + 2 * line.signature.many_inputs
+            own = [
+                c
+                for c in cases
+                if f"{op_type}(" in c.body.replace(" ", "")
+                or f"{op_type}<" in c.body.replace(" ", "")
+            ]
+            count = (
+                1
+                if table is DECOMPOSITIONS
+                else len(line.signature.inputs) + 2 * line.signature.many_inputs
+            )
             for entry in range(count):
                 mutant = Mutant(line.function, entry)
                 table[key] = dataclasses.replace(line)
@@ -98,7 +114,8 @@ def main(chosen: list[str]) -> int:
                     missed.append(f"{op_type}[{entry}]")
                     print(f"unnoticed: {missed[-1]}", flush=True)
     print(
-        f"{caught} of {caught + len(missed)} planted errors noticed; {len(SUBGRAPHS)} operators with bodies have cases of their own."
+        f"{caught} of {caught + len(missed)} planted errors noticed; {len(SUBGRAPHS)} operators"
+        " with bodies have cases of their own."
     )
     print(f"nothing to plant in: {' '.join(idle)}")
     return 1 if missed else 0

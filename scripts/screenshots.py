@@ -1,7 +1,9 @@
-"""Photograph TensorBoard's pages of the demo and of a sweep for the README and docs/tensorboard.md; run `make demo` first.
+"""Photograph TensorBoard's pages of the demo and of a sweep for the README and docs/tensorboard.md;
+run `make demo` first.
 
-Needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver). Everything stays on this machine: TensorBoard
-and the driver listen on the loopback address, and the browser gets a profile of its own that is thrown away.
+Needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver). Everything
+stays on this machine: TensorBoard and the driver listen on the loopback address, and the browser
+gets a profile of its own that is thrown away.
 """
 
 from __future__ import annotations
@@ -43,11 +45,16 @@ FLAGS = [
 PINNED = [
     {"plugin": "scalars", "tag": "epoch_loss"},
     {"plugin": "scalars", "tag": "epoch_accuracy"},
-    {"plugin": "histograms", "tag": "conv2.weight/histogram", "runId": "defaultExperimentId/digits/train"},
+    {
+        "plugin": "histograms",
+        "tag": "conv2.weight/histogram",
+        "runId": "defaultExperimentId/digits/train",
+    },
 ]
 TIME_SERIES = {"darkMode": "false", "smoothing": "0", "pinnedCards": json.dumps(PINNED)}
 
-# the settings on the right take a quarter of the window and say nothing; what remains is then laid out anew
+# the settings on the right take a quarter of the window and say nothing; what remains is then laid
+# out anew
 CLOSE_SETTINGS = """document.querySelector('[aria-label="Close side pane"]').click()"""
 # elements are in shadow roots within shadow roots
 FIND = """
@@ -72,7 +79,9 @@ LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
 
 @dataclass(frozen=True)
 class Page:
-    """A page to photograph: its address within TensorBoard, the window's width, where the page ends, and what to do there."""
+    """A page to photograph: its address within TensorBoard, the window's width, where the page
+    ends, and what to do there.
+    """
 
     image: str
     runs: str
@@ -83,10 +92,27 @@ class Page:
 
 
 PAGES = [
-    Page("tensorboard", "runs", "?" + urllib.parse.urlencode(TIME_SERIES) + "#timeseries", 1500, 596, (CLOSE_SETTINGS,)),
-    Page("tensorboard-scalars", "runs", "?darkMode=false#scalars&tagFilter=epoch_(loss|acc|learn)&_smoothingWeight=0", 1500, 620),
-    Page("tensorboard-graph", "runs", "?darkMode=false#graphs", 1100, 790, (SELECT_NODE, FIT_GRAPH)),
-    Page("tensorboard-histograms", "runs", "?darkMode=false#histograms&tagFilter=weight", 1500, 452),
+    Page(
+        "tensorboard",
+        "runs",
+        "?" + urllib.parse.urlencode(TIME_SERIES) + "#timeseries",
+        1500,
+        596,
+        (CLOSE_SETTINGS,),
+    ),
+    Page(
+        "tensorboard-scalars",
+        "runs",
+        "?darkMode=false#scalars&tagFilter=epoch_(loss|acc|learn)&_smoothingWeight=0",
+        1500,
+        620,
+    ),
+    Page(
+        "tensorboard-graph", "runs", "?darkMode=false#graphs", 1100, 790, (SELECT_NODE, FIT_GRAPH)
+    ),
+    Page(
+        "tensorboard-histograms", "runs", "?darkMode=false#histograms&tagFilter=weight", 1500, 452
+    ),
     Page("tensorboard-hparams", "sweep", "?darkMode=false#hparams", 1500, 430),
 ]
 
@@ -100,7 +126,8 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     shutil.copy(ROOT / "digits.png", IMAGES / "digits.png")
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(runs[-1], Path(folder, "runs", "digits"))  # the newest run, under a name without its date
+        # the newest run, under a name without its date
+        shutil.copytree(runs[-1], Path(folder, "runs", "digits"))
         sweep(Path(folder, "sweep"))
         with browser(Path(folder, "profile")) as command:
             for name in ("runs", "sweep"):
@@ -124,10 +151,15 @@ def sweep(folder: Path) -> None:
     images = (digits.images[:, None] / 16).astype(np.float32)
     for rate in LEARNING_RATES:
         trainer = onnxfit.Trainer(
-            convolutional(), loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(rate), metrics=["accuracy"]
+            convolutional(),
+            loss="cross_entropy",
+            optimizer=onnxfit.optimizers.Adam(rate),
+            metrics=["accuracy"],
         )
         board = onnxfit.callbacks.TensorBoard(folder / f"rate-{rate:g}")
-        trainer.fit(images, digits.target, epochs=5, validation_split=0.2, verbose=0, callbacks=[board])
+        trainer.fit(
+            images, digits.target, epochs=5, validation_split=0.2, verbose=0, callbacks=[board]
+        )
 
 
 def photograph(page: Page, address: str, command: Callable[..., Any]) -> None:
@@ -146,9 +178,20 @@ def photograph(page: Page, address: str, command: Callable[..., Any]) -> None:
 
 @contextmanager
 def tensorboard(folder: Path, runs: str) -> Iterator[str]:
-    """A TensorBoard over `runs` in a folder (it shows the name as it is given) that has read the training run and the validation run; its address."""
+    """A TensorBoard over `runs` in a folder (it shows the name as it is given) that has read the
+    training run and the validation run; its address.
+    """
     port = free_port()
-    arguments = ["--logdir", runs, "--host", "127.0.0.1", "--port", str(port), "--load_fast", "false"]
+    arguments = [
+        "--logdir",
+        runs,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--load_fast",
+        "false",
+    ]
     address = f"http://127.0.0.1:{port}/"
     with running([sys.executable, "-m", "tensorboard.main", *arguments], folder):
         wait(lambda: len(request(f"{address}data/runs")) >= 2, "TensorBoard showed no runs")
@@ -163,7 +206,9 @@ def browser(profile: Path) -> Iterator[Callable[..., Any]]:
         address = f"http://127.0.0.1:{port}"
         wait(lambda: request(f"{address}/status")["value"]["ready"], "chromedriver did not start")
         options = {"goog:chromeOptions": {"args": [*FLAGS, f"--user-data-dir={profile}"]}}
-        session = request(f"{address}/session", {"capabilities": {"alwaysMatch": options}})["value"]["sessionId"]
+        session = request(f"{address}/session", {"capabilities": {"alwaysMatch": options}})[
+            "value"
+        ]["sessionId"]
 
         def command(name: str, arguments: dict[str, Any] | None = None) -> Any:
             return request(f"{address}/session/{session}/{name}", arguments)["value"]
@@ -176,7 +221,13 @@ def browser(profile: Path) -> Iterator[Callable[..., Any]]:
 
 @contextmanager
 def running(command: list[str], folder: Path | None = None) -> Iterator[None]:
-    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield
     finally:
@@ -184,10 +235,16 @@ def running(command: list[str], folder: Path | None = None) -> Iterator[None]:
         process.wait()
 
 
-def request(address: str, arguments: dict[str, Any] | None = None, method: str | None = None) -> Any:
+def request(
+    address: str, arguments: dict[str, Any] | None = None, method: str | None = None
+) -> Any:
     data = None if arguments is None else json.dumps(arguments).encode()
-    call = urllib.request.Request(address, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=60) as answer:
+    call = urllib.request.Request(
+        address, data, {"Content-Type": "application/json"}, method=method
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        call, timeout=60
+    ) as answer:
         return json.load(answer)
 
 

@@ -1,4 +1,7 @@
-"""Install a wheel into a fresh environment and use it outside the checkout: `python scripts/try_wheel.py dist/*.whl`."""
+"""Install a wheel into a fresh environment and use it outside the checkout:
+
+`python scripts/try_wheel.py dist/*.whl`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import onnxfit
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
-# every module of the checkout must be in the wheel; a door to a library that is not there says how to get it
+# every module of the checkout must be in the wheel; a door to a library that is not there says how
+# to get it
 IMPORTS = """
 import importlib, sys
 from pathlib import Path
@@ -35,7 +39,9 @@ print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from
 
 def main(wheel: Path) -> None:
     modules = [
-        module.name for module in pkgutil.walk_packages(onnxfit.__path__, "onnxfit.") if not module.name.endswith("__main__")
+        module.name
+        for module in pkgutil.walk_packages(onnxfit.__path__, "onnxfit.")
+        if not module.name.endswith("__main__")
     ]
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)

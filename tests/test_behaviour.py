@@ -1,4 +1,5 @@
-"""How the loop behaves, number by number, in every way to train: both backends, both sources of gradients.
+"""How the loop behaves, number by number, in every way to train: both backends, both sources of
+gradients.
 
 Each figure is from a calculation by hand or from Keras.
 """
@@ -60,7 +61,13 @@ def assert_same(one: Trainer, other: Trainer) -> None:
 class Hooks(Callback):
     """The names of hooks as they are called; raises in one of them, or stops there."""
 
-    def __init__(self, *, gradients: bool = True, fail: tuple[str, BaseException] | None = None, stop: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        gradients: bool = True,
+        fail: tuple[str, BaseException] | None = None,
+        stop: str = "",
+    ) -> None:
         self.called: list[str] = []
         for hook in HOOKS:
             if gradients or hook != "on_gradients":
@@ -82,10 +89,24 @@ def test_the_order_of_hooks(way: Way) -> None:
     between = way["backend"] == "forward_backward"
     hooks = Hooks(gradients=between)
     x = column(1, 2)
-    Trainer(linear(), loss="mse", **way).fit(x, x, batch_size=1, epochs=2, validation_data=(x, x), verbose=0, callbacks=[hooks])
+    Trainer(linear(), loss="mse", **way).fit(
+        x, x, batch_size=1, epochs=2, validation_data=(x, x), verbose=0, callbacks=[hooks]
+    )
     batch = ["train_batch_begin", *["gradients"] * between, "train_batch_end"]
-    test = ["test_begin", "test_batch_begin", "test_batch_end", "test_batch_begin", "test_batch_end", "test_end"]
-    assert hooks.called == ["train_begin", *["epoch_begin", *batch, *batch, *test, "epoch_end"] * 2, "train_end", "close"]
+    test = [
+        "test_begin",
+        "test_batch_begin",
+        "test_batch_end",
+        "test_batch_begin",
+        "test_batch_end",
+        "test_end",
+    ]
+    assert hooks.called == [
+        "train_begin",
+        *["epoch_begin", *batch, *batch, *test, "epoch_end"] * 2,
+        "train_end",
+        "close",
+    ]
 
 
 @every_way
@@ -93,28 +114,51 @@ def test_the_order_of_hooks(way: Way) -> None:
 def test_a_stop_in_a_batch_hook_skips_the_batches_that_remain(way: Way, hook: str) -> None:
     hooks, recorder, x = Hooks(gradients=False, stop=hook), Recorder(), column(1, 2, 3)
     trainer = Trainer(linear(), loss="mse", **way)
-    trainer.fit(x, x, batch_size=1, epochs=3, validation_data=(x, x), verbose=0, callbacks=[hooks, recorder])
+    trainer.fit(
+        x, x, batch_size=1, epochs=3, validation_data=(x, x), verbose=0, callbacks=[hooks, recorder]
+    )
     assert (trainer.global_step, trainer.epoch) == (1, 1)
-    expected = ["epoch_begin", "train_batch_begin", "train_batch_end", "test_begin", "test_end", "epoch_end", "train_end"]
+    expected = [
+        "epoch_begin",
+        "train_batch_begin",
+        "train_batch_end",
+        "test_begin",
+        "test_end",
+        "epoch_end",
+        "train_end",
+    ]
     assert [called for called in hooks.called[1:-1] if "test_batch" not in called] == expected
     assert set(recorder.events[-1][2]) == {"loss", "val_loss", "learning_rate"}
 
 
 @every_way
 @pytest.mark.parametrize(
-    "hook", ["on_epoch_begin", "on_test_begin", "on_test_batch_begin", "on_test_batch_end", "on_test_end", "on_epoch_end"]
+    "hook",
+    [
+        "on_epoch_begin",
+        "on_test_begin",
+        "on_test_batch_begin",
+        "on_test_batch_end",
+        "on_test_end",
+        "on_epoch_end",
+    ],
 )
 def test_a_stop_outside_of_batches_ends_training_with_its_epoch(way: Way, hook: str) -> None:
     hooks, x = Hooks(gradients=False, stop=hook), column(1, 2)
     trainer = Trainer(linear(), loss="mse", **way)
-    history = trainer.fit(x, x, batch_size=1, epochs=3, validation_data=(x, x), verbose=0, callbacks=[hooks])
+    history = trainer.fit(
+        x, x, batch_size=1, epochs=3, validation_data=(x, x), verbose=0, callbacks=[hooks]
+    )
     assert history.epoch == [0]
     assert trainer.global_step == (0 if hook == "on_epoch_begin" else 2)
     assert hooks.called[-3:] == ["epoch_end", "train_end", "close"]
 
 
 @every_way
-@pytest.mark.parametrize("hook", [hook for hook in HOOKS if "predict" not in hook and hook not in ("on_exception", "on_close")])
+@pytest.mark.parametrize(
+    "hook",
+    [hook for hook in HOOKS if "predict" not in hook and hook not in ("on_exception", "on_close")],
+)
 def test_ctrl_c_in_a_hook_leaves_a_trainer_that_goes_on(way: Way, hook: str) -> None:
     if hook == "on_gradients" and way["backend"] == "full":
         return
@@ -123,7 +167,9 @@ def test_ctrl_c_in_a_hook_leaves_a_trainer_that_goes_on(way: Way, hook: str) -> 
     error = KeyboardInterrupt()
     hooks = Hooks(gradients=hook == "on_gradients", fail=(hook, error))
     with pytest.raises(KeyboardInterrupt) as raised:
-        trainer.fit(x, x, batch_size=1, epochs=2, validation_data=(x, x), verbose=0, callbacks=[hooks])
+        trainer.fit(
+            x, x, batch_size=1, epochs=2, validation_data=(x, x), verbose=0, callbacks=[hooks]
+        )
     assert raised.value is error
     assert hooks.called[-2:] == ["exception", "close"]
     plain = Trainer(linear(), loss="mse", optimizer=Adam(0.1), **way)
@@ -182,15 +228,26 @@ def test_counters_are_saved_and_go_on(way: Way, tmp_path: Path) -> None:
     assert fit(loaded) == (4, 4, 8, 12) == fit(trainer)
 
 
-# ---------------------------------------------------------------- gradients, accumulation, schedules, undoing
+# ---------------------------------------------------------------- gradients, accumulation,
+# schedules, undoing
 
 
 @every_way
 def test_schedules_and_averages_tick_with_updates_not_batches(way: Way) -> None:
     rates: list[float] = []
-    trainer = Trainer(linear(w=1), loss="mse", optimizer=SGD(Exponential(0.1, 1, 0.5), ema_momentum=0.5), accumulate=2, **way)
-    see = LambdaCallback(on_train_batch_begin=lambda batch, logs: rates.append(trainer.learning_rate))
-    trainer.fit(column(1, 1, 1), column(0, 0, 0), batch_size=1, epochs=2, callbacks=[see], verbose=0)
+    trainer = Trainer(
+        linear(w=1),
+        loss="mse",
+        optimizer=SGD(Exponential(0.1, 1, 0.5), ema_momentum=0.5),
+        accumulate=2,
+        **way,
+    )
+    see = LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(trainer.learning_rate)
+    )
+    trainer.fit(
+        column(1, 1, 1), column(0, 0, 0), batch_size=1, epochs=2, callbacks=[see], verbose=0
+    )
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.025, 0.0125])
     assert trainer.history.history["learning_rate"] == pytest.approx([0.05, 0.0125])
     w = average = 1.0
@@ -198,7 +255,9 @@ def test_schedules_and_averages_tick_with_updates_not_batches(way: Way) -> None:
         w -= rate * 2 * w
         average = 0.5 * average + 0.5 * w
     assert weight(trainer) == pytest.approx(w)
-    assert onnx.numpy_helper.to_array(trainer.export(averaged=True).graph.initializer[0]).item() == pytest.approx(average)
+    assert onnx.numpy_helper.to_array(
+        trainer.export(averaged=True).graph.initializer[0]
+    ).item() == pytest.approx(average)
 
 
 @every_way
@@ -207,12 +266,18 @@ def test_a_step_can_be_undone(way: Way, accumulate: int) -> None:
     """Weights, slots and statistics; within a window, what waits is forgotten."""
     x, y = images(12)
     trainer = Trainer(
-        convolutional(dropout=0.3), loss="cross_entropy", optimizer=SGD(0.1, momentum=0.9), accumulate=accumulate, **way
+        convolutional(dropout=0.3),
+        loss="cross_entropy",
+        optimizer=SGD(0.1, momentum=0.9),
+        accumulate=accumulate,
+        **way,
     )
     for _ in range(2 * accumulate - 1):  # the last batch of a window but one, or an update
         before = trainer.get_state()
         trainer.train_on_batch(x, y)
-    assert not np.array_equal(before["weights"]["bn.mean"], trainer.get_state()["weights"]["bn.mean"])
+    assert not np.array_equal(
+        before["weights"]["bn.mean"], trainer.get_state()["weights"]["bn.mean"]
+    )
     trainer.revert_step()
     after = trainer.get_state()
     np.testing.assert_equal(after["weights"], before["weights"])
@@ -225,7 +290,9 @@ def test_a_step_can_be_undone(way: Way, accumulate: int) -> None:
 
 @every_way
 @pytest.mark.parametrize(
-    ("poison", "loss", "message"), [(3e38, "inf", "the loss is inf"), (np.inf, "nan", "the loss is nan")], ids=["inf", "nan"]
+    ("poison", "loss", "message"),
+    [(3e38, "inf", "the loss is inf"), (np.inf, "nan", "the loss is nan")],
+    ids=["inf", "nan"],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("bad", [1, 2])
@@ -236,7 +303,11 @@ def test_terminate_on_nan_stops_in_that_batch_with_the_weights_before_it(
     x = np.ones((5, 1), np.float32)
     x[bad] = poison
     trainer = Trainer(
-        linear(w=1.0 if loss == "inf" else 0.0), loss="mse", optimizer=SGD(0.1, momentum=0.9), accumulate=accumulate, **way
+        linear(w=1.0 if loss == "inf" else 0.0),
+        loss="mse",
+        optimizer=SGD(0.1, momentum=0.9),
+        accumulate=accumulate,
+        **way,
     )
     see = LambdaCallback(on_train_batch_begin=lambda batch, logs: weights.append(weight(trainer)))
     trainer.fit(
@@ -267,12 +338,18 @@ def test_early_stopping_gives_back_the_weights_of_the_best_epoch(way: Way) -> No
 
     trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam", **way)
     stopping = EarlyStopping(patience=2, restore_best_weights=True)
-    trainer.fit(*classification(), epochs=6, verbose=0, callbacks=[LambdaCallback(on_epoch_end=log), stopping])
+    trainer.fit(
+        *classification(),
+        epochs=6,
+        verbose=0,
+        callbacks=[LambdaCallback(on_epoch_end=log), stopping],
+    )
     assert len(weights) == 5
     np.testing.assert_equal(trainer.get_weights(), weights[2])
     assert (
         trainer.stop_reason
-        == "EarlyStopping: val_loss is 0.12 at epoch 4; 2 epochs have not improved it by more than 0, the best was 0.1 at epoch 2."
+        == "EarlyStopping: val_loss is 0.12 at epoch 4; 2 epochs have not improved it by more than"
+        " 0, the best was 0.1 at epoch 2."
     )
 
 
@@ -287,8 +364,16 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("rows", "batch_size", "killed_after", "batches"),
     [
-        pytest.param(10, 4, 2, 15, id="10 samples, batch 4, killed after 2 batches: 15 batches in all"),
-        pytest.param(6, 1, 3, 30, id="6 samples, batch 1, killed after 3: samples 4-6 of the same permutation"),
+        pytest.param(
+            10, 4, 2, 15, id="10 samples, batch 4, killed after 2 batches: 15 batches in all"
+        ),
+        pytest.param(
+            6,
+            1,
+            3,
+            30,
+            id="6 samples, batch 1, killed after 3: samples 4-6 of the same permutation",
+        ),
     ],
 )
 def test_what_was_killed_goes_on_with_the_batches_that_are_left(
@@ -312,9 +397,17 @@ def test_what_was_killed_goes_on_with_the_batches_that_are_left(
     def trained(kill_after: int, folder: str) -> tuple[Trainer, Sees]:
         sees = Sees(kill_after)
         trainer = Trainer(
-            convolutional(dropout=0.4), loss="cross_entropy", optimizer=SGD(Exponential(0.05, 5, 0.8), momentum=0.9), seed=3, **way
+            convolutional(dropout=0.4),
+            loss="cross_entropy",
+            optimizer=SGD(Exponential(0.05, 5, 0.8), momentum=0.9),
+            seed=3,
+            **way,
         )
-        callbacks = [BackupAndRestore(tmp_path / folder, every_n_steps=1), EarlyStopping("loss", patience=9), sees]
+        callbacks = [
+            BackupAndRestore(tmp_path / folder, every_n_steps=1),
+            EarlyStopping("loss", patience=9),
+            sees,
+        ]
         # a label says which row it is of, as far as three classes can
         trainer.fit(x, y, epochs=5, batch_size=batch_size, verbose=0, callbacks=callbacks)
         return trainer, sees
@@ -325,11 +418,14 @@ def test_what_was_killed_goes_on_with_the_batches_that_are_left(
     resumed, sees = trained(-1, "b")
     assert killed_after + sees.ran == batches == resumed.global_batch
     assert_same(resumed, whole)
-    assert resumed.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]  # a plain fit afterwards is a whole one
+    # a plain fit afterwards is a whole one
+    assert resumed.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]
 
 
 @every_way
-def test_a_resumed_epoch_has_the_rows_that_are_left_of_its_permutation(way: Way, tmp_path: Path) -> None:
+def test_a_resumed_epoch_has_the_rows_that_are_left_of_its_permutation(
+    way: Way, tmp_path: Path
+) -> None:
     seen: list[float] = []
     x = column(*range(1, 7))
 
@@ -339,7 +435,10 @@ def test_a_resumed_epoch_has_the_rows_that_are_left_of_its_permutation(way: Way,
             raise Killed
 
     def fit() -> None:
-        callbacks = [LambdaCallback(on_train_batch_end=see), BackupAndRestore(tmp_path / "b", every_n_steps=1)]
+        callbacks = [
+            LambdaCallback(on_train_batch_end=see),
+            BackupAndRestore(tmp_path / "b", every_n_steps=1),
+        ]
         Trainer(linear(w=1), loss="mse", optimizer=0.0, seed=5, **way).fit(
             x, 0 * x, batch_size=1, epochs=2, verbose=0, callbacks=callbacks
         )
@@ -362,9 +461,20 @@ def seeded() -> list[str]:
         for backend in ("full", "forward_backward"):
             for seed in (0, 1):
                 model = convolutional(dropout=0.5)
-                trainer = Trainer(model, loss="cross_entropy", optimizer="adam", seed=seed, backend=backend, gradient=gradient)
+                trainer = Trainer(
+                    model,
+                    loss="cross_entropy",
+                    optimizer="adam",
+                    seed=seed,
+                    backend=backend,
+                    gradient=gradient,
+                )
                 trainer.fit(x, y, epochs=2, batch_size=4, verbose=0)
-                digests.append(hashlib.sha256(b"".join(w.tobytes() for w in trainer.get_weights().values())).hexdigest())
+                digests.append(
+                    hashlib.sha256(
+                        b"".join(w.tobytes() for w in trainer.get_weights().values())
+                    ).hexdigest()
+                )
     return digests
 
 
@@ -373,7 +483,9 @@ def test_the_same_seed_gives_the_same_weights_in_another_process() -> None:
     script = "from tests.test_behaviour import seeded; print(*seeded())"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", script]
-    found = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        command, env=environment, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert found == seeded()
     assert not set(found[::2]) & set(found[1::2])
 
@@ -383,7 +495,14 @@ def test_a_seed_decides_the_order_of_rows(way: Way) -> None:
     def order(seed: int) -> list[int]:
         recorder = Recorder()
         trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, seed=seed, **way)
-        trainer.fit(column(*range(9)), column(*[0] * 9), batch_size=1, epochs=2, callbacks=[recorder], verbose=0)
+        trainer.fit(
+            column(*range(9)),
+            column(*[0] * 9),
+            batch_size=1,
+            epochs=2,
+            callbacks=[recorder],
+            verbose=0,
+        )
         return [round(value) for value in np.sqrt(recorder.logs("batch", "batch_loss"))]
 
     for seed in (0, 1):
@@ -394,18 +513,24 @@ def test_a_seed_decides_the_order_of_rows(way: Way) -> None:
 
 @every_way
 def test_a_seed_and_the_step_decide_what_dropout_drops(way: Way) -> None:
-    """With x = w = 1 and rate ½ the output is 2 where kept: the loss of 64 numbers is 4 times the part that is kept."""
+    """With x = w = 1 and rate ½ the output is 2 where kept: the loss of 64 numbers is 4 times the
+    part that is kept.
+    """
     model = linear(64, 64)
     model.graph.node[0].output[0] = "s"
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "ratio"))
     model.graph.node.append(onnx.helper.make_node("Dropout", ["s", "ratio"], ["y"]))
-    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
+    model.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.eye(64, dtype=np.float32), "w")
+    )
     x = np.ones((4, 64), np.float32)
 
     def kept(seed: int) -> list[float]:
         trainer = Trainer(model, loss="mse", optimizer=0.0, seed=seed, **way)
         recorder = Recorder()
-        trainer.fit(x, 0 * x, batch_size=1, epochs=2, shuffle=False, verbose=0, callbacks=[recorder])
+        trainer.fit(
+            x, 0 * x, batch_size=1, epochs=2, shuffle=False, verbose=0, callbacks=[recorder]
+        )
         return recorder.logs("batch", "batch_loss")
 
     first, second = kept(0), kept(1)
@@ -434,7 +559,14 @@ def test_reading_ahead_changes_no_weight(way: Way) -> None:
 def test_running_loss_is_the_mean_over_rows(way) -> None:
     recorder = Recorder()
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    trainer.fit(column(1, 1, 3, 3, 5), column(0, 0, 0, 0, 0), batch_size=2, shuffle=False, verbose=0, callbacks=[recorder])
+    trainer.fit(
+        column(1, 1, 3, 3, 5),
+        column(0, 0, 0, 0, 0),
+        batch_size=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[recorder],
+    )
     assert recorder.logs("batch", "loss") == [1, 5, 9]
     assert recorder.logs("batch", "batch_loss") == [1, 9, 25]
     assert recorder.logs("epoch", "loss") == [9] == trainer.train_losses_
@@ -461,14 +593,18 @@ def test_sample_weights(way) -> None:
 @pytest.mark.parametrize(("class_weight", "loss"), [({0: 0.2, 1: 0.3}, 1.225), ({0: 0.2}, 3.5)])
 def test_class_weights(way, class_weight, loss) -> None:
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    history = trainer.fit(column(1, 2, 3, 4), np.array([0, 0, 1, 1]), class_weight=class_weight, verbose=0)
+    history = trainer.fit(
+        column(1, 2, 3, 4), np.array([0, 0, 1, 1]), class_weight=class_weight, verbose=0
+    )
     assert history.history["loss"] == pytest.approx([loss])
 
 
 @every_way
 def test_class_and_sample_weights_together(way) -> None:
     with pytest.raises(ValueError, match=r"class_weight"):
-        Trainer(linear(), loss="mse", **way).fit(column(1, 2), np.array([0, 1]), [1, 1], class_weight={0: 1}, verbose=0)
+        Trainer(linear(), loss="mse", **way).fit(
+            column(1, 2), np.array([0, 1]), [1, 1], class_weight={0: 1}, verbose=0
+        )
 
 
 @every_way
@@ -482,7 +618,8 @@ def test_weight_2_is_the_row_twice_and_weight_0_no_row(way) -> None:
         return trainer.get_weights()
 
     rows = [0, 0, *range(2, 12)]
-    first, second = trained(x, y, weights), trained(x[rows], y[rows], None)  # 12 rows each: the mean divides alike
+    # 12 rows each: the mean divides alike
+    first, second = trained(x, y, weights), trained(x[rows], y[rows], None)
     for name in first:
         np.testing.assert_allclose(first[name], second[name], atol=1e-6)
 
@@ -502,10 +639,17 @@ def test_three_batches_on_ones(way) -> None:
 @every_way
 def test_several_losses_and_their_weights(way) -> None:
     trainer = Trainer(
-        two_outputs(), loss={"a": "mse", "b": "mae"}, loss_weights={"a": 0.1, "b": 0.2}, metrics={"b": "mae"}, penalty=0.5, **way
+        two_outputs(),
+        loss={"a": "mse", "b": "mae"},
+        loss_weights={"a": 0.1, "b": 0.2},
+        metrics={"b": "mae"},
+        penalty=0.5,
+        **way,
     )
     found = trainer.evaluate(column(1, 3), {"a": column(0, 0), "b": column(0, 0)}, batch_size=1)
-    assert found == pytest.approx({"loss": 0.1 * 5 + 0.2 * 4 + 0.5 * (1 + 4), "a_loss": 5, "b_loss": 4, "b_mae": 4})
+    assert found == pytest.approx(
+        {"loss": 0.1 * 5 + 0.2 * 4 + 0.5 * (1 + 4), "a_loss": 5, "b_loss": 4, "b_mae": 4}
+    )
     assert list(trainer.get_weights()) == ["u", "v"]  # t leads to no loss
 
 
@@ -525,7 +669,9 @@ def test_an_ignored_row_counts_nowhere(way) -> None:
 @every_way
 def test_accumulated_gradients_update_once_a_window(way) -> None:
     weights = []
-    trainer = Trainer(linear(w=0), loss=lambda op, y_true, y_pred: y_pred, optimizer=1.0, accumulate=3, **way)
+    trainer = Trainer(
+        linear(w=0), loss=lambda op, y_true, y_pred: y_pred, optimizer=1.0, accumulate=3, **way
+    )
     for _ in range(3):
         trainer.train_on_batch(column(1), column(0))
         weights.append(trainer.get_weights()["w"].item())
@@ -541,17 +687,27 @@ def test_a_short_window_is_flushed_and_divided_by_its_true_count(way) -> None:
         on_train_batch_end=lambda batch, logs: seen.append(trainer.get_weights()["w"].item()),
         on_epoch_end=lambda epoch, logs: seen.append(trainer.get_weights()["w"].item()),
     )
-    trainer.fit(column(1, 1, 1), column(0, 0, 0), batch_size=1, epochs=2, callbacks=[see], verbose=0)
+    trainer.fit(
+        column(1, 1, 1), column(0, 0, 0), batch_size=1, epochs=2, callbacks=[see], verbose=0
+    )
     # the third batch's own update comes with the end of the epoch
     assert seen == pytest.approx([1, 0.8, 0.8, 0.64, 0.64, 0.512, 0.512, 0.4096])
     assert trainer.global_step == 4
 
 
 @every_way
-@pytest.mark.parametrize(("clip", "expected"), [({"clip_norm": 1.0}, [-0.4472, -0.8944]), ({"clip_value": 1.0}, [-1, -1])])
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [({"clip_norm": 1.0}, [-0.4472, -0.8944]), ({"clip_value": 1.0}, [-1, -1])],
+)
 def test_clipping(way, clip, expected) -> None:
     trainer = Trainer(
-        two_outputs(), loss=dict.fromkeys("ab", lambda op, t, p: p), optimizer=1.0, loss_weights={"a": 50, "b": 100}, **clip, **way
+        two_outputs(),
+        loss=dict.fromkeys("ab", lambda op, t, p: p),
+        optimizer=1.0,
+        loss_weights={"a": 50, "b": 100},
+        **clip,
+        **way,
     )
     before = trainer.get_weights()
     trainer.train_on_batch(column(1), {"a": column(0), "b": column(0)})
@@ -563,7 +719,9 @@ def test_clipping(way, clip, expected) -> None:
 def test_steps_per_epoch_go_on_through_the_passes(way) -> None:
     rows: list[float] = []
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    see = LambdaCallback(on_train_batch_end=lambda batch, logs: rows.append(np.sqrt(logs["batch_loss"])))
+    see = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rows.append(np.sqrt(logs["batch_loss"]))
+    )
     history = trainer.fit(
         column(*range(10)),
         column(*[0] * 10),
@@ -581,8 +739,17 @@ def test_steps_per_epoch_go_on_through_the_passes(way) -> None:
 @every_way
 def test_running_out_of_data_is_said_once(way) -> None:
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    with pytest.warns(UserWarning, match=r"ran out of data: the epoch has 10 batches, steps_per_epoch=11") as caught:
-        trainer.fit(column(*range(10)), column(*range(10)), batch_size=1, steps_per_epoch=11, epochs=3, verbose=0)
+    with pytest.warns(
+        UserWarning, match=r"ran out of data: the epoch has 10 batches, steps_per_epoch=11"
+    ) as caught:
+        trainer.fit(
+            column(*range(10)),
+            column(*range(10)),
+            batch_size=1,
+            steps_per_epoch=11,
+            epochs=3,
+            verbose=0,
+        )
     assert len(caught) == 1
     assert trainer.global_step == 30
 
@@ -606,7 +773,13 @@ def test_a_generator_serves_one_epoch_only(way) -> None:
 def test_so_does_one_of_validation(way) -> None:
     trainer = Trainer(linear(w=1), loss="mse", **way)
     with pytest.raises(DataError, match=r"validation"):
-        trainer.fit(column(1), column(0), epochs=3, validation_data=(b for b in [(column(1), column(0))]), verbose=0)
+        trainer.fit(
+            column(1),
+            column(0),
+            epochs=3,
+            validation_data=(b for b in [(column(1), column(0))]),
+            verbose=0,
+        )
     assert trainer.global_step == 0
 
 
@@ -618,10 +791,20 @@ def test_predictions_come_in_input_order(way) -> None:
 
 
 @every_way
-@pytest.mark.parametrize("validation", [{"validation_split": 0.25}, {"validation_data": (column(8, 9, 10), column(0, 0, 0))}])
+@pytest.mark.parametrize(
+    "validation",
+    [{"validation_split": 0.25}, {"validation_data": (column(8, 9, 10), column(0, 0, 0))}],
+)
 def test_validation(way, validation) -> None:
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    history = trainer.fit(column(*range(1, 11)), column(*[0] * 10), epochs=5, validation_freq=3, verbose=0, **validation)
+    history = trainer.fit(
+        column(*range(1, 11)),
+        column(*[0] * 10),
+        epochs=5,
+        validation_freq=3,
+        verbose=0,
+        **validation,
+    )
     assert history.history["val_loss"] == pytest.approx([(64 + 81 + 100) / 3])
 
 
@@ -638,7 +821,9 @@ def test_validation_freq(way, freq, epochs) -> None:
         callbacks=[recorder],
         verbose=0,
     )
-    assert [epoch for kind, epoch, logs in recorder.events if kind == "epoch" and "val_loss" in logs] == epochs
+    assert [
+        epoch for kind, epoch, logs in recorder.events if kind == "epoch" and "val_loss" in logs
+    ] == epochs
 
 
 @every_way
@@ -661,7 +846,12 @@ def test_counters_go_on_in_a_second_fit(way) -> None:
     trainer = Trainer(linear(), loss="mse", **way)
     for _ in range(2):
         trainer.fit(column(1, 2, 3), column(0, 0, 0), batch_size=2, epochs=2, verbose=0)
-    assert (trainer.epoch, trainer.global_step, trainer.global_batch, trainer.samples_seen) == (4, 8, 8, 12)
+    assert (trainer.epoch, trainer.global_step, trainer.global_batch, trainer.samples_seen) == (
+        4,
+        8,
+        8,
+        12,
+    )
 
 
 @every_way
@@ -706,15 +896,26 @@ def test_shapes_of_sample_weights(way: Way, shape: tuple[int, ...]) -> None:
 def test_running_means_weigh_rows_by_their_sample_weights_as_the_loss_does(way: Way) -> None:
     recorder = Recorder()
     trainer = Trainer(linear(w=1), loss="mse", optimizer=0.0, **way)
-    trainer.fit(column(1, 2, 3), column(0, 0, 0), np.array([1, 2, 3]), batch_size=2, shuffle=False, verbose=0, callbacks=[recorder])
+    trainer.fit(
+        column(1, 2, 3),
+        column(0, 0, 0),
+        np.array([1, 2, 3]),
+        batch_size=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[recorder],
+    )
     assert recorder.logs("batch", "loss") == pytest.approx([(1 + 8) / 2, (1 + 8 + 27) / 3])
     assert recorder.logs("batch", "batch_loss") == pytest.approx([9 / 2, 27])
 
 
 @pytest.mark.parametrize(
-    ("rows", "fraction", "trained"), [(10, 0.2, 8), (10, 0.25, 7), (100, 0.29, 71), (7, 0.5, 3), (3, 0.2, 2), (10, 0.05, 9)]
+    ("rows", "fraction", "trained"),
+    [(10, 0.2, 8), (10, 0.25, 7), (100, 0.29, 71), (7, 0.5, 3), (3, 0.2, 2), (10, 0.05, 9)],
 )
-def test_validation_split_takes_the_last_rows_before_shuffling(rows: int, fraction: float, trained: int) -> None:
+def test_validation_split_takes_the_last_rows_before_shuffling(
+    rows: int, fraction: float, trained: int
+) -> None:
     seen: dict[str, list[int]] = {"train": [], "test": []}
 
     def see(kind: str) -> Any:
@@ -722,7 +923,9 @@ def test_validation_split_takes_the_last_rows_before_shuffling(rows: int, fracti
 
     trainer, x = Trainer(linear(w=1), loss="mse", optimizer=0.0), column(*range(rows))
     look = LambdaCallback(on_train_batch_end=see("train"), on_test_batch_end=see("test"))
-    trainer.fit(x, 0 * x, batch_size=1, epochs=2, validation_split=fraction, verbose=0, callbacks=[look])
+    trainer.fit(
+        x, 0 * x, batch_size=1, epochs=2, validation_split=fraction, verbose=0, callbacks=[look]
+    )
     assert sorted(seen["train"]) == sorted([*range(trained)] * 2)
     assert trained < 4 or seen["train"][:trained] != [*range(trained)]
     assert seen["test"] == [*range(trained, rows)] * 2
@@ -755,4 +958,6 @@ def test_predictions_of_2_3_and_4_rows_are_9_in_input_order(way: Way, kind: str)
         "by number": Numbered(),
         "arrays": x,
     }
-    np.testing.assert_array_equal(Trainer(linear(w=2), loss="mse", **way).predict(data[kind], batch_size=4), 2 * x)
+    np.testing.assert_array_equal(
+        Trainer(linear(w=2), loss="mse", **way).predict(data[kind], batch_size=4), 2 * x
+    )

@@ -1,4 +1,6 @@
-"""The benchmark suite, on its smallest workload: everybody trains alike, who does not is said to, and the files are written."""
+"""The benchmark suite, on its smallest workload: everybody trains alike, who does not is said to,
+and the files are written.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,31 @@ def last_loss(weights: dict[str, np.ndarray[Any, Any]]) -> float:
 
 def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
-    weights = {"0.weight": rng.standard_normal((1, 10)).astype(np.float32), "0.bias": np.full(1, 0.25, np.float32)}
+    weights = {
+        "0.weight": rng.standard_normal((1, 10)).astype(np.float32),
+        "0.bias": np.full(1, 0.25, np.float32),
+    }
     # the model as PyTorch would export it, so that PyTorch need not be there
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
         line (float[batch, 10] x) => (float[batch, 1] y) { y = Gemm<transB = 1>(x, w, b) }""")
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(weights[f"0.{name}"], name[0]) for name in ("weight", "bias"))
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(weights[f"0.{name}"], name[0]) for name in ("weight", "bias")
+    )
     onnx.save(model, tmp_path / "linear.onnx")
     np.savez(tmp_path / "linear.npz", **weights)
-    command = [sys.executable, str(SUITE), "--quick", "--rounds", "1", "--threads", "1", "--folder", str(tmp_path)]
-    command += ["--python", "plain=", "bench=", "training=" + sys.executable]  # no environments but this
+    command = [
+        sys.executable,
+        str(SUITE),
+        "--quick",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+        "--folder",
+        str(tmp_path),
+    ]
+    # no environments but this
+    command += ["--python", "plain=", "bench=", "training=" + sys.executable]
     command += ["--workloads", "linear", "--optimizers", "sgd", "--contenders", *CONTENDERS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +97,9 @@ def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours.ratio(theirs) == 0.5
 
 
-def test_the_generated_part_is_replaced_and_the_prose_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_generated_part_is_replaced_and_the_prose_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(str(SUITE))
     report = importlib.import_module("report")
     page = tmp_path / "page.md"

@@ -52,7 +52,13 @@ def test_every_example_is_tried() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     for module in NEEDS.get(name, ()):
         pytest.importorskip(module)
-    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *(["--quick"] if name in QUICK else [])]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        str(EXAMPLES / f"{name}.py"),
+        *(["--quick"] if name in QUICK else []),
+    ]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     pattern, low, high = FIGURES[name]
@@ -60,12 +66,16 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert found, result.stdout
     assert low <= float(found[1]) <= high
     if name == "digits":
-        assert {"digits.onnx", "trained.onnx", "digits.png", "checkpoints", "runs"} <= {path.name for path in tmp_path.iterdir()}
+        assert {"digits.onnx", "trained.onnx", "digits.png", "checkpoints", "runs"} <= {
+            path.name for path in tmp_path.iterdir()
+        }
         runs = {path.parent.name for path in tmp_path.glob("runs/**/events.out.tfevents.*")}
         assert {"train", "validation"} <= runs
     if (GALLERY / f"{name}.csv").exists():
         assert (tmp_path / f"{name}.csv").exists()
-        assert {path.name for path in tmp_path.glob("*.png")} == {path.name for path in GALLERY.glob(f"{name}*.png")}
+        assert {path.name for path in tmp_path.glob("*.png")} == {
+            path.name for path in GALLERY.glob(f"{name}*.png")
+        }
 
 
 def test_the_gallery_shows_every_picture() -> None:

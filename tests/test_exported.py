@@ -20,8 +20,15 @@ pytestmark = pytest.mark.torch
 class Convolutional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.pool = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.AvgPool2d(2)
-        self.second, self.head = nn.Conv2d(6, 8, 3, padding=1, stride=2, groups=2), nn.Linear(8 * 4 * 4, 5)
+        self.first, self.norm, self.pool = (
+            nn.Conv2d(1, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+            nn.AvgPool2d(2),
+        )
+        self.second, self.head = (
+            nn.Conv2d(6, 8, 3, padding=1, stride=2, groups=2),
+            nn.Linear(8 * 4 * 4, 5),
+        )
 
     def forward(self, x):
         x = self.pool(F.silu(self.norm(self.first(x))))
@@ -79,7 +86,8 @@ def test_trained_from_the_file_as_in_torch(network: type, tmp_path: Path) -> Non
     x, y = NETWORKS[network](), torch.randint(0, 5, (32,))
     model = network()
     with torch.no_grad():
-        for weight in model.parameters():  # an exporter shares tensors that are equal, such as the scales of two norms
+        # an exporter shares tensors that are equal, such as the scales of two norms
+        for weight in model.parameters():
             weight.add_(0.05 * torch.randn(weight.shape))
     theirs = copy.deepcopy(model)
     path = tmp_path / "model.onnx"
@@ -96,12 +104,20 @@ def test_trained_from_the_file_as_in_torch(network: type, tmp_path: Path) -> Non
         loss = F.cross_entropy(theirs(x), y)
         loss.backward()
         optimizer.step()
-        assert trainer.train_on_batch(x.numpy(), y.numpy())["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
+        assert trainer.train_on_batch(x.numpy(), y.numpy())["loss"] == pytest.approx(
+            loss.item(), rel=1e-5, abs=1e-6
+        )
     weights = trainer.get_weights()
     matched = 0
     for name, weight in theirs.named_parameters():
-        if name in weights and weights[name].shape == tuple(weight.shape) and "in_proj_bias" not in name:
+        if (
+            name in weights
+            and weights[name].shape == tuple(weight.shape)
+            and "in_proj_bias" not in name
+        ):
             # (the gradient of a key's bias is 0 but for rounding, which Adam blows up to a step)
-            np.testing.assert_allclose(weights[name], weight.detach().numpy(), atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(
+                weights[name], weight.detach().numpy(), atol=2e-5, err_msg=name
+            )
             matched += 1
     assert matched >= 2

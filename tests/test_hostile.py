@@ -1,4 +1,6 @@
-"""Files from strangers: damaged and hostile models and checkpoints are refused with a reason, and none of them runs code."""
+"""Files from strangers: damaged and hostile models and checkpoints are refused with a reason, and
+none of them runs code.
+"""
 
 # ruff: noqa: E501  the cases are rows of tables
 from __future__ import annotations
@@ -38,7 +40,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def model(text: str, opset: int = 17) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "local": 1]> g {text}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}, "local": 1]> g {text}'
+    )
 
 
 class TestSeeds:
@@ -46,15 +50,33 @@ class TestSeeds:
     def test_what_is_mutated_trains_and_both_backends_agree(self, seed: str) -> None:
         losses = []
         for backend in ("full", "forward_backward"):
-            trainer = Trainer(fuzz.seed_model(seed), loss=fuzz.MODELS[seed][1], optimizer=0.01, backend=backend, threads=1)
-            losses.append([trainer.train_on_batch(*fuzz.made_up(trainer, random.Random(0)))["loss"] for _ in range(2)])
+            trainer = Trainer(
+                fuzz.seed_model(seed),
+                loss=fuzz.MODELS[seed][1],
+                optimizer=0.01,
+                backend=backend,
+                threads=1,
+            )
+            losses.append(
+                [
+                    trainer.train_on_batch(*fuzz.made_up(trainer, random.Random(0)))["loss"]
+                    for _ in range(2)
+                ]
+            )
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
     @pytest.mark.filterwarnings("ignore")  # a hostile model is allowed to warn
-    def test_mutated_files_work_or_are_refused(self, checkpoints: dict[str, bytes], tmp_path: Path, monkeypatch) -> None:
-        """A few cases of `scripts/fuzz.py`, in this process: none that crashes onnxruntime is among them."""
+    def test_mutated_files_work_or_are_refused(
+        self, checkpoints: dict[str, bytes], tmp_path: Path, monkeypatch
+    ) -> None:
+        """A few cases of `scripts/fuzz.py`, in this process: none that crashes onnxruntime is among
+        them.
+        """
         monkeypatch.chdir(tmp_path)
-        outcomes = {fuzz.Case(number, checkpoints).run(tmp_path, lambda stage: None) for number in range(150)}
+        outcomes = {
+            fuzz.Case(number, checkpoints).run(tmp_path, lambda stage: None)
+            for number in range(150)
+        }
         assert {"trained", "ModelError", "CheckpointError"} <= outcomes
 
     def test_a_case_is_made_of_its_number(self, checkpoints: dict[str, bytes]) -> None:
@@ -64,7 +86,9 @@ class TestSeeds:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_soak_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All that a long run does; what a few fits weigh says nothing about leaks, but files and threads do."""
+    """All that a long run does; what a few fits weigh says nothing about leaks, but files and
+    threads do.
+    """
     found = [*soak.fits(6, tmp_path), *soak.refits(3, tmp_path)]
     assert not [line for line in found if "memory" not in line]
 
@@ -107,23 +131,33 @@ class TestModels:
     @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
     def test_sequences_without_steps(self, kind: str) -> None:
         gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
-        proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        proto = onnx.parser.parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]>
             g (float[N, T, 2] x) => (float[N, 1] y) <int64[1] zero = {{0}}>
-            {{ t = Transpose<perm = [1, 0, 2]>(x) h, last = {kind}<hidden_size = 1>(t, w, r) y = Squeeze(last, zero) }}""")
+            {{ t = Transpose<perm = [1, 0, 2]>(x) h, last = {kind}<hidden_size = 1>(t, w, r) y = Squeeze(last, zero) }}"""
+        )
         weights = {"w": (1, gates, 2), "r": (1, gates, 1)}
         for name, shape in weights.items():
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+            proto.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
+            )
         with pytest.raises(ModelError, match="without steps"):
-            Trainer(proto, loss="mse").train_on_batch(np.zeros((3, 0, 2), np.float32), np.zeros((3, 1), np.float32))
+            Trainer(proto, loss="mse").train_on_batch(
+                np.zeros((3, 0, 2), np.float32), np.zeros((3, 1), np.float32)
+            )
 
     def test_a_node_that_has_the_name_of_the_loss(self) -> None:
         with pytest.raises(ModelError, match="tensors or nodes called train/loss"):
-            Trainer(self.broken(lambda m: setattr(m.graph.node[0], "name", "train/loss")), loss="mse")
+            Trainer(
+                self.broken(lambda m: setattr(m.graph.node[0], "name", "train/loss")), loss="mse"
+            )
 
     def test_functions_that_call_themselves_beside_classical_operators(self) -> None:
-        proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3, "own": 1]>
+        proto = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3, "own": 1]>
             g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { s = ai.onnx.ml.Scaler<offset = [0.0], scale = [1.0]>(x) t = own.round(s) y = MatMul(t, w) }
-            <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }""")
+            <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }"""
+        )
         proto.ir_version = 7  # before functions came, so that ONNX's checker does not look at them
         with pytest.raises(ModelError, match=r"contradicts itself: .*own::round"):
             Trainer(proto, loss="mse")
@@ -147,15 +181,18 @@ class TestModels:
     )  # fmt: skip
     def test_bodies_that_do_not_fit_their_node(self, text: str, message: str) -> None:
         hostile = model(
-            f"(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {{1, 1}}, int64 n = {{2}}, bool c = {{1}}> {{ h = MatMul(x, w) {text} }}"
+            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}, int64 n = {2}, bool c"
+            f" = {{1}}> {{ h = MatMul(x, w) {text} }}"
         )
         with pytest.raises(ModelError, match=message):
             Trainer(hostile, loss="mse")
 
     def test_functions_that_call_themselves(self) -> None:
-        hostile = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "local": 1]>
+        hostile = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17, "local": 1]>
             g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = MatMul(x, w)  y = local.f(h) }
-            <domain: "local", opset_import: ["": 17, "local": 1]> f (a) => (b) { b = local.f(a) }""")
+            <domain: "local", opset_import: ["": 17, "local": 1]> f (a) => (b) { b = local.f(a) }"""
+        )
         with pytest.raises(ModelError, match=r"Cycle|recursive"):
             Trainer(hostile, loss="mse")
 
@@ -163,7 +200,9 @@ class TestModels:
         proto = mlp((2, 3))
         proto.graph.node[-1].output[0] = "d0"
         for i in range(28):  # 3 * 2^28 columns: more would not fit into 32 bits
-            proto.graph.node.append(oh.make_node("Concat", [f"d{i}"] * 2, ["y" if i == 27 else f"d{i + 1}"], axis=1))
+            proto.graph.node.append(
+                oh.make_node("Concat", [f"d{i}"] * 2, ["y" if i == 27 else f"d{i + 1}"], axis=1)
+            )
         proto.graph.output[0].type.tensor_type.shape.dim[1].Clear()
         Trainer(proto, loss="mse", metrics=["auc"])
 
@@ -179,22 +218,34 @@ class TestModels:
         work = ir.from_proto(mlp())
         value = work.graph.node(0).outputs[0]
         value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([-(2**65)])
-        with pytest.raises(ModelError, match=r"sizes that ONNX cannot write down: .*-36893488147419103232"):
+        with pytest.raises(
+            ModelError, match=r"sizes that ONNX cannot write down: .*-36893488147419103232"
+        ):
             infer_shapes(work)
 
     def test_an_axis_beyond_all_tensors(self) -> None:
         far = model(
-            "(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}> { y = LayerNormalization<axis = 9223372036854775807>(x, s) }"
+            "(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}> { y = LayerNormalization<axis"
+            " = 9223372036854775807>(x, s) }"
         )
         with pytest.raises(ModelError, match="of axis 9223372036854775807; no tensor has so many"):
             Trainer(far, loss="mse")
 
     def test_a_kernel_with_too_few_parameters(self) -> None:
         machine = oh.make_node(
-            "SVMRegressor", ["x"], ["y"], domain="ai.onnx.ml", kernel_params=[1.0, 0.0], coefficients=[1.0], rho=[0.0]
+            "SVMRegressor",
+            ["x"],
+            ["y"],
+            domain="ai.onnx.ml",
+            kernel_params=[1.0, 0.0],
+            coefficients=[1.0],
+            rho=[0.0],
         )
         graph = oh.make_graph(
-            [machine], "g", [oh.make_tensor_value_info("x", 1, ["N", 2])], [oh.make_tensor_value_info("y", 1, ["N", 1])]
+            [machine],
+            "g",
+            [oh.make_tensor_value_info("x", 1, ["N", 2])],
+            [oh.make_tensor_value_info("y", 1, ["N", 1])],
         )
         opsets = [oh.make_opsetid("", 17), oh.make_opsetid("ai.onnx.ml", 3)]
         with pytest.raises(ModelError, match="2 kernel_params; they are three"):
@@ -205,7 +256,9 @@ class TestModels:
             Trainer(fuzz.deep(mlp(), random.Random(0)), loss="mse")
 
     @pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "..\\secret.bin"])
-    def test_data_outside_the_models_folder_is_not_read(self, tmp_path: Path, location: str) -> None:
+    def test_data_outside_the_models_folder_is_not_read(
+        self, tmp_path: Path, location: str
+    ) -> None:
         (tmp_path / "secret.bin").write_bytes(b"\0" * 4096)
         folder = tmp_path / "model"
         folder.mkdir()
@@ -235,8 +288,13 @@ class TestModels:
             Trainer(folder / "model.onnx", loss="mse")
 
     def test_custom_operators_are_not_fetched(self, tmp_path: Path) -> None:
-        """Nothing in a file names a library: an operator of an unknown domain, with one in its metadata, is an error, not an import."""
-        proto = model("(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = local.Evil(x)  y = MatMul(h, w) }")
+        """Nothing in a file names a library: an operator of an unknown domain, with one in its
+        metadata, is an error, not an import.
+        """
+        proto = model(
+            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = local.Evil(x)  y ="
+            " MatMul(h, w) }"
+        )
         oh.set_model_props(proto, {"custom_ops_library": str(tmp_path / "evil.so")})
         with pytest.raises(OnnxfitError):
             Trainer(proto, loss="mse").train_on_batch(X[:, :2], X[:, :1])
@@ -278,36 +336,62 @@ class TestCheckpoints:
         (tmp_path / "c").write_bytes(data)
         return Trainer.load(tmp_path / "c")
 
-    def test_a_pickle_in_the_archive_is_not_loaded(self, checkpoints: dict[str, bytes], tmp_path: Path) -> None:
+    def test_a_pickle_in_the_archive_is_not_loaded(
+        self, checkpoints: dict[str, bytes], tmp_path: Path
+    ) -> None:
         bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
-        more = rewritten(checkpoints["adam"], lambda entries: entries.update({"data.pkl": bomb, "archive/data.pkl": bomb}))
+        more = rewritten(
+            checkpoints["adam"],
+            lambda entries: entries.update({"data.pkl": bomb, "archive/data.pkl": bomb}),
+        )
         self.load(tmp_path, more)
         for name in ("state.safetensors", "onnxfit.json", "model.onnx"):
             with pytest.raises(OnnxfitError):
-                self.load(tmp_path, rewritten(checkpoints["adam"], lambda entries, name=name: entries.update({name: bomb})))
+                self.load(
+                    tmp_path,
+                    rewritten(
+                        checkpoints["adam"], lambda entries, name=name: entries.update({name: bomb})
+                    ),
+                )
         assert not (tmp_path / "exploded").exists()
         pickle.loads(bomb)
         assert (tmp_path / "exploded").exists()  # the bomb was a bomb
 
-    def test_paths_in_the_archive_lead_nowhere(self, checkpoints: dict[str, bytes], tmp_path: Path) -> None:
+    def test_paths_in_the_archive_lead_nowhere(
+        self, checkpoints: dict[str, bytes], tmp_path: Path
+    ) -> None:
         inside = tmp_path / "inside"
         inside.mkdir()
         self.load(
-            inside, rewritten(checkpoints["adam"], lambda entries: entries.update({"../escaped": b"x", "/tmp/escaped": b"x"}))
+            inside,
+            rewritten(
+                checkpoints["adam"],
+                lambda entries: entries.update({"../escaped": b"x", "/tmp/escaped": b"x"}),
+            ),
         )
         assert sorted(p.name for p in tmp_path.rglob("*")) == ["c", "inside"]
         assert not Path("/tmp/escaped").exists()
 
     @pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-    def test_compressed_entries_are_refused(self, checkpoints: dict[str, bytes], tmp_path: Path, packing: int) -> None:
+    def test_compressed_entries_are_refused(
+        self, checkpoints: dict[str, bytes], tmp_path: Path, packing: int
+    ) -> None:
         """So that a small file cannot unpack to a large one."""
-        bomb = rewritten(checkpoints["adam"], lambda entries: entries.update({"state.safetensors": bytes(50_000_000)}), packing)
+        bomb = rewritten(
+            checkpoints["adam"],
+            lambda entries: entries.update({"state.safetensors": bytes(50_000_000)}),
+            packing,
+        )
         assert len(bomb) < 1_000_000
         with pytest.raises(CheckpointError, match=r"compressed"):
             self.load(tmp_path, bomb)
 
-    @pytest.mark.parametrize("name", ["os.system", "Popen", "get_optimizer", "Trainer", "onnxfit.optimizers.Adam", "np"])
-    def test_only_classes_of_the_registries_are_made(self, checkpoints: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name", ["os.system", "Popen", "get_optimizer", "Trainer", "onnxfit.optimizers.Adam", "np"]
+    )
+    def test_only_classes_of_the_registries_are_made(
+        self, checkpoints: dict[str, bytes], tmp_path: Path, name: str
+    ) -> None:
         hostile = with_setting(optimizer={"onnxfit:class": {"name": name, "settings": {}}})
         with pytest.raises(CheckpointError, match=r"does not know"):
             self.load(tmp_path, rewritten(checkpoints["adam"], hostile))
@@ -324,7 +408,9 @@ class TestCheckpoints:
             self.load(tmp_path, rewritten(checkpoints["adam"], with_setting(**settings)))
 
     @pytest.mark.parametrize("value", [float("nan"), -1, 1 << 63, "1", None, [1]], ids=str)
-    def test_counters_that_count_nothing(self, checkpoints: dict[str, bytes], tmp_path: Path, value: object) -> None:
+    def test_counters_that_count_nothing(
+        self, checkpoints: dict[str, bytes], tmp_path: Path, value: object
+    ) -> None:
         def change(entries: dict[str, bytes]) -> None:
             info = json.loads(entries["onnxfit.json"])
             info["counters"]["global_step"] = value
@@ -336,13 +422,31 @@ class TestCheckpoints:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
 def test_nothing_here_unpickles_or_evaluates(path: Path) -> None:
-    """No pickle, marshal, eval or yaml.load; arrays are read with allow_pickle=False, which is numpy's default."""
+    """No pickle, marshal, eval or yaml.load; arrays are read with allow_pickle=False, which is
+    numpy's default.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    imported |= {(n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert not imported & {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+    imported = {
+        a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
+    }
+    imported |= {
+        (n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
+    }
+    assert not imported & {
+        "pickle",
+        "cPickle",
+        "cloudpickle",
+        "dill",
+        "marshal",
+        "shelve",
+        "joblib",
+    }
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    assert not {n.func.id for n in calls if isinstance(n.func, ast.Name)} & {"eval", "exec", "__import__"}
+    assert not {n.func.id for n in calls if isinstance(n.func, ast.Name)} & {
+        "eval",
+        "exec",
+        "__import__",
+    }
     attributes = [n.func for n in calls if isinstance(n.func, ast.Attribute)]
     of_yaml = {f.attr for f in attributes if isinstance(f.value, ast.Name) and f.value.id == "yaml"}
     assert of_yaml <= {"safe_load", "safe_dump"}
@@ -351,12 +455,15 @@ def test_nothing_here_unpickles_or_evaluates(path: Path) -> None:
         assert not [
             k
             for k in call.keywords
-            if k.arg == "allow_pickle" and not (isinstance(k.value, ast.Constant) and k.value.value is False)
+            if k.arg == "allow_pickle"
+            and not (isinstance(k.value, ast.Constant) and k.value.value is False)
         ]
 
 
 def test_a_tensor_of_nothing_has_sizes_too() -> None:
-    proto = model("(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { y = MatMul(x, w) }")
+    proto = model(
+        "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { y = MatMul(x, w) }"
+    )
     proto.graph.initializer.append(from_array(np.zeros(0, np.float32), "nothing"))
     proto.graph.initializer[-1].dims[:] = [0, 1 << 62]
     with pytest.raises(ModelError, match=r"more than there is room for"):

@@ -1,7 +1,8 @@
 """Losses: laws for every one, against float64 numpy, finite differences and PyTorch.
 
-A loss is tested with its defaults and as listed in `VARIANTS`. `draw` makes labels and outputs that suit it, from what the class says about
-them, so that a new loss needs no more here than its formula in `FORMULAS`.
+A loss is tested with its defaults and as listed in `VARIANTS`. `draw` makes labels and outputs that
+suit it, from what the class says about them, so that a new loss needs no more here than its formula
+in `FORMULAS`.
 """
 
 import dataclasses
@@ -73,7 +74,9 @@ every_loss = pytest.mark.parametrize("loss", VARIANTS, ids=repr)
 
 
 def draw(loss, shape=(6, 4), dtype=np.float64, seed=0):
-    """Labels, as `prepare` gives them, and outputs, both at random: what kind of labels a loss takes, it says by refusing the others."""
+    """Labels, as `prepare` gives them, and outputs, both at random: what kind of labels a loss
+    takes, it says by refusing the others.
+    """
     rng = np.random.default_rng(seed)
     spec = TensorSpec("y", np.dtype(dtype), shape)
     return labels_for(loss, spec, rng), outputs_for(loss, rng.normal(size=shape)).astype(dtype)
@@ -82,7 +85,9 @@ def draw(loss, shape=(6, 4), dtype=np.float64, seed=0):
 def labels_for(loss, spec, rng):
     wanted = loss.target(spec)
     if wanted.dtype.kind == "i":
-        return loss.prepare(rng.integers(0, spec.shape[loss.class_axis(len(spec.shape))], wanted.shape), spec)
+        return loss.prepare(
+            rng.integers(0, spec.shape[loss.class_axis(len(spec.shape))], wanted.shape), spec
+        )
     kinds = [
         rng.normal(size=wanted.shape),
         rng.poisson(2.0, size=wanted.shape),
@@ -98,7 +103,9 @@ def labels_for(loss, spec, rng):
 
 
 def outputs_for(loss, raw):
-    """Raw numbers as probabilities, positive numbers or log-probabilities where the loss says that its output is that."""
+    """Raw numbers as probabilities, positive numbers or log-probabilities where the loss says that
+    its output is that.
+    """
     axis = loss.class_axis(raw.ndim) if isinstance(loss, ClassLoss) else -1
     if getattr(loss, "from_logits", True) is False:
         return special.softmax(raw, axis=axis) if raw.shape[axis] > 1 else special.expit(raw)
@@ -107,13 +114,16 @@ def outputs_for(loss, raw):
     return special.log_softmax(raw, axis=axis) if isinstance(loss, NLL) else raw
 
 
-# ---------------------------------------------------------------------- the formulas, in float64 numpy
+# ---------------------------------------------------------------------- the formulas, in float64
+# numpy
 
 
 def _binary_cross_entropy(loss, y, p):
     y = y * (1 - loss.label_smoothing) + loss.label_smoothing / 2
     q = special.expit(p) if loss.from_logits else p
-    return -(1 if loss.pos_weight is None else np.array(loss.pos_weight)) * y * np.log(q) - (1 - y) * np.log(1 - q)
+    return -(1 if loss.pos_weight is None else np.array(loss.pos_weight)) * y * np.log(q) - (
+        1 - y
+    ) * np.log(1 - q)
 
 
 def _probability(loss, p, axis):
@@ -127,7 +137,9 @@ def _one_hot(loss, y, p):
 
 def _class_weights(loss, p, axis):
     weights = np.ones(p.shape[axis]) if loss.class_weights is None else np.array(loss.class_weights)
-    return np.moveaxis(np.broadcast_to(weights, (*np.delete(p.shape, axis), p.shape[axis])), -1, axis)
+    return np.moveaxis(
+        np.broadcast_to(weights, (*np.delete(p.shape, axis), p.shape[axis])), -1, axis
+    )
 
 
 def _cross_entropy(loss, y, p):
@@ -144,7 +156,9 @@ def _counts(loss, y, p):
     if not isinstance(loss, ClassLoss) or y.ndim == p.ndim:
         return 1.0
     q, axis = _one_hot(loss, y, p)
-    return (q * _class_weights(loss, p, axis)).sum(axis) * (True if loss.ignore_index is None else y != loss.ignore_index)
+    return (q * _class_weights(loss, p, axis)).sum(axis) * (
+        True if loss.ignore_index is None else y != loss.ignore_index
+    )
 
 
 def _nll(loss, y, p):
@@ -155,7 +169,10 @@ def _nll(loss, y, p):
 def _focal(loss, y, p):
     if y.ndim == p.ndim:
         q = special.expit(p) if loss.from_logits else p
-        q, a = np.where(y == 1, q, 1 - q), 1 if loss.alpha is None else np.where(y == 1, loss.alpha, 1 - loss.alpha)
+        q, a = (
+            np.where(y == 1, q, 1 - q),
+            (1 if loss.alpha is None else np.where(y == 1, loss.alpha, 1 - loss.alpha)),
+        )
         return -a * (1 - q) ** loss.gamma * np.log(q)
     hot, axis = _one_hot(loss, y, p)
     q = (hot * _probability(loss, p, axis)).sum(axis)
@@ -193,7 +210,9 @@ FORMULAS = {
     "MeanAbsoluteError": lambda loss, y, p: np.abs(y - p),
     "MeanAbsolutePercentageError": lambda loss, y, p: 100 * np.abs((y - p) / y),
     "MeanSquaredError": lambda loss, y, p: (y - p) ** 2,
-    "MeanSquaredLogarithmicError": lambda loss, y, p: (np.log1p(y) - np.where(p > 0, np.log1p(np.abs(p)), p)) ** 2,
+    "MeanSquaredLogarithmicError": (
+        lambda loss, y, p: (np.log1p(y) - np.where(p > 0, np.log1p(np.abs(p)), p)) ** 2
+    ),
     "NLL": _nll,
     "Poisson": lambda loss, y, p: np.exp(p) - y * p if loss.log_input else p - special.xlogy(y, p),
     "Quantile": lambda loss, y, p: np.where(y > p, loss.quantile, loss.quantile - 1) * (y - p),
@@ -202,11 +221,19 @@ FORMULAS = {
 
 
 def formula(loss, y, p, s=None):
-    """The loss of a batch, as `Loss` describes it, from the costs (each times what its label counts) and those counts."""
+    """The loss of a batch, as `Loss` describes it, from the costs (each times what its label
+    counts) and those counts.
+    """
     cost = FORMULAS[type(loss).__name__](loss, y, p)
     counts = np.broadcast_to(_counts(loss, y, p), cost.shape)
-    s = np.ones(cost.shape) if s is None else np.broadcast_to(s.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape)
-    divisor = {"mean": counts.sum(), "weighted_mean": (s * counts).sum(), "sum": 1.0}[loss.reduction]
+    s = (
+        np.ones(cost.shape)
+        if s is None
+        else np.broadcast_to(s.reshape(-1, *[1] * (cost.ndim - 1)), cost.shape)
+    )
+    divisor = {"mean": counts.sum(), "weighted_mean": (s * counts).sum(), "sum": 1.0}[
+        loss.reduction
+    ]
     return (s * cost).sum() / divisor
 
 
@@ -214,15 +241,26 @@ def formula(loss, y, p, s=None):
 
 
 class Graph:
-    """A loss as a session, fed by labels, outputs and sample weights; with its gradient, if wanted. Gives its results by name."""
+    """A loss as a session, fed by labels, outputs and sample weights; with its gradient, if wanted.
+
+    Gives its results by name.
+    """
 
     def __init__(self, loss, y, p, s=None, *, gradient=False, symbolic=None):
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="loss")
         op = GraphBuilder(graph)
-        sizes = {None: p.shape, "batch": ("batch", *p.shape[1:]), "all": ("batch", *(f"d{i}" for i in range(1, p.ndim)))}[symbolic]
+        sizes = {
+            None: p.shape,
+            "batch": ("batch", *p.shape[1:]),
+            "all": ("batch", *(f"d{i}" for i in range(1, p.ndim))),
+        }[symbolic]
         y_pred = op.input("y_pred", p.dtype, sizes)
         y_true = op.input("y_true", y.dtype, ("n", *[None] * (y.ndim - 1)) if symbolic else y.shape)
-        weight = None if s is None else op.input("sample_weight", np.float32, ("rows",) if symbolic else s.shape)
+        weight = (
+            None
+            if s is None
+            else op.input("sample_weight", np.float32, ("rows",) if symbolic else s.shape)
+        )
         result, count = loss.reduce(op, y_true, y_pred, weight)
         assert (result.dtype, result.shape) == (p.dtype, ())
         op.output("loss", result)
@@ -232,7 +270,14 @@ class Graph:
         if gradient:
             model, names = add_gradients(model, "loss", ["y_pred"])
             op = GraphBuilder(model.graph)
-            op.output("gradient", op.wrap(next(v for node in model.graph for v in node.outputs if v.name == names["y_pred"])))
+            op.output(
+                "gradient",
+                op.wrap(
+                    next(
+                        v for node in model.graph for v in node.outputs if v.name == names["y_pred"]
+                    )
+                ),
+            )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
@@ -241,7 +286,9 @@ class Graph:
 
     def __call__(self, y, p, s=None):
         feeds = {"y_true": y, "y_pred": p, "sample_weight": s}
-        return dict(zip(self.outputs, self.session.run(None, {name: feeds[name] for name in self.inputs})))
+        return dict(
+            zip(self.outputs, self.session.run(None, {name: feeds[name] for name in self.inputs}))
+        )
 
 
 def value(loss, y, p, s=None, **settings):
@@ -272,7 +319,9 @@ def test_every_loss_has_a_formula_here():
 
 @every_loss
 @pytest.mark.parametrize(
-    ("shape", "symbolic"), [((6, 4), None), ((3, 2, 4), "batch"), ((2, 4, 1, 4), None), ((2, 4, 1, 4), "batch")], ids=str
+    ("shape", "symbolic"),
+    [((6, 4), None), ((3, 2, 4), "batch"), ((2, 4, 1, 4), None), ((2, 4, 1, 4), "batch")],
+    ids=str,
 )
 def test_value_and_gradient_in_float64(loss, shape, symbolic):
     y, p = draw(loss, shape)
@@ -290,14 +339,21 @@ def test_float32_agrees_with_float64(loss):
     single = y.astype(np.float32) if y.dtype.kind == "f" else y
     y, p = (single.astype(float) if y.dtype.kind == "f" else y), p.astype(np.float32)
     assert value(loss, single, p) == pytest.approx(formula(loss, y, p.astype(float)), rel=1e-5)
-    np.testing.assert_allclose(gradient(loss, single, p), gradient(loss, y, p.astype(float)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(loss, single, p), gradient(loss, y, p.astype(float)), rtol=1e-4, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("loss", [cls() for cls in CLASSES.values() if cls is not GaussianNLL], ids=repr)  # it halves an axis
+# it halves an axis
+@pytest.mark.parametrize(
+    "loss", [cls() for cls in CLASSES.values() if cls is not GaussianNLL], ids=repr
+)
 def test_no_size_need_be_known(loss):
     y, p = draw(loss)
     assert value(loss, y, p, symbolic="all") == pytest.approx(formula(loss, y, p), rel=1e-10)
-    np.testing.assert_allclose(gradient(loss, y, p, symbolic="all"), gradient(loss, y, p), rtol=1e-10)
+    np.testing.assert_allclose(
+        gradient(loss, y, p, symbolic="all"), gradient(loss, y, p), rtol=1e-10
+    )
 
 
 @every_loss
@@ -348,7 +404,9 @@ def test_a_batch_in_which_nothing_counts_costs_nothing(loss):
 def test_rows_of_one_value_or_without_an_axis_are_the_same(loss):
     if isinstance(loss, ClassLoss) and not isinstance(loss, Focal):
         y, p = draw(loss)
-        np.testing.assert_array_equal(loss.prepare(y[:, None], TensorSpec("y", p.dtype, p.shape)), y)
+        np.testing.assert_array_equal(
+            loss.prepare(y[:, None], TensorSpec("y", p.dtype, p.shape)), y
+        )
         return
     if isinstance(loss, (GaussianNLL, KLDivergence, CosineSimilarity)):
         pytest.skip("needs a last axis")
@@ -372,7 +430,9 @@ def test_finite_at_extremes(loss):
     rng = np.random.default_rng(3)
     shape = (200, 4)
     spec = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
-    p = rng.choice(PROBABILITIES if getattr(loss, "from_logits", True) is False else RAW, size=shape).astype(np.float32)
+    p = rng.choice(
+        PROBABILITIES if getattr(loss, "from_logits", True) is False else RAW, size=shape
+    ).astype(np.float32)
     if isinstance(loss, NLL):
         p = -np.abs(p)
     tried = [labels_for(loss, TensorSpec("y", spec.dtype, shape), rng)]
@@ -384,7 +444,11 @@ def test_finite_at_extremes(loss):
             except DataError:
                 continue  # no labels for this loss
     for y in tried:
-        if y.ndim == 2 and isinstance(loss, Focal) and (loss.class_weights or loss.alpha or loss.ignore_index is not None):
+        if (
+            y.ndim == 2
+            and isinstance(loss, Focal)
+            and (loss.class_weights or loss.alpha or loss.ignore_index is not None)
+        ):
             continue
         result = Graph(loss, y, p, gradient=True)(y, p)
         assert np.isfinite(result["loss"])
@@ -398,7 +462,11 @@ def test_names(name):
 
 
 def test_no_name_is_taken_twice():
-    names = [n for cls in CLASSES.values() for n in (snake_case(cls.__name__), *vars(cls).get("aliases", ()))]
+    names = [
+        n
+        for cls in CLASSES.values()
+        for n in (snake_case(cls.__name__), *vars(cls).get("aliases", ()))
+    ]
     assert sorted(names) == sorted(REGISTRY)
 
 
@@ -413,7 +481,13 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
     y = y.astype(float)
     y[4] = np.nan
     spec = TensorSpec("y", p.dtype, ("batch", 4))
-    with pytest.raises(DataError, match=rf"^{type(loss).__name__} expects .* for output y: float64\[batch, 4\]; got nan at row 4"):
+    with pytest.raises(
+        DataError,
+        match=(
+            rf"^{type(loss).__name__} expects .* for output y: float64\[batch, 4\]; got nan at"
+            r" row 4"
+        ),
+    ):
         loss.prepare(y, spec)
     with pytest.raises(DataError, match="labels that are numbers, got <U"):
         loss.prepare(y.astype(str), spec)
@@ -421,7 +495,10 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
 
 @every_loss
 def test_labels_of_another_shape_are_refused(loss):
-    with pytest.raises(DataError, match=r"of shape \(batch,.*\) for output y: float64\[batch, 4\]; got shape \(6, 3, 2\)"):
+    with pytest.raises(
+        DataError,
+        match=r"of shape \(batch,.*\) for output y: float64\[batch, 4\]; got shape \(6, 3, 2\)",
+    ):
         loss.prepare(np.zeros((6, 3, 2)), TensorSpec("y", np.dtype(float), ("batch", 4)))
 
 
@@ -451,16 +528,31 @@ def one(loss, y, p):
         (Quantile(0.9), [[1], [-1]], [[0], [0]], (0.5, [[-0.45], [0.05]])),
         (MeanSquaredLogarithmicError(), [[0]], [[-2]], (4, [[-4]])),
         (MeanSquaredLogarithmicError(), [[math.e - 1]], [[0]], (1, [[-2]])),
-        (BinaryCrossEntropy(from_logits=True), [[0], [1]], [[0], [0]], (math.log(2), [[0.25], [-0.25]])),
+        (
+            BinaryCrossEntropy(from_logits=True),
+            [[0], [1]],
+            [[0], [0]],
+            (math.log(2), [[0.25], [-0.25]]),
+        ),
         (BinaryCrossEntropy(from_logits=True), [[0], [1]], [[1e4], [-1e4]], (1e4, [[0.5], [-0.5]])),
         (BinaryCrossEntropy(), [[1]], [[0]], (30 * math.log(10), [[0]])),
         (BinaryCrossEntropy(), [[0]], [[0.5]], (math.log(2), [[2]])),
-        (Focal(), [[1], [0]], [[0], [0]], (math.log(2) / 4, [[-(2 * math.log(2) + 1) / 16], [(2 * math.log(2) + 1) / 16]])),
+        (
+            Focal(),
+            [[1], [0]],
+            [[0], [0]],
+            (math.log(2) / 4, [[-(2 * math.log(2) + 1) / 16], [(2 * math.log(2) + 1) / 16]]),
+        ),
         (Hinge(), [[1], [0]], [[-1], [-3]], (1, [[-0.5], [0]])),
         (SquaredHinge(), [[1], [-1]], [[-1], [0]], (2.5, [[-2], [1]])),
         (CrossEntropy(), [0, 1], [[1e4, -1e4], [1e4, -1e4]], (1e4, [[0, 0], [0.5, -0.5]])),
         (CrossEntropy(from_logits=False), [0], [[0.5, 0.5]], (math.log(2), [[-2, 0]])),
-        (CrossEntropy(ignore_index=-100), [0, -100], [[0, 0], [5, 6]], (math.log(2), [[-0.5, 0.5], [0, 0]])),
+        (
+            CrossEntropy(ignore_index=-100),
+            [0, -100],
+            [[0, 0], [5, 6]],
+            (math.log(2), [[-0.5, 0.5], [0, 0]]),
+        ),
         (CrossEntropy(ignore_index=7), [7, 7], [[0, 0], [5, 6]], (0, [[0, 0], [0, 0]])),
         (Poisson(), [[2]], [[0]], (1, [[-1]])),
         (Poisson(log_input=False), [[2]], [[1]], (1, [[-1]])),
@@ -478,23 +570,39 @@ def test_known_values(loss, y, p, expected):
 
 
 def test_a_weighted_row_counts_as_a_row():
-    y, p, s = np.zeros((4, 1), np.float32), np.array([[1], [2], [3], [4]], np.float32), np.array([0, 0, 1, 1], np.float32)
-    results = {r: value(MeanSquaredError(reduction=r), y, p, s) for r in ("mean", "weighted_mean", "sum")}
+    y, p, s = (
+        np.zeros((4, 1), np.float32),
+        np.array([[1], [2], [3], [4]], np.float32),
+        np.array([0, 0, 1, 1], np.float32),
+    )
+    results = {
+        r: value(MeanSquaredError(reduction=r), y, p, s) for r in ("mean", "weighted_mean", "sum")
+    }
     assert results == {"mean": 6.25, "weighted_mean": 12.5, "sum": 25}
     assert value(MeanSquaredError(), y, p) == 7.5
     y = np.array([[0], [0], [1], [1]], np.float32)
-    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 0.3, 0.3], np.float32)) == pytest.approx(1.225)
-    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 1, 1], np.float32)) == pytest.approx(3.5)
+    assert value(
+        MeanSquaredError(), y, p, np.array([0.2, 0.2, 0.3, 0.3], np.float32)
+    ) == pytest.approx(1.225)
+    assert value(MeanSquaredError(), y, p, np.array([0.2, 0.2, 1, 1], np.float32)) == pytest.approx(
+        3.5
+    )
 
 
 def test_a_score_as_in_onnxcustom():
-    """Its `neglog` is the sum of -w [(1 - y) log(1 - p) + y log p] of the sigmoid, with gradient w (p - y)."""
+    """Its `neglog` is the sum of -w [(1 - y) log(1 - p) + y log p] of the sigmoid, with gradient w
+    (p - y).
+    """
     rng = np.random.default_rng(4)
     p, y = rng.normal(size=(8, 1)), rng.integers(0, 2, (8, 1)).astype(float)
     s = rng.uniform(size=8).astype(np.float32)
     q, w = special.expit(p), s[:, None].astype(float)
-    result = Graph(loss := BinaryCrossEntropy(from_logits=True, reduction="sum"), y, p, s, gradient=True)(y, p, s)
-    assert result["loss"] == pytest.approx(-(w * ((1 - y) * np.log(1 - q) + y * np.log(q))).sum(), rel=1e-10), loss
+    result = Graph(
+        loss := BinaryCrossEntropy(from_logits=True, reduction="sum"), y, p, s, gradient=True
+    )(y, p, s)
+    assert result["loss"] == pytest.approx(
+        -(w * ((1 - y) * np.log(1 - q) + y * np.log(q))).sum(), rel=1e-10
+    ), loss
     np.testing.assert_allclose(result["gradient"], w * (q - y), rtol=1e-10)
 
 
@@ -511,8 +619,14 @@ def _torch_losses():
         (Huber(), lambda n: n.SmoothL1Loss()),
         (Poisson(), lambda n: n.PoissonNLLLoss()),
         (Poisson(log_input=False), lambda n: n.PoissonNLLLoss(log_input=False, eps=0)),
-        (GaussianNLL(log_variance=False), lambda n: lambda p, y: n.GaussianNLLLoss()(p[..., :2], y, p[..., 2:])),
-        (GaussianNLL(), lambda n: lambda p, y: n.GaussianNLLLoss()(p[..., :2], y, p[..., 2:].exp())),
+        (
+            GaussianNLL(log_variance=False),
+            lambda n: lambda p, y: n.GaussianNLLLoss()(p[..., :2], y, p[..., 2:]),
+        ),
+        (
+            GaussianNLL(),
+            lambda n: lambda p, y: n.GaussianNLLLoss()(p[..., :2], y, p[..., 2:].exp()),
+        ),
         (BinaryCrossEntropy(), lambda n: n.BCELoss()),
         (BinaryCrossEntropy(from_logits=True), lambda n: n.BCEWithLogitsLoss()),
         (
@@ -521,17 +635,28 @@ def _torch_losses():
         ),
         (CrossEntropy(), lambda n: n.CrossEntropyLoss()),
         (CrossEntropy(label_smoothing=0.2), lambda n: n.CrossEntropyLoss(label_smoothing=0.2)),
-        (CrossEntropy(class_weights=weights), lambda n: n.CrossEntropyLoss(weight=_tensor(*weights))),
+        (
+            CrossEntropy(class_weights=weights),
+            lambda n: n.CrossEntropyLoss(weight=_tensor(*weights)),
+        ),
         (
             CrossEntropy(class_weights=weights, reduction="sum"),
             lambda n: n.CrossEntropyLoss(weight=_tensor(*weights), reduction="sum"),
         ),
         (
             CrossEntropy(class_weights=(1, 3, 2, 0.5), label_smoothing=0.2, ignore_index=2),
-            lambda n: n.CrossEntropyLoss(weight=_tensor(1, 3, 2, 0.5), label_smoothing=0.2, ignore_index=2),
+            lambda n: n.CrossEntropyLoss(
+                weight=_tensor(1, 3, 2, 0.5), label_smoothing=0.2, ignore_index=2
+            ),
         ),
-        (NLL(class_weights=weights, ignore_index=3), lambda n: n.NLLLoss(weight=_tensor(*weights), ignore_index=3)),
-        (KLDivergence(from_logits=True), lambda n: lambda p, y: n.KLDivLoss(reduction="batchmean")(p.log_softmax(-1), y)),
+        (
+            NLL(class_weights=weights, ignore_index=3),
+            lambda n: n.NLLLoss(weight=_tensor(*weights), ignore_index=3),
+        ),
+        (
+            KLDivergence(from_logits=True),
+            lambda n: lambda p, y: n.KLDivLoss(reduction="batchmean")(p.log_softmax(-1), y),
+        ),
     ]
 
 
@@ -542,14 +667,22 @@ def _tensor(*values):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("loss", "make"), _torch_losses(), ids=lambda v: repr(v) if isinstance(v, Loss) else "")
+@pytest.mark.parametrize(
+    ("loss", "make"), _torch_losses(), ids=lambda v: repr(v) if isinstance(v, Loss) else ""
+)
 def test_torch_gives_the_same_value_and_gradient(loss, make):
     torch = pytest.importorskip("torch")
     y, p = draw(loss, (12, 4), seed=5)
     _compare(torch, loss, make(torch.nn), y, p)
     if isinstance(loss, CrossEntropy):
         if loss.ignore_index is None:
-            _compare(torch, loss, make(torch.nn), special.softmax(np.random.default_rng(6).normal(size=p.shape), axis=-1), p)
+            _compare(
+                torch,
+                loss,
+                make(torch.nn),
+                special.softmax(np.random.default_rng(6).normal(size=p.shape), axis=-1),
+                p,
+            )
         y, p = draw(loss, (2, 4, 3, 5), seed=5)
         _compare(torch, loss, make(torch.nn), y, p)
 
@@ -560,9 +693,13 @@ def test_torch_agrees_where_logits_are_large(scale):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(7)
     p = rng.normal(scale=scale, size=(50, 4)).astype(np.float32)
-    _compare(torch, CrossEntropy(), torch.nn.CrossEntropyLoss(), rng.integers(0, 4, 50), p, rtol=1e-5)
+    _compare(
+        torch, CrossEntropy(), torch.nn.CrossEntropyLoss(), rng.integers(0, 4, 50), p, rtol=1e-5
+    )
     y = rng.integers(0, 2, p.shape).astype(np.float32)
-    _compare(torch, BinaryCrossEntropy(from_logits=True), torch.nn.BCEWithLogitsLoss(), y, p, rtol=1e-5)
+    _compare(
+        torch, BinaryCrossEntropy(from_logits=True), torch.nn.BCEWithLogitsLoss(), y, p, rtol=1e-5
+    )
 
 
 def _compare(torch, loss, other, y, p, rtol=1e-9):
@@ -583,7 +720,20 @@ PIXELS = TensorSpec("mask", np.dtype(np.float32), ("batch", 3, "height", "width"
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+    "dtype",
+    [
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+    ],
 )
 def test_any_type_of_whole_number_is_a_class_index(dtype):
     y = CrossEntropy().prepare(np.array([0, 9, 3], dtype), LOGITS)
@@ -596,18 +746,30 @@ def test_booleans_are_labels():
 
 
 def test_hinge_takes_zero_for_minus_one():
-    assert Hinge().prepare([0, 1], SCORE).tolist() == Hinge().prepare([[-1], [1]], SCORE).tolist() == [[-1], [1]]
+    assert (
+        Hinge().prepare([0, 1], SCORE).tolist()
+        == Hinge().prepare([[-1], [1]], SCORE).tolist()
+        == [[-1], [1]]
+    )
     assert SquaredHinge().prepare(np.zeros(2, np.uint8), SCORE).tolist() == [[-1], [-1]]
 
 
 def test_pixels_may_have_an_axis_of_one_class_map():
     y = np.ones((2, 1, 5, 4), np.uint8)
-    assert CrossEntropy().prepare(y, PIXELS).shape == CrossEntropy().prepare(y[:, 0], PIXELS).shape == (2, 5, 4)
+    assert (
+        CrossEntropy().prepare(y, PIXELS).shape
+        == CrossEntropy().prepare(y[:, 0], PIXELS).shape
+        == (2, 5, 4)
+    )
 
 
 def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
-    assert MeanSquaredError().prepare(np.zeros(7), TensorSpec("y", np.dtype(np.float32), (2, 1))).shape == (7, 1)
-    assert CrossEntropy().prepare(np.zeros(7), TensorSpec("y", np.dtype(np.float32), (2, 3))).shape == (7,)
+    assert MeanSquaredError().prepare(
+        np.zeros(7), TensorSpec("y", np.dtype(np.float32), (2, 1))
+    ).shape == (7, 1)
+    assert CrossEntropy().prepare(
+        np.zeros(7), TensorSpec("y", np.dtype(np.float32), (2, 3))
+    ).shape == (7,)
 
 
 @pytest.mark.parametrize(
@@ -617,23 +779,42 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             CrossEntropy(),
             [0] * 17 + [10],
             LOGITS,
-            "CrossEntropy expects class indices from 0 to 9 for output logits: float32[batch, 10]; got 10 at row 17.",
+            (
+                "CrossEntropy expects class indices from 0 to 9 for output logits: float32[batch,"
+                " 10]; got 10 at row 17."
+            ),
         ),
-        (CrossEntropy(), [3, -1], LOGITS, "got -1 at row 1. With ignore_index=-1 such labels count nothing."),
+        (
+            CrossEntropy(),
+            [3, -1],
+            LOGITS,
+            "got -1 at row 1. With ignore_index=-1 such labels count nothing.",
+        ),
         (CrossEntropy(ignore_index=-1), [3, -1, -2], LOGITS, "got -2 at row 2."),
-        (CrossEntropy(), [3.0, 0.5], LOGITS, "class indices from 0 to 9 for output logits: float32[batch, 10]; got 0.5 at row 1."),
+        (
+            CrossEntropy(),
+            [3.0, 0.5],
+            LOGITS,
+            "class indices from 0 to 9 for output logits: float32[batch, 10]; got 0.5 at row 1.",
+        ),
         (CrossEntropy(), [np.inf, 0], LOGITS, "got inf at row 0."),
         (
             CrossEntropy(),
             np.full((2, 10), 2),
             LOGITS,
-            "class indices, or probabilities from 0 to 1 for output logits: float32[batch, 10]; got 2 at row 0.",
+            (
+                "class indices, or probabilities from 0 to 1 for output logits: float32[batch, 10];"
+                " got 2 at row 0."
+            ),
         ),
         (
             CrossEntropy(),
             np.zeros((2, 9)),
             LOGITS,
-            "class indices of shape (batch,) for output logits: float32[batch, 10]; got shape (2, 9).",
+            (
+                "class indices of shape (batch,) for output logits: float32[batch, 10]; got shape"
+                " (2, 9)."
+            ),
         ),
         (
             CrossEntropy(),
@@ -642,16 +823,50 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             "Are the classes on axis 1? Then set axis=1.",
         ),
         (NLL(), np.full((2, 10), 0.1), LOGITS, "NLL expects class indices of shape (batch,)"),
-        (BinaryCrossEntropy(), [0, 1, 2], SCORE, "numbers from 0 to 1 for output score: float32[batch, 1]; got 2 at row 2."),
-        (BinaryCrossEntropy(), [0, 1], LOGITS, "For one of several classes per row use CrossEntropy."),
-        (Hinge(), [1, 2], SCORE, "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1]; got 2 at row 1."),
-        (Hinge(), [1, 0, -1], SCORE, "not a mixture, for output score: float32[batch, 1]; got -1 at row 2."),
-        (Poisson(), [1, -1], SCORE, "Poisson expects finite numbers >= 0 for output score: float32[batch, 1]; got -1 at row 1."),
+        (
+            BinaryCrossEntropy(),
+            [0, 1, 2],
+            SCORE,
+            "numbers from 0 to 1 for output score: float32[batch, 1]; got 2 at row 2.",
+        ),
+        (
+            BinaryCrossEntropy(),
+            [0, 1],
+            LOGITS,
+            "For one of several classes per row use CrossEntropy.",
+        ),
+        (
+            Hinge(),
+            [1, 2],
+            SCORE,
+            (
+                "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1];"
+                " got 2 at row 1."
+            ),
+        ),
+        (
+            Hinge(),
+            [1, 0, -1],
+            SCORE,
+            "not a mixture, for output score: float32[batch, 1]; got -1 at row 2.",
+        ),
+        (
+            Poisson(),
+            [1, -1],
+            SCORE,
+            (
+                "Poisson expects finite numbers >= 0 for output score: float32[batch, 1]; got -1 at"
+                " row 1."
+            ),
+        ),
         (
             MeanSquaredError(),
             [1, 1e300],
             SCORE,
-            "MeanSquaredError expects finite numbers for output score: float32[batch, 1]; got 1e+300 at row 1.",
+            (
+                "MeanSquaredError expects finite numbers for output score: float32[batch, 1]; got"
+                " 1e+300 at row 1."
+            ),
         ),
         (
             Focal(),
@@ -682,11 +897,26 @@ def test_wrong_labels_are_named(loss, y, output, message):
         (lambda: Elastic(l2_weight=-1), "Elastic needs l2_weight >= 0, got -1."),
         (lambda: Elastic(l1_weight="a"), "Elastic needs l1_weight >= 0, got 'a'."),
         (lambda: Quantile(1), "Quantile needs 0 < quantile < 1, got 1."),
-        (lambda: BinaryCrossEntropy(label_smoothing=1), "BinaryCrossEntropy needs 0 <= label_smoothing < 1, got 1."),
-        (lambda: BinaryCrossEntropy(pos_weight=0), "BinaryCrossEntropy needs pos_weight > 0, got 0."),
-        (lambda: BinaryCrossEntropy(pos_weight=(1, -2)), "BinaryCrossEntropy needs pos_weight > 0, got -2.0."),
-        (lambda: CrossEntropy(label_smoothing=-0.1), "CrossEntropy needs 0 <= label_smoothing < 1, got -0.1."),
-        (lambda: CrossEntropy(class_weights=0.5), "CrossEntropy needs a sequence of numbers as class_weights, got 0.5."),
+        (
+            lambda: BinaryCrossEntropy(label_smoothing=1),
+            "BinaryCrossEntropy needs 0 <= label_smoothing < 1, got 1.",
+        ),
+        (
+            lambda: BinaryCrossEntropy(pos_weight=0),
+            "BinaryCrossEntropy needs pos_weight > 0, got 0.",
+        ),
+        (
+            lambda: BinaryCrossEntropy(pos_weight=(1, -2)),
+            "BinaryCrossEntropy needs pos_weight > 0, got -2.0.",
+        ),
+        (
+            lambda: CrossEntropy(label_smoothing=-0.1),
+            "CrossEntropy needs 0 <= label_smoothing < 1, got -0.1.",
+        ),
+        (
+            lambda: CrossEntropy(class_weights=0.5),
+            "CrossEntropy needs a sequence of numbers as class_weights, got 0.5.",
+        ),
         (lambda: NLL(class_weights=(1, -1)), "NLL needs class_weights >= 0, got -1.0."),
         (lambda: Focal(gamma=-1), "Focal needs gamma >= 0, got -1."),
         (lambda: Focal(alpha=1), "Focal needs 0 < alpha < 1, got 1."),
@@ -698,18 +928,33 @@ def test_wrong_labels_are_named(loss, y, output, message):
             lambda: BinaryCrossEntropy(pos_weight=(1, 2)).target(LOGITS),
             "one of pos_weight for each of the 10 entries of axis 1 of logits",
         ),
-        (lambda: Focal(alpha=(0.5, 0.5)).target(LOGITS), "one of alpha for each of the 10 entries of axis 1 of logits"),
+        (
+            lambda: Focal(alpha=(0.5, 0.5)).target(LOGITS),
+            "one of alpha for each of the 10 entries of axis 1 of logits",
+        ),
         (
             lambda: CrossEntropy().target(SCORE),
-            "CrossEntropy needs at least 2 classes; for one output per sample use BinaryCrossEntropy.",
+            (
+                "CrossEntropy needs at least 2 classes; for one output per sample use"
+                " BinaryCrossEntropy."
+            ),
         ),
-        (lambda: CrossEntropy(axis=2).target(LOGITS), "an output with a batch axis and an axis of classes; got rank 2 and axis=2."),
+        (
+            lambda: CrossEntropy(axis=2).target(LOGITS),
+            "an output with a batch axis and an axis of classes; got rank 2 and axis=2.",
+        ),
         (lambda: CrossEntropy(axis=0).target(LOGITS), "got rank 2 and axis=0."),
         (
             lambda: GaussianNLL().target(SCORE),
-            "GaussianNLL needs an output whose last axis holds means, then as many variances; got score",
+            (
+                "GaussianNLL needs an output whose last axis holds means, then as many variances;"
+                " got score"
+            ),
         ),
-        (lambda: get_loss(3), "A loss is a name, a Loss or a function (op, y_true, y_pred) -> Value, got 3."),
+        (
+            lambda: get_loss(3),
+            "A loss is a name, a Loss or a function (op, y_true, y_pred) -> Value, got 3.",
+        ),
         (lambda: get_loss(int), "A loss is a name, a Loss or a function"),
     ],
 )
@@ -721,13 +966,22 @@ def test_impossible_settings_are_refused(make, message):
 
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(
-        UnknownNameError, match=r"^No loss is called 'cross_entrpy'. Did you mean 'cross_entropy'\? Known: absolute_error, "
+        UnknownNameError,
+        match=(
+            r"^No loss is called 'cross_entrpy'. Did you mean 'cross_entropy'\? Known:"
+            r" absolute_error, "
+        ),
     ):
         get_loss("cross_entrpy")
 
 
 def test_a_loss_may_be_given_in_many_ways():
-    assert get_loss("CrossEntropy") == get_loss(CrossEntropy) == get_loss(CrossEntropy()) == CrossEntropy()
+    assert (
+        get_loss("CrossEntropy")
+        == get_loss(CrossEntropy)
+        == get_loss(CrossEntropy())
+        == CrossEntropy()
+    )
     assert get_loss("MAE") == MeanAbsoluteError()
 
 
@@ -743,21 +997,30 @@ def test_a_function_per_element_is_reduced_and_a_scalar_stays():
     np.testing.assert_allclose(gradient(squares, y, p, s), gradient(MeanSquaredError(), y, p, s))
     largest = get_loss(lambda op, y_true, y_pred: op.ReduceSum(abs(y_true - y_pred), keepdims=0))
     assert value(largest, y, p) == pytest.approx(np.abs(y - p).sum())
-    with pytest.raises(SettingError, match=r"<lambda> gives one number a batch, which cannot be weighted by row"):
+    with pytest.raises(
+        SettingError, match=r"<lambda> gives one number a batch, which cannot be weighted by row"
+    ):
         value(largest, y, p, s)
     with pytest.raises(SettingError, match=r"returned None: a loss is a Value of floats"):
         value(get_loss(lambda op, y_true, y_pred: None), y, p)
 
 
 def test_labels_of_a_function_may_have_a_shape_of_their_own():
-    loss = get_loss(lambda op, y_true, y_pred: -op.Squeeze(op.GatherElements(y_pred, op.Unsqueeze(y_true, [1]), axis=1), [1]))
+    loss = get_loss(
+        lambda op, y_true, y_pred: (
+            -op.Squeeze(op.GatherElements(y_pred, op.Unsqueeze(y_true, [1]), axis=1), [1])
+        )
+    )
     y = loss.prepare(np.array([9, 0, 3]), LOGITS)
     assert (y.dtype, y.shape) == (np.int64, (3,))
     assert loss.prepare(np.array([1, 2]), SCORE).dtype == np.float32
     p = np.random.default_rng(8).normal(size=(3, 10))
     np.testing.assert_allclose(gradient(loss, y, p, symbolic="batch"), gradient(NLL(), y, p))
-    pair = get_loss(lambda op, y_true, y_pred: op.ReduceSum(y_pred, [1], keepdims=1) - y_true)  # (n, 1) labels for (n, 10) outputs
-    assert value(pair, np.ones((3, 1)), p, symbolic="batch") == pytest.approx(p.sum(axis=1).mean() - 1)
+    # (n, 1) labels for (n, 10) outputs
+    pair = get_loss(lambda op, y_true, y_pred: op.ReduceSum(y_pred, [1], keepdims=1) - y_true)
+    assert value(pair, np.ones((3, 1)), p, symbolic="batch") == pytest.approx(
+        p.sum(axis=1).mean() - 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -766,7 +1029,10 @@ def test_labels_of_a_function_may_have_a_shape_of_their_own():
         (
             CrossEntropy(),
             "Softmax",
-            r"CrossEntropy\(from_logits=True\) takes logits, and the model's output comes from a Softmax: set from_logits=False",
+            (
+                r"CrossEntropy\(from_logits=True\) takes logits, and the model's output comes from"
+                r" a Softmax: set from_logits=False"
+            ),
         ),
         (BinaryCrossEntropy(from_logits=True), "Sigmoid", "set from_logits=False"),
         (BinaryCrossEntropy(), "Neg", None),
@@ -791,6 +1057,10 @@ def test_logits_taken_for_probabilities_are_noticed():
     op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
     x = op.input("x", np.float32, (5, 4))
     with pytest.warns(
-        UserWarning, match=r"BinaryCrossEntropy\(from_logits=False\) takes probabilities, and the model's output comes from a Add"
+        UserWarning,
+        match=(
+            r"BinaryCrossEntropy\(from_logits=False\) takes probabilities, and the model's output"
+            r" comes from a Add"
+        ),
     ):
         BinaryCrossEntropy().reduce(op, op.input("y", np.float32, (5, 4)), x + 1, None)

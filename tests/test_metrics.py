@@ -49,19 +49,30 @@ def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def tasks(seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Labels as a loss prepares them, and outputs, for every kind of task; scores are coarse, so that some are equal."""
+    """Labels as a loss prepares them, and outputs, for every kind of task; scores are coarse, so
+    that some are equal.
+    """
     r = rng(seed)
     classes = r.integers(0, CLASSES, rows)
     scores = softmax(np.round(r.standard_normal((rows, CLASSES)), 1)).astype(np.float32)
     pixels = r.integers(0, 3, (rows, 5, 6))
     return {
-        "binary": (r.integers(0, 2, (rows, 1)).astype(np.float32), np.round(r.random((rows, 1)), 2).astype(np.float32)),
-        "flat binary": (r.integers(0, 2, rows).astype(np.float32), np.round(r.random(rows), 2).astype(np.float32)),
+        "binary": (
+            r.integers(0, 2, (rows, 1)).astype(np.float32),
+            np.round(r.random((rows, 1)), 2).astype(np.float32),
+        ),
+        "flat binary": (
+            r.integers(0, 2, rows).astype(np.float32),
+            np.round(r.random(rows), 2).astype(np.float32),
+        ),
         "classes": (classes, scores),
         "one-hot": (np.eye(CLASSES, dtype=np.float32)[classes], scores),
         "pixels": (pixels, softmax(r.standard_normal((rows, 3, 5, 6)), axis=1).astype(np.float32)),
         "tokens": (pixels[:, :, 0], softmax(r.standard_normal((rows, 5, 3))).astype(np.float32)),
-        "regression": (r.standard_normal((rows, 3)).astype(np.float32), r.standard_normal((rows, 3)).astype(np.float32)),
+        "regression": (
+            r.standard_normal((rows, 3)).astype(np.float32),
+            r.standard_normal((rows, 3)).astype(np.float32),
+        ),
     }
 
 
@@ -76,7 +87,9 @@ def quiet(cls: type[Metric], **settings: Any) -> Metric:
     return metric
 
 
-def fitting(cls: type[Metric], seed: int = 0, rows: int = ROWS) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def fitting(
+    cls: type[Metric], seed: int = 0, rows: int = ROWS
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The tasks that a metric is for: it refuses the others with a DataError."""
     found = {}
     for name, (y_true, y_pred) in tasks(seed, rows).items():
@@ -89,10 +102,23 @@ def fitting(cls: type[Metric], seed: int = 0, rows: int = ROWS) -> dict[str, tup
     return found
 
 
-def figure(metric: Metric, y_true: np.ndarray, y_pred: np.ndarray, w: np.ndarray | None = None, cuts: Any = ()) -> Any:
-    """The result over data that comes in batches; every batch is overwritten once it was used, as buffers are."""
+def figure(
+    metric: Metric,
+    y_true: np.ndarray,
+    y_pred: np.ndarray,
+    w: np.ndarray | None = None,
+    cuts: Any = (),
+) -> Any:
+    """The result over data that comes in batches; every batch is overwritten once it was used, as
+    buffers are.
+    """
     metric.reset()
-    for part in zip(*(np.split(a, cuts) if a is not None else [None] * (len(cuts) + 1) for a in (y_true, y_pred, w))):
+    for part in zip(
+        *(
+            np.split(a, cuts) if a is not None else [None] * (len(cuts) + 1)
+            for a in (y_true, y_pred, w)
+        )
+    ):
         batch = [None if array is None else array.copy() for array in part]
         metric.update(*batch)
         for array in batch:
@@ -101,7 +127,9 @@ def figure(metric: Metric, y_true: np.ndarray, y_pred: np.ndarray, w: np.ndarray
     return metric.result()
 
 
-def tasks_without(row: int, y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def tasks_without(
+    row: int, y_true: np.ndarray, y_pred: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     return np.delete(y_true, row, axis=0), np.delete(y_pred, row, axis=0)
 
 
@@ -113,11 +141,20 @@ def same(a: Any, b: Any) -> None:
 
 
 @every_metric
-@given(cuts=st.lists(st.integers(0, ROWS), max_size=6).map(sorted), weighted=st.booleans(), seed=st.integers(0, 5))
-def test_the_split_into_batches_does_not_matter(cls: type[Metric], cuts: list[int], weighted: bool, seed: int) -> None:
+@given(
+    cuts=st.lists(st.integers(0, ROWS), max_size=6).map(sorted),
+    weighted=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_the_split_into_batches_does_not_matter(
+    cls: type[Metric], cuts: list[int], weighted: bool, seed: int
+) -> None:
     for y_true, y_pred in fitting(cls, seed).values():
         metric = quiet(cls, weighted=weighted)
-        same(figure(metric, y_true, y_pred, weights(seed), cuts), figure(metric, y_true, y_pred, weights(seed)))
+        same(
+            figure(metric, y_true, y_pred, weights(seed), cuts),
+            figure(metric, y_true, y_pred, weights(seed)),
+        )
 
 
 @every_metric
@@ -134,7 +171,9 @@ def test_a_weight_counts_the_row_so_many_times_and_none_counts_it_once(cls: type
         same(figure(metric, y_true, y_pred, np.ones_like(w)), figure(plain, y_true, y_pred))
         same(figure(metric, y_true, y_pred), figure(plain, y_true, y_pred))
         same(figure(plain, y_true, y_pred, w), figure(plain, y_true, y_pred))
-        differs |= not np.array_equal(figure(metric, y_true, y_pred, w), figure(plain, y_true, y_pred))
+        differs |= not np.array_equal(
+            figure(metric, y_true, y_pred, w), figure(plain, y_true, y_pred)
+        )
     assert differs, "weights have an effect"
 
 
@@ -194,7 +233,9 @@ def test_nan_is_never_right(cls: type[Metric]) -> None:
                 warnings.simplefilter("error")
                 result = figure(metric, y_true, broken)
             if not cls.scalar:
-                assert result.sum() == figure(metric, *tasks_without(row, y_true, y_pred)).sum(), "in no cell"
+                assert result.sum() == figure(metric, *tasks_without(row, y_true, y_pred)).sum(), (
+                    "in no cell"
+                )
             elif not math.isnan(result):
                 assert result <= figure(metric, *tasks_without(row, y_true, y_pred)) + 1e-12
 
@@ -247,7 +288,9 @@ def test_the_name_a_metric_is_logged_under() -> None:
 
 
 def test_unknown_metrics() -> None:
-    with pytest.raises(UnknownNameError, match=r"No metric is called 'acuracy'\. Did you mean 'accuracy'"):
+    with pytest.raises(
+        UnknownNameError, match=r"No metric is called 'acuracy'\. Did you mean 'accuracy'"
+    ):
         get_metric("acuracy")
     with pytest.raises(SettingError, match=r"A metric is a name, a Metric or a function .*, got 3"):
         get_metric(3)  # type: ignore[arg-type]
@@ -274,9 +317,17 @@ def test_functions_are_metrics() -> None:
 
     y_true, y_pred = np.zeros((4, 1)), np.array([[1.0], [2], [3], [6]])
     metric = get_metric(bias)
-    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[1])) == ("bias", "min", 3)
+    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[1])) == (
+        "bias",
+        "min",
+        3,
+    )
     metric = get_metric(worst_accuracy)
-    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[3])) == ("worst_accuracy", "max", (3 * 3 + 6) / 4)
+    assert (metric.name, metric.mode, figure(metric, y_true, y_pred, cuts=[3])) == (
+        "worst_accuracy",
+        "max",
+        (3 * 3 + 6) / 4,
+    )
     assert get_metric(lambda y_true, y_pred: 1.0).name == "function"
     with pytest.raises(DataError, match=r"Metric 'function' returned shape \(2,\) for 4 rows"):
         get_metric(lambda y_true, y_pred: np.zeros(2)).update(y_true, y_pred)
@@ -288,7 +339,10 @@ def test_functions_are_metrics() -> None:
         (lambda: TopKAccuracy(0), "TopKAccuracy needs k >= 1, got 0"),
         (lambda: BinaryAccuracy(math.nan), "BinaryAccuracy needs a finite threshold, got nan"),
         (lambda: F1(1.0, from_logits=True), "F1 needs 0 < threshold < 1 for logits, got 1.0"),
-        (lambda: Precision(average="samples"), "Precision needs average 'macro', 'micro' or 'weighted', got 'samples'"),
+        (
+            lambda: Precision(average="samples"),
+            "Precision needs average 'macro', 'micro' or 'weighted', got 'samples'",
+        ),
     ],
 )
 def test_impossible_settings(make: Any, message: str) -> None:
@@ -326,25 +380,38 @@ def test_accuracy_over_every_axis_that_can_hold_the_classes() -> None:
         assert figure(metric, one_hot, scores) == 0.75
         assert figure(metric, np.moveaxis(one_hot, 1, -1), np.moveaxis(scores, 1, -1)) == 0.75
     assert figure(ConfusionMatrix(), labels, scores).tolist() == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
-    assert figure(Accuracy(), np.array([[1], [0]]), np.array([[0.1, 0.9], [0.2, 0.8]])) == 0.5  # labels (n, 1)
+    # labels (n, 1)
+    assert figure(Accuracy(), np.array([[1], [0]]), np.array([[0.1, 0.9], [0.2, 0.8]])) == 0.5
 
 
 def test_where_several_axes_could_hold_the_classes_it_is_the_losses_axis() -> None:
     tokens, images = np.array([[0, 1], [1, 1]]), np.array([[[0, 1], [1, 1]]] * 2)
     assert figure(Accuracy(), tokens, np.eye(2)[tokens]) == 1  # (batch, tokens, classes)
-    assert figure(Accuracy(), images, np.moveaxis(np.eye(2)[images], -1, 1)) == 1  # (batch, classes, height, width)
+    # (batch, classes, height, width)
+    assert figure(Accuracy(), images, np.moveaxis(np.eye(2)[images], -1, 1)) == 1
 
 
 def test_classes_that_the_outputs_lack_count_nowhere() -> None:
-    y_true, scores = np.array([0, -100, 1, 255]), np.array([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
-    for metric, expected in ((Accuracy(), 0.5), (TopKAccuracy(1), 0.5), (Recall(average="micro"), 0.5), (AUC(), 1.0)):
+    y_true, scores = (
+        np.array([0, -100, 1, 255]),
+        np.array([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.1, 0.9]]),
+    )
+    for metric, expected in (
+        (Accuracy(), 0.5),
+        (TopKAccuracy(1), 0.5),
+        (Recall(average="micro"), 0.5),
+        (AUC(), 1.0),
+    ):
         assert figure(metric, y_true, scores) == expected
     assert figure(ConfusionMatrix(), y_true, scores).sum() == 2
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (1, 1, 2, 2), (2, 2, 1)])
 def test_binary_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
-    y_true, y_pred = np.array([0, 1, 1, 0.0]).reshape(shape), np.array([0.4, 0.6, 0.4, 0.5]).reshape(shape)
+    y_true, y_pred = (
+        np.array([0, 1, 1, 0.0]).reshape(shape),
+        np.array([0.4, 0.6, 0.4, 0.5]).reshape(shape),
+    )
     assert figure(Accuracy(), y_true, y_pred) == 0.75
     assert figure(Accuracy(threshold=0.3), y_true, y_pred) == 0.5
     assert figure(Recall(), y_true, y_pred) == 0.5
@@ -363,16 +430,25 @@ def test_logits_are_cut_where_their_sigmoid_is() -> None:
                 figure(cls(threshold=threshold), y_true, probability),
             )
         metric = cls()
-        with pytest.warns(UserWarning, match=rf"leave 0\.\.1: if they are logits, use {cls.__name__}\(from_logits=True\)"):
+        with pytest.warns(
+            UserWarning,
+            match=rf"leave 0\.\.1: if they are logits, use {cls.__name__}\(from_logits=True\)",
+        ):
             metric.update(y_true, logit)
         metric.update(y_true, logit)  # says it once
-    figure(BinaryAccuracy(threshold=0.0), np.sign(logit), logit)  # scores around 0 are what they are
+    # scores around 0 are what they are
+    figure(BinaryAccuracy(threshold=0.0), np.sign(logit), logit)
 
 
 def test_several_labels_at_once_are_not_taken_for_one_class() -> None:
-    y_true, y_pred = np.array([[1, 1, 0], [0, 0, 0.0]]), np.array([[0.9, 0.8, 0.7], [0.1, 0.2, 0.3]])
+    y_true, y_pred = (
+        np.array([[1, 1, 0], [0, 0, 0.0]]),
+        np.array([[0.9, 0.8, 0.7], [0.1, 0.2, 0.3]]),
+    )
     for metric in (Accuracy(), CategoricalAccuracy(), F1(), ConfusionMatrix(), TopKAccuracy()):
-        with pytest.raises(DataError, match=r"add up to 1 over the classes.*BinaryAccuracy.*multi_label=True"):
+        with pytest.raises(
+            DataError, match=r"add up to 1 over the classes.*BinaryAccuracy.*multi_label=True"
+        ):
             metric.update(y_true, y_pred)
     assert figure(BinaryAccuracy(), y_true, y_pred) == 5 / 6
 
@@ -386,7 +462,11 @@ def test_equal_scores_do_not_count_for_every_class() -> None:
 
 def test_cosine_of_zero_is_zero() -> None:
     same(
-        figure(CosineSimilarity(), np.array([[3.0, 4], [0, 0], [1, 0]]), np.array([[4.0, 3], [1, 1], [-2, 0]])),
+        figure(
+            CosineSimilarity(),
+            np.array([[3.0, 4], [0, 0], [1, 0]]),
+            np.array([[4.0, 3], [1, 1], [-2, 0]]),
+        ),
         (24 / 25 + 0 - 1) / 3,
     )
 
@@ -403,7 +483,9 @@ def test_r2_does_not_cancel() -> None:
     y = rng().standard_normal((1000, 1))
     noisy = y + 0.1 * rng(1).standard_normal((1000, 1))
     same_spread = figure(R2(), y, noisy)
-    np.testing.assert_allclose(figure(R2(), y + 1e8, noisy + 1e8, None, range(0, 1000, 7)), same_spread, rtol=1e-6)
+    np.testing.assert_allclose(
+        figure(R2(), y + 1e8, noisy + 1e8, None, range(0, 1000, 7)), same_spread, rtol=1e-6
+    )
 
 
 def test_undefined_areas() -> None:
@@ -437,7 +519,11 @@ def test_scikit_learn_agrees(seed: int, weighted: bool) -> None:
     same(ours(BinaryAccuracy(0.3), "binary"), sk.accuracy_score(y, p > np.float32(0.3), **options))
     same(ours(AUC(), "binary"), sk.roc_auc_score(y, p, **options))
     same(ours(ConfusionMatrix(), "binary"), sk.confusion_matrix(y, p > 0.5, **options))
-    for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+    for cls, score in (
+        (Precision, sk.precision_score),
+        (Recall, sk.recall_score),
+        (F1, sk.f1_score),
+    ):
         same(ours(cls(0.7), "binary"), score(y, p > np.float32(0.7), **options))
 
     y, scores = data["classes"]
@@ -446,34 +532,59 @@ def test_scikit_learn_agrees(seed: int, weighted: bool) -> None:
         same(ours(Accuracy(), task), sk.accuracy_score(y, guess, **options))
         same(
             ours(AUC(), task),
-            sk.roc_auc_score(y, scores / scores.astype(np.float64).sum(1, keepdims=True), multi_class="ovr", **options),
+            sk.roc_auc_score(
+                y,
+                scores / scores.astype(np.float64).sum(1, keepdims=True),
+                multi_class="ovr",
+                **options,
+            ),
         )
         same(ours(ConfusionMatrix(), task), sk.confusion_matrix(y, guess, **options))
-        for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+        for cls, score in (
+            (Precision, sk.precision_score),
+            (Recall, sk.recall_score),
+            (F1, sk.f1_score),
+        ):
             for average in ("macro", "micro", "weighted"):
                 same(ours(cls(average=average), task), score(y, guess, average=average, **options))
 
     y, scores = rng(seed).integers(0, 7, ROWS), softmax(rng(seed + 1).standard_normal((ROWS, 7)))
     data["distinct"] = (y, scores)
     for k in (1, 2, 3, 6):
-        same(ours(TopKAccuracy(k), "distinct"), sk.top_k_accuracy_score(y, scores, k=k, labels=np.arange(7), **options))
+        same(
+            ours(TopKAccuracy(k), "distinct"),
+            sk.top_k_accuracy_score(y, scores, k=k, labels=np.arange(7), **options),
+        )
 
     y, p = data["regression"]
-    same(ours(MeanSquaredError(), "regression"), sk.mean_squared_error(y.astype(float), p.astype(float), **options))
-    same(ours(get_metric("mae"), "regression"), sk.mean_absolute_error(y.astype(float), p.astype(float), **options))
+    same(
+        ours(MeanSquaredError(), "regression"),
+        sk.mean_squared_error(y.astype(float), p.astype(float), **options),
+    )
+    same(
+        ours(get_metric("mae"), "regression"),
+        sk.mean_absolute_error(y.astype(float), p.astype(float), **options),
+    )
     same(ours(R2(), "regression"), sk.r2_score(y.astype(float), p.astype(float), **options))
     cosines = np.diag(sk.pairwise.cosine_similarity(y.astype(float), p.astype(float)))
     same(ours(CosineSimilarity(), "regression"), np.average(cosines, weights=w))
 
     several = (rng(seed).random((ROWS, 3)) < 0.4).astype(np.float32)
     data["labels"] = (several, rng(seed + 1).random((ROWS, 3)))
-    for cls, score in ((Precision, sk.precision_score), (Recall, sk.recall_score), (F1, sk.f1_score)):
+    for cls, score in (
+        (Precision, sk.precision_score),
+        (Recall, sk.recall_score),
+        (F1, sk.f1_score),
+    ):
         for average in ("macro", "micro", "weighted"):
             same(
                 ours(cls(average=average, multi_label=True), "labels"),
                 score(several, data["labels"][1] > 0.5, average=average, **options),
             )
-    same(ours(AUC(), "labels"), sk.roc_auc_score(several, data["labels"][1], average="macro", **options))
+    same(
+        ours(AUC(), "labels"),
+        sk.roc_auc_score(several, data["labels"][1], average="macro", **options),
+    )
 
 
 def test_classes_that_neither_occur_nor_are_predicted_do_not_count() -> None:
@@ -487,7 +598,9 @@ def test_the_area_of_logits_is_that_of_their_softmax() -> None:
     logits = rng().standard_normal((ROWS, CLASSES)) * 3
     y = tasks()["classes"][0]
     same(figure(AUC(from_logits=True), y, logits), figure(AUC(), y, softmax(logits)))
-    assert figure(AUC(), y, logits) != figure(AUC(), y, softmax(logits)), "the order of rows depends on it"
+    assert figure(AUC(), y, logits) != figure(AUC(), y, softmax(logits)), (
+        "the order of rows depends on it"
+    )
 
 
 def test_every_exported_name_is_tested_or_a_metric() -> None:

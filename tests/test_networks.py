@@ -1,4 +1,6 @@
-"""Whole architectures, differentiated by the table of rules: the loss curve of 20 Adam steps is PyTorch's from the same weights."""
+"""Whole architectures, differentiated by the table of rules: the loss curve of 20 Adam steps is
+PyTorch's from the same weights.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ class ResidualBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.first, self.second = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False), nn.Conv2d(16, 16, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(8), nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.BatchNorm2d(16)])
+        self.first, self.second = (
+            nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False),
+            nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        )
+        self.norms = nn.ModuleList(
+            [nn.BatchNorm2d(8), nn.BatchNorm2d(16), nn.BatchNorm2d(16), nn.BatchNorm2d(16)]
+        )
         self.short, self.head = nn.Conv2d(8, 16, 1, stride=2, bias=False), nn.Linear(16, 5)
 
     def forward(self, x):
@@ -39,8 +46,16 @@ class MobileBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.expand, self.depthwise, self.project = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 12, 3, 2, 1, groups=12), nn.Conv2d(12, 6, 1)
-        self.squeeze, self.excite, self.head = nn.Conv2d(12, 4, 1), nn.Conv2d(4, 12, 1), nn.Linear(6, 5)
+        self.expand, self.depthwise, self.project = (
+            nn.Conv2d(3, 12, 1),
+            nn.Conv2d(12, 12, 3, 2, 1, groups=12),
+            nn.Conv2d(12, 6, 1),
+        )
+        self.squeeze, self.excite, self.head = (
+            nn.Conv2d(12, 4, 1),
+            nn.Conv2d(4, 12, 1),
+            nn.Linear(6, 5),
+        )
 
     def forward(self, x):
         x = F.hardswish(self.depthwise(F.hardswish(self.expand(x))))
@@ -52,12 +67,18 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down, self.bottom = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
-        self.up, self.smooth, self.out = nn.ConvTranspose2d(8, 6, 2, stride=2), nn.Conv2d(8, 6, 3, padding=1), nn.Conv2d(18, 5, 1)
+        self.up, self.smooth, self.out = (
+            nn.ConvTranspose2d(8, 6, 2, stride=2),
+            nn.Conv2d(8, 6, 3, padding=1),
+            nn.Conv2d(18, 5, 1),
+        )
 
     def forward(self, x):
         a = F.silu(self.down(x))
         b = F.silu(self.bottom(F.max_pool2d(a, 2)))
-        resized = self.smooth(F.interpolate(b, scale_factor=2.0, mode="bilinear", align_corners=False))
+        resized = self.smooth(
+            F.interpolate(b, scale_factor=2.0, mode="bilinear", align_corners=False)
+        )
         return self.out(torch.cat([a, self.up(b), resized], 1))
 
 
@@ -75,21 +96,37 @@ class Recurrent(nn.Module):
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(30, 16), nn.Parameter(torch.randn(1, 7, 16) * 0.1)
-        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, activation="gelu", norm_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 5)
+        self.embedding, self.positions = (
+            nn.Embedding(30, 16),
+            nn.Parameter(torch.randn(1, 7, 16) * 0.1),
+        )
+        layer = nn.TransformerEncoderLayer(
+            16, 4, 32, dropout=0.0, batch_first=True, activation="gelu", norm_first=True
+        )
+        self.layers, self.head = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(16, 5),
+        )
 
     def forward(self, x):
         return self.head(self.layers(self.embedding(x) + self.positions).mean(1))
 
 
 class Decoder(nn.Module):
-    """Root mean square norms, rotary positions, a causal mask, a gated feed-forward layer, tied embeddings."""
+    """Root mean square norms, rotary positions, a causal mask, a gated feed-forward layer, tied
+    embeddings.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.qkv, self.merge = nn.Embedding(11, 16), nn.Linear(16, 48, bias=False), nn.Linear(16, 16, bias=False)
-        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((16, 24), (16, 24), (24, 16)))
+        self.embedding, self.qkv, self.merge = (
+            nn.Embedding(11, 16),
+            nn.Linear(16, 48, bias=False),
+            nn.Linear(16, 16, bias=False),
+        )
+        self.gate, self.up, self.down = (
+            nn.Linear(*s, bias=False) for s in ((16, 24), (16, 24), (24, 16))
+        )
         self.scales = nn.ParameterList([torch.ones(16) for _ in range(3)])
         angle = torch.outer(torch.arange(6.0), 10000 ** (-torch.arange(0, 8, 2) / 8)).repeat(1, 2)
         self.register_buffer("cos", angle.cos())
@@ -105,8 +142,15 @@ class Decoder(nn.Module):
 
     def forward(self, x):
         h = self.embedding(x)
-        q, k, v = (t.reshape(-1, 6, 2, 8).transpose(1, 2) for t in self.qkv(self.norm(h, 0)).chunk(3, -1))
-        a = torch.softmax(self.rotated(q) @ self.rotated(k).transpose(-1, -2) / 8**0.5 + self.mask, -1) @ v
+        q, k, v = (
+            t.reshape(-1, 6, 2, 8).transpose(1, 2) for t in self.qkv(self.norm(h, 0)).chunk(3, -1)
+        )
+        a = (
+            torch.softmax(
+                self.rotated(q) @ self.rotated(k).transpose(-1, -2) / 8**0.5 + self.mask, -1
+            )
+            @ v
+        )
         h = h + self.merge(a.transpose(1, 2).reshape(-1, 6, 16))
         n = self.norm(h, 1)
         h = h + self.down(F.silu(self.gate(n)) * self.up(n))
@@ -159,7 +203,14 @@ class Recommender(nn.Module):
 
 
 def perceptron() -> Any:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 5))
+    return nn.Sequential(
+        nn.Linear(6, 16),
+        nn.Tanh(),
+        nn.LayerNorm(16),
+        nn.Linear(16, 16),
+        nn.GELU(),
+        nn.Linear(16, 5),
+    )
 
 
 IMAGES = lambda: torch.randn(16, 3, 8, 8)  # noqa: E731
@@ -179,7 +230,11 @@ NETWORKS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "autoencoder": (Autoencoder, lambda: torch.rand(16, 3, 8, 8), "numbers"),
     "recommender": (Recommender, WORDS(40, 9), "classes"),
 }
-LOSSES = {"classes": "cross_entropy", "places": CrossEntropy(axis=1), "numbers": "mean_squared_error"}
+LOSSES = {
+    "classes": "cross_entropy",
+    "places": CrossEntropy(axis=1),
+    "numbers": "mean_squared_error",
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -188,7 +243,8 @@ def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
     make, inputs, kind = NETWORKS[name]
     x, model = inputs(), make()
     with torch.no_grad():
-        for weight in model.parameters():  # an exporter shares tensors that are equal, such as the scales of two norms
+        # an exporter shares tensors that are equal, such as the scales of two norms
+        for weight in model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape))
         places = model(x).shape
     y = torch.rand(places) if kind == "numbers" else torch.randint(0, 5, (places[0], *places[2:]))
@@ -199,8 +255,12 @@ def test_the_loss_curve_is_that_of_torch(name: str, tmp_path: Path) -> None:
             model.train(), (x,), tmp_path / "model.onnx", dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}},
             opset_version=17, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
         )  # fmt: skip
-    trained = [f"!{buffer}" for buffer, _ in model.named_buffers() if buffer in ("cos", "sin")] or None
-    trainer = Trainer(tmp_path / "model.onnx", trained, loss=LOSSES[kind], optimizer=Adam(0.01), gradient="onnx")
+    trained = [
+        f"!{buffer}" for buffer, _ in model.named_buffers() if buffer in ("cos", "sin")
+    ] or None
+    trainer = Trainer(
+        tmp_path / "model.onnx", trained, loss=LOSSES[kind], optimizer=Adam(0.01), gradient="onnx"
+    )
     optimizer = torch.optim.Adam(theirs.train().parameters(), 0.01)
     ours, expected = [], []
     for _ in range(20):

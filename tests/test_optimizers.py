@@ -1,6 +1,8 @@
-"""Optimizers: laws for every one; torch.optim, and the papers' formulas in float64 numpy where torch has none, as independent evidence.
+"""Optimizers: laws for every one; torch.optim, and the papers' formulas in float64 numpy where
+torch has none, as independent evidence.
 
-Every update graph is run by onnxruntime, as in a training step: weights, slots, learning rate and step go in, their next values come out.
+Every update graph is run by onnxruntime, as in a training step: weights, slots, learning rate and
+step go in, their next values come out.
 """
 
 import dataclasses
@@ -52,15 +54,25 @@ REGISTRY = registry(MODULE, Optimizer)
 
 @functools.cache
 def compiled(optimizer, specs):
-    """The graph of an update as a session, its nodes, the types of its inputs and the (weight, slot or None) of its outputs."""
+    """The graph of an update as a session, its nodes, the types of its inputs and the (weight, slot
+    or None) of its outputs.
+    """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="update")
     op = GraphBuilder(graph)
     wide = any(dtype == np.float64 for _, dtype, _ in specs)
-    lr, step = op.input("lr", np.float64 if wide else np.float32, ()), op.input("step", np.float64, ())
+    lr, step = (
+        op.input("lr", np.float64 if wide else np.float32, ()),
+        op.input("step", np.float64, ()),
+    )
     weights = {name: op.input(name, dtype, shape) for name, dtype, shape in specs}
     gradients = {name: op.input(f"{name}/g", dtype, shape) for name, dtype, shape in specs}
-    arrays = {name: initial_slots(optimizer, name, np.zeros(shape, dtype)) for name, dtype, shape in specs}
-    slots = {n: {s: op.input(f"{n}/{s}", a.dtype, a.shape) for s, a in own.items()} for n, own in arrays.items()}
+    arrays = {
+        name: initial_slots(optimizer, name, np.zeros(shape, dtype)) for name, dtype, shape in specs
+    }
+    slots = {
+        n: {s: op.input(f"{n}/{s}", a.dtype, a.shape) for s, a in own.items()}
+        for n, own in arrays.items()
+    }
     weights_after, slots_after = apply_update(op, optimizer, weights, gradients, slots, lr, step)
     nodes = [(node.op_type, node.name) for node in graph]
     outputs = []
@@ -71,7 +83,9 @@ def compiled(optimizer, specs):
             outputs.append((name, slot))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString(), options)
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString(), options
+    )
     return session, nodes, {v.name: v.dtype.numpy() for v in graph.inputs}, outputs
 
 
@@ -87,11 +101,18 @@ class Update:
         self.session, self.nodes, self.dtypes, self.outputs = compiled(optimizer, specs)
 
     def __call__(self, gradients, lr=None):
-        feeds = {"lr": learning_rate_at(self.optimizer, self.steps) if lr is None else lr, "step": self.steps + 1}
+        feeds = {
+            "lr": learning_rate_at(self.optimizer, self.steps) if lr is None else lr,
+            "step": self.steps + 1,
+        }
         for name, w in self.weights.items():
-            feeds |= {name: w, f"{name}/g": gradients[name]} | {f"{name}/{s}": a for s, a in self.slots[name].items()}
+            feeds |= {name: w, f"{name}/g": gradients[name]} | {
+                f"{name}/{s}": a for s, a in self.slots[name].items()
+            }
         wanted = [v.name for v in self.session.get_inputs()]
-        results = self.session.run(None, {name: np.asarray(feeds[name], self.dtypes[name]) for name in wanted})
+        results = self.session.run(
+            None, {name: np.asarray(feeds[name], self.dtypes[name]) for name in wanted}
+        )
         for (name, slot), value in zip(self.outputs, results):
             if slot is None:
                 self.weights[name] = value
@@ -157,20 +178,28 @@ every_optimizer = pytest.mark.parametrize("optimizer", VARIANTS, ids=called)
 def test_a_quadratic_is_solved_with_some_learning_rate(optimizer):
     begin = distance(start())
     with np.errstate(all="ignore"):  # some diverge with the largest
-        ends = [distance(train(dataclasses.replace(optimizer, weight_decay=0.0), 300, lr=lr).weights) for lr in (0.01, 0.1, 10.0)]
+        ends = [
+            distance(train(dataclasses.replace(optimizer, weight_decay=0.0), 300, lr=lr).weights)
+            for lr in (0.01, 0.1, 10.0)
+        ]
     assert np.nanmin(ends) < 0.1 * begin
 
 
 @every_optimizer
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_weights_and_slots_keep_shape_and_type(optimizer, dtype):
-    update = Update(dataclasses.replace(optimizer, ema_momentum=0.5, weight_decay=0.1), start(dtype))
+    update = Update(
+        dataclasses.replace(optimizer, ema_momentum=0.5, weight_decay=0.1), start(dtype)
+    )
     before = {**update.weights}, {name: dict(own) for name, own in update.slots.items()}
     update(pull(update.weights))
     for name, w in before[0].items():
         assert (update.weights[name].dtype, update.weights[name].shape) == (w.dtype, w.shape)
         for slot, array in before[1][name].items():
-            assert (update.slots[name][slot].dtype, update.slots[name][slot].shape) == (array.dtype, array.shape)
+            assert (update.slots[name][slot].dtype, update.slots[name][slot].shape) == (
+                array.dtype,
+                array.shape,
+            )
 
 
 @every_optimizer
@@ -185,7 +214,10 @@ def test_weights_of_two_types_share_a_graph():
     update = Update(Adam(0.1, ema_momentum=0.5), weights)
     update({name: np.ones(3) for name in weights})
     np.testing.assert_allclose(update.weights["wide"], update.weights["narrow"], rtol=1e-6)
-    assert {name: w.dtype for name, w in update.weights.items()} == {"wide": np.float64, "narrow": np.float32}
+    assert {name: w.dtype for name, w in update.weights.items()} == {
+        "wide": np.float64,
+        "narrow": np.float32,
+    }
 
 
 @every_optimizer
@@ -210,12 +242,19 @@ def test_a_gradient_of_zero_leaves_everything_finite(optimizer):
 def test_weight_decay_spares_the_excluded(optimizer):
     plain = train(dataclasses.replace(optimizer, weight_decay=0.0), 5).weights
     decayed = train(dataclasses.replace(optimizer, weight_decay=0.5), 5).weights
-    spared = train(dataclasses.replace(optimizer, weight_decay=0.5, exclude_from_weight_decay=("*.bias", "scale")), 5).weights
+    spared = train(
+        dataclasses.replace(
+            optimizer, weight_decay=0.5, exclude_from_weight_decay=("*.bias", "scale")
+        ),
+        5,
+    ).weights
     for name in plain:
         excluded = name in ("fc.bias", "scale")
         assert spared[name].tobytes() == (plain if excluded else decayed)[name].tobytes()
         # a scalar has but a sign, which is all that Lamb takes of a direction
-        assert not np.array_equal(plain[name], decayed[name]) or (name == "scale" and isinstance(optimizer, Lamb))
+        assert not np.array_equal(plain[name], decayed[name]) or (
+            name == "scale" and isinstance(optimizer, Lamb)
+        )
 
 
 @every_optimizer
@@ -223,7 +262,8 @@ def test_weight_decay_alone_shrinks_by_learning_rate_times_decay(optimizer):
     weights = {"w": np.array([[2.0, -4.0], [1.0, 0.5]])}
     update = Update(dataclasses.replace(optimizer, weight_decay=0.5), weights)
     update({"w": np.zeros((2, 2))}, lr=0.25)
-    if isinstance(optimizer, Lamb):  # its decay passes through the quotient of norms: one learning rate of the weight's length
+    # its decay passes through the quotient of norms: one learning rate of the weight's length
+    if isinstance(optimizer, Lamb):
         np.testing.assert_allclose(update.weights["w"], weights["w"] * (1 - 0.25), rtol=1e-12)
     else:
         np.testing.assert_allclose(update.weights["w"], weights["w"] * (1 - 0.25 * 0.5), rtol=1e-12)
@@ -231,7 +271,11 @@ def test_weight_decay_alone_shrinks_by_learning_rate_times_decay(optimizer):
 
 @every_optimizer
 def test_multipliers_scale_the_learning_rate(optimizer):
-    scaled = dataclasses.replace(optimizer, weight_decay=0.1, learning_rate_multipliers={"*.bias": 0.5, "fc.*": 0.25, "scale": 0})
+    scaled = dataclasses.replace(
+        optimizer,
+        weight_decay=0.1,
+        learning_rate_multipliers={"*.bias": 0.5, "fc.*": 0.25, "scale": 0},
+    )
     update = Update(scaled, start())
     for _ in range(5):
         update(pull(update.weights), 0.125)
@@ -305,16 +349,23 @@ def test_repr_equality_hash_and_json(optimizer):
     assert again == optimizer
     assert hash(again) == hash(optimizer)
     for given in (optimizer, type(optimizer)()):
-        restored = from_config(json.loads(json.dumps(to_config(given))), MODULE, "onnxfit.schedules")
+        restored = from_config(
+            json.loads(json.dumps(to_config(given))), MODULE, "onnxfit.schedules"
+        )
         assert restored == given
         assert hash(restored) == hash(given)
     assert restored != optimizer
-    assert list(from_config(to_config(optimizer), MODULE, "onnxfit.schedules").learning_rate_multipliers) == ["head*", "*"]
+    assert list(
+        from_config(to_config(optimizer), MODULE, "onnxfit.schedules").learning_rate_multipliers
+    ) == ["head*", "*"]
 
 
 def test_config_of_defaults_is_the_name_alone():
     assert to_config(AdamW()) == {"name": "AdamW"}
-    assert to_config(AdamW(weight_decay=0.0)) == {"name": "AdamW", "settings": {"weight_decay": 0.0}}
+    assert to_config(AdamW(weight_decay=0.0)) == {
+        "name": "AdamW",
+        "settings": {"weight_decay": 0.0},
+    }
 
 
 @every_optimizer
@@ -323,7 +374,9 @@ def test_nonsense_is_refused_in_every_number(optimizer):
         value = getattr(optimizer, field.name)
         bad: list[object] = []
         if isinstance(value, float):
-            bad = [math.nan, math.inf, "x", True, None] + ([1.0] if field.name == "beta2_decay" else [-1.0])
+            bad = [math.nan, math.inf, "x", True, None] + (
+                [1.0] if field.name == "beta2_decay" else [-1.0]
+            )
         elif field.name == "betas":
             bad = [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, 0.9, 0.9), 0.9, (0.9, math.nan)]
         elif isinstance(value, tuple) and field.name == "eps":
@@ -345,32 +398,70 @@ TORCH = {
     "sgd": (SGD(0.05), "SGD", {"lr": 0.05}, 0),
     "sgd_decay": (SGD(0.05, weight_decay=0.1), "SGD", {"lr": 0.05}, 0.1),
     "momentum": (SGD(0.05, 0.9), "SGD", {"lr": 0.05, "momentum": 0.9}, 0),
-    "nesterov": (SGD(0.05, 0.9, nesterov=True), "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}, 0),
-    "dampening": (SGD(0.05, 0.9, dampening=0.4), "SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.4}, 0),
+    "nesterov": (
+        SGD(0.05, 0.9, nesterov=True),
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, "nesterov": True},
+        0,
+    ),
+    "dampening": (
+        SGD(0.05, 0.9, dampening=0.4),
+        "SGD",
+        {"lr": 0.05, "momentum": 0.9, "dampening": 0.4},
+        0,
+    ),
     "adam": (Adam(), "Adam", {}, 0),
-    "adam_large": (Adam(0.02, (0.8, 0.95), 1e-6), "Adam", {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6}, 0),
+    "adam_large": (
+        Adam(0.02, (0.8, 0.95), 1e-6),
+        "Adam",
+        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6},
+        0,
+    ),
     "amsgrad": (Adam(0.02, amsgrad=True), "Adam", {"lr": 0.02, "amsgrad": True}, 0),
     "adamw": (AdamW(), "AdamW", {}, 0),
     "adamw_large": (AdamW(0.02, weight_decay=0.5), "AdamW", {"lr": 0.02, "weight_decay": 0.5}, 0),
     "adamax": (Adamax(), "Adamax", {}, 0),
-    "adamax_large": (Adamax(0.02, (0.8, 0.9), 1e-3), "Adamax", {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-3}, 0),
+    "adamax_large": (
+        Adamax(0.02, (0.8, 0.9), 1e-3),
+        "Adamax",
+        {"lr": 0.02, "betas": (0.8, 0.9), "eps": 1e-3},
+        0,
+    ),
     "nadam": (NAdam(), "NAdam", {}, 0),
     "nadam_large": (
         NAdam(0.02, (0.8, 0.95), 1e-6, 0.1, weight_decay=0.2),
         "NAdam",
-        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2, "momentum_decay": 0.1, "decoupled_weight_decay": True},
+        {
+            "lr": 0.02,
+            "betas": (0.8, 0.95),
+            "eps": 1e-6,
+            "weight_decay": 0.2,
+            "momentum_decay": 0.1,
+            "decoupled_weight_decay": True,
+        },
         0,
     ),
     "radam": (RAdam(), "RAdam", {}, 0),
     "radam_large": (
         RAdam(0.02, (0.8, 0.95), 1e-6, weight_decay=0.2),
         "RAdam",
-        {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2, "decoupled_weight_decay": True},
+        {
+            "lr": 0.02,
+            "betas": (0.8, 0.95),
+            "eps": 1e-6,
+            "weight_decay": 0.2,
+            "decoupled_weight_decay": True,
+        },
         0,
     ),
     "radam_short": (RAdam(0.02, (0.8, 0.6)), "RAdam", {"lr": 0.02, "betas": (0.8, 0.6)}, 0),
     "rmsprop": (RMSprop(), "RMSprop", {}, 0),
-    "rmsprop_momentum": (RMSprop(0.005, 0.9, momentum=0.5), "RMSprop", {"lr": 0.005, "alpha": 0.9, "momentum": 0.5}, 0),
+    "rmsprop_momentum": (
+        RMSprop(0.005, 0.9, momentum=0.5),
+        "RMSprop",
+        {"lr": 0.005, "alpha": 0.9, "momentum": 0.5},
+        0,
+    ),
     "rmsprop_centered": (
         RMSprop(0.005, 0.9, 1e-4, momentum=0.5, centered=True),
         "RMSprop",
@@ -385,7 +476,12 @@ TORCH = {
         0,
     ),
     "adadelta": (Adadelta(), "Adadelta", {}, 0),
-    "adadelta_large": (Adadelta(2.0, 0.8, 1e-3, weight_decay=0.01), "Adadelta", {"lr": 2.0, "rho": 0.8, "eps": 1e-3}, 0.01),
+    "adadelta_large": (
+        Adadelta(2.0, 0.8, 1e-3, weight_decay=0.01),
+        "Adadelta",
+        {"lr": 2.0, "rho": 0.8, "eps": 1e-3},
+        0.01,
+    ),
     "adafactor": (Adafactor(), "Adafactor", {}, 0),
     "adafactor_large": (
         Adafactor(0.3, -0.6, (1e-5, 0.9), 1.5, weight_decay=0.1),
@@ -408,7 +504,9 @@ def network(torch, dtype):
 
     def loss(w, step):
         h = torch.tanh(x[step] @ w["fc.weight"] + w["fc.bias"])
-        return ((torch.einsum("bi,kij->bj", h, w["conv.weight"])[:, :2] * w["scale"] - y[step]) ** 2).mean()
+        return (
+            (torch.einsum("bi,kij->bj", h, w["conv.weight"])[:, :2] * w["scale"] - y[step]) ** 2
+        ).mean()
 
     return loss
 
@@ -423,7 +521,8 @@ def test_torch_has_the_same_weights_after_each_of_50_steps(case, dtype, toleranc
     theirs = {name: torch.tensor(w, requires_grad=True) for name, w in start(dtype).items()}
     optimizer = getattr(torch.optim, name)(list(theirs.values()), **settings)
     rate = optimizer.param_groups[0]["lr"]
-    tolerance = max(tolerance, 1e-8) if isinstance(ours, NAdam) else tolerance  # torch keeps the product of mu in float32
+    # torch keeps the product of mu in float32
+    tolerance = max(tolerance, 1e-8) if isinstance(ours, NAdam) else tolerance
     update = Update(ours, start(dtype))
     first = start(dtype)
     for step in range(50):
@@ -437,7 +536,9 @@ def test_torch_has_the_same_weights_after_each_of_50_steps(case, dtype, toleranc
         loss(mine, step).backward()
         update({name: w.grad.numpy() for name, w in mine.items()})
         for name, w in theirs.items():
-            np.testing.assert_allclose(update.weights[name], w.detach().numpy(), rtol=0, atol=tolerance)
+            np.testing.assert_allclose(
+                update.weights[name], w.detach().numpy(), rtol=0, atol=tolerance
+            )
     assert all(np.abs(update.weights[name] - w).max() > 1e-3 for name, w in first.items())
 
 
@@ -464,7 +565,9 @@ def adam(w, g, t, s, lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, decay=0.0):
 
 
 def adafactor(w, g, t, s, lr=0.01):
-    """Shazeer & Stern's Algorithm 4 with its relative step size, the matrix of row and column sums divided by their total."""
+    """Shazeer & Stern's Algorithm 4 with its relative step size, the matrix of row and column sums
+    divided by their total.
+    """
     b2 = 1 - t**-0.8
     if w.ndim < 2:
         v = s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
@@ -486,9 +589,17 @@ def sgd(w, g, t, s, lr=0.1, mu=0.9, tau=0.3):
     ("optimizer", "formula", "settings"),
     [
         (Lion(), lion, {}),
-        (Lion(0.01, (0.8, 0.95), weight_decay=0.3), lion, {"lr": 0.01, "b1": 0.8, "b2": 0.95, "decay": 0.3}),
+        (
+            Lion(0.01, (0.8, 0.95), weight_decay=0.3),
+            lion,
+            {"lr": 0.01, "b1": 0.8, "b2": 0.95, "decay": 0.3},
+        ),
         (Lamb(), lamb, {}),
-        (Lamb(0.1, (0.8, 0.9), 1e-3, weight_decay=0.3), lamb, {"lr": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3, "decay": 0.3}),
+        (
+            Lamb(0.1, (0.8, 0.9), 1e-3, weight_decay=0.3),
+            lamb,
+            {"lr": 0.1, "b1": 0.8, "b2": 0.9, "eps": 1e-3, "decay": 0.3},
+        ),
         (Adam(0.1), adam, {"lr": 0.1}),
         (AdamW(0.1), adam, {"lr": 0.1, "decay": 0.01}),
         (Adafactor(), adafactor, {}),
@@ -501,7 +612,9 @@ def test_the_papers_formula_in_numpy(optimizer, formula, settings):
     weights, memory = start(np.float64), {name: {} for name in update.weights}
     for t in range(1, 51):
         g = pull(weights)
-        weights = {name: formula(w, g[name], t, memory[name], **settings) for name, w in weights.items()}
+        weights = {
+            name: formula(w, g[name], t, memory[name], **settings) for name, w in weights.items()
+        }
         update(pull(update.weights))
         for name, w in weights.items():
             np.testing.assert_allclose(update.weights[name], w, rtol=0, atol=1e-10)
@@ -542,7 +655,10 @@ def test_centered_rmsprop_survives_a_constant_gradient():
     ids=lambda v: called(v) if isinstance(v, Optimizer) else str(v),
 )
 def test_nodes_per_weight(optimizer, per_weight):
-    counts = [len(Update(optimizer, {f"w{i}": np.ones(2, np.float32) for i in range(n)}).nodes) for n in (1, 2)]
+    counts = [
+        len(Update(optimizer, {f"w{i}": np.ones(2, np.float32) for i in range(n)}).nodes)
+        for n in (1, 2)
+    ]
     assert counts[1] - counts[0] == per_weight
 
 
@@ -583,9 +699,18 @@ def test_ones_own_optimizer_has_slots_of_any_shape_and_type():
 @pytest.mark.parametrize(
     ("give", "message"),
     [
-        (lambda op, w, c, f: w, r"Decaying.update for 'w' returned 1 values, expected 3: the weight and count, first\."),
-        (lambda op, w, c, f: (w, op.cast(c, np.float32), f), r"made 'count' float32\[\]; it was float64\[\]"),
-        (lambda op, w, c, f: (op.ReduceSum(w, [0], keepdims=0), c, f), r"made 'w' float32\[3\]; it was float32\[2, 3\]"),
+        (
+            lambda op, w, c, f: w,
+            r"Decaying.update for 'w' returned 1 values, expected 3: the weight and count, first\.",
+        ),
+        (
+            lambda op, w, c, f: (w, op.cast(c, np.float32), f),
+            r"made 'count' float32\[\]; it was float64\[\]",
+        ),
+        (
+            lambda op, w, c, f: (op.ReduceSum(w, [0], keepdims=0), c, f),
+            r"made 'w' float32\[3\]; it was float32\[2, 3\]",
+        ),
     ],
 )
 def test_an_update_that_returns_something_else_is_refused(give, message):
@@ -606,16 +731,23 @@ def test_a_slot_may_not_take_the_averages_name():
 # -- names, settings, the learning rate
 
 
-# Small weights together -------------------------------------------------------------------------------------------------------
+# Small weights together
+# -------------------------------------------------------------------------------------------------------
 
 SOURCES = ["onnx", pytest.param("onnxruntime", marks=needs_builder)]
-PICKY = {"exclude_from_weight_decay": ["*.bias"], "learning_rate_multipliers": {"fc2.*": 0.5}, "ema_momentum": 0.9}
+PICKY = {
+    "exclude_from_weight_decay": ["*.bias"],
+    "learning_rate_multipliers": {"fc2.*": 0.5},
+    "ema_momentum": 0.9,
+}
 
 
 def trained(optimizer, monkeypatch, small, **options):
     """A trainer after six steps, with weights of up to `small` elements updated together."""
     monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", small)
-    trainer = Trainer(mlp((4, 8, 6, 3)), loss="cross_entropy", optimizer=optimizer, clip_value=0.5, **options)
+    trainer = Trainer(
+        mlp((4, 8, 6, 3)), loss="cross_entropy", optimizer=optimizer, clip_value=0.5, **options
+    )
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 4)).astype(np.float32), rng.integers(0, 3, 48)
     trainer.fit(x, y, batch_size=8, epochs=1, verbose=0)
@@ -625,13 +757,19 @@ def trained(optimizer, monkeypatch, small, **options):
 @pytest.mark.parametrize("optimizer", list(REGISTRY.values()), ids=list(REGISTRY))
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01, **PICKY}], ids=["plain", "picky"])
 def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp_path):
-    alone, together = (trained(optimizer(0.01, **settings), monkeypatch, small) for small in (0, 30))
+    alone, together = (
+        trained(optimizer(0.01, **settings), monkeypatch, small) for small in (0, 30)
+    )
     packs = together._backend.fused
-    # not to the bit: the last elements of a tensor, which fill no register, are rounded in their own way
+    # not to the bit: the last elements of a tensor, which fill no register, are rounded in their
+    # own way
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
     assert not alone._backend.fused
-    assert bool(packs) == (together.optimizer.elementwise and bool(together._backend.recipe.slots["fc0.bias"]))
-    assert "fc0.weight" not in {name for members in packs.values() for name in members}  # 32 elements
+    assert bool(packs) == (
+        together.optimizer.elementwise and bool(together._backend.recipe.slots["fc0.bias"])
+    )
+    # 32 elements
+    assert "fc0.weight" not in {name for members in packs.values() for name in members}
     state = {name: alone._backend.state.get(name) for name in alone._backend.state}
     assert list(state) == list(together._backend.state)  # in which nobody sees a pack
     for name, array in state.items():
@@ -646,13 +784,17 @@ def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp
     close(together.get_weights()["fc2.bias"], alone.get_weights()["fc2.bias"])
     again = Trainer.load(tmp_path / "t.ckpt")
     again.train_on_batch(np.ones((8, 4), np.float32), np.zeros(8, np.int64))
-    np.testing.assert_array_equal(again.get_weights()["fc2.bias"], together.get_weights()["fc2.bias"])
+    np.testing.assert_array_equal(
+        again.get_weights()["fc2.bias"], together.get_weights()["fc2.bias"]
+    )
     together.revert_step()
     assert (together.get_weights()["fc2.bias"] == 0.25).all()
 
 
 def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
-    """Many small weights are in several tensors, each with no more elements than one may have; nothing is alone in one."""
+    """Many small weights are in several tensors, each with no more elements than one may have;
+    nothing is alone in one.
+    """
     monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", 60)
     monkeypatch.setattr(onnxfit.optimizers, "MAX_FUSED_ELEMENTS", 100)
     sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
@@ -663,7 +805,9 @@ def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
 
 @pytest.mark.parametrize("gradient", SOURCES)
 @pytest.mark.parametrize(
-    "optimizer", [SGD(0.1), SGD(0.1, weight_decay=0.01, **PICKY), SGD(0.1, momentum=0.9), Adam(0.01)], ids=called
+    "optimizer",
+    [SGD(0.1), SGD(0.1, weight_decay=0.01, **PICKY), SGD(0.1, momentum=0.9), Adam(0.01)],
+    ids=called,
 )
 def test_what_is_compiled_trains_as_the_graph_that_is_shown(optimizer, gradient, monkeypatch):
     """In which the learning rate may meet the loss, and not every gradient."""
@@ -672,7 +816,13 @@ def test_what_is_compiled_trains_as_the_graph_that_is_shown(optimizer, gradient,
     for compact in (True, False):
         if not compact:
             monkeypatch.setattr(FullBackend, "compact_graph", FullBackend.graph)
-        trainer = Trainer(mlp(), loss="cross_entropy", optimizer=optimizer, penalty={"*.weight": 0.01}, gradient=gradient)
+        trainer = Trainer(
+            mlp(),
+            loss="cross_entropy",
+            optimizer=optimizer,
+            penalty={"*.weight": 0.01},
+            gradient=gradient,
+        )
         trainer.fit(*data, epochs=3, batch_size=8, verbose=0)
         weights.append(trainer.get_weights())
     for name, array in weights[0].items():
@@ -685,16 +835,21 @@ def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
         trainer.train_on_batch(np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32))
         (runner,) = trainer._backend._fixed["train"].values()
         graph = runner.model.graph
-        return [n.op_type for n in graph.node if "train/learning_rate" in n.input], [n.op_type for n in graph.node].count("Gemm")
+        return [n.op_type for n in graph.node if "train/learning_rate" in n.input], [
+            n.op_type for n in graph.node
+        ].count("Gemm")
 
-    assert nodes(SGD(0.1)) == (["Mul"], 3 + 2 + 3)  # forward, back through two layers, weights with their updates
+    # forward, back through two layers, weights with their updates
+    assert nodes(SGD(0.1)) == (["Mul"], 3 + 2 + 3)
     assert len(nodes(SGD(0.1), clip_value=1.0)[0]) == 6
 
 
 def test_packs_stay_inside(monkeypatch):
     """The graphs that a user sees, and those that update by windows, know nothing of them."""
     trainer = trained(Adam(0.01), monkeypatch, 10_000)
-    assert [*trainer._backend.fused.values()] == [[f"fc{i}.{part}" for i in range(3) for part in ("weight", "bias")]]
+    assert [*trainer._backend.fused.values()] == [
+        [f"fc{i}.{part}" for i in range(3) for part in ("weight", "bias")]
+    ]
     train = onnx.load_from_string(trainer.save_onnx_graph(bytes)["train"])
     assert {"fc0.bias/m", "fc0.bias"} <= {v.name for v in train.graph.input}
     assert not trained(Adam(0.01), monkeypatch, 10_000, accumulate=2)._backend.fused
@@ -709,7 +864,9 @@ def test_names():
     assert get_optimizer(given) is given
     assert get_optimizer(0.25) == get_optimizer(np.float32(0.25)) == SGD(0.25)
     assert get_optimizer(1) == SGD(1.0)
-    with pytest.raises(UnknownNameError, match=r"No optimizer is called 'adamx'\. Did you mean 'adamax'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"No optimizer is called 'adamx'\. Did you mean 'adamax'\?"
+    ):
         get_optimizer("adamx")
     with pytest.raises(SettingError, match=r"got <class .*Adam'>. Make one: Adam\(\)\."):
         get_optimizer(Adam)
@@ -725,16 +882,25 @@ def test_names():
         (lambda: SGD(-0.1), r"SGD needs learning_rate >= 0, got -0\.1\."),
         (lambda: SGD("fast"), r"SGD needs learning_rate >= 0, got 'fast'\."),
         (lambda: SGD(momentum=-1.0), r"SGD needs momentum >= 0, got -1\.0\."),
-        (lambda: SGD(nesterov=True), r"nesterov needs momentum > 0 and dampening 0, got 0\.0 and 0\.0"),
+        (
+            lambda: SGD(nesterov=True),
+            r"nesterov needs momentum > 0 and dampening 0, got 0\.0 and 0\.0",
+        ),
         (lambda: SGD(momentum=0.9, nesterov=True, dampening=0.1), r"got 0\.9 and 0\.1"),
         (lambda: SGD(dampening=0.1), r"dampening needs momentum > 0"),
         (lambda: SGD(scaled_velocity=True), r"scaled_velocity needs momentum > 0, got 0\."),
-        (lambda: Adam(betas=(0.9, 1.0)), r"Adam needs numbers as betas >= 0 and < 1, got \(0\.9, 1\.0\)\."),
+        (
+            lambda: Adam(betas=(0.9, 1.0)),
+            r"Adam needs numbers as betas >= 0 and < 1, got \(0\.9, 1\.0\)\.",
+        ),
         (lambda: Adam(betas=(0.9,)), r"Adam needs two betas, got \(0\.9,\)\."),
         (lambda: Adam(eps=0.0), r"Adam needs eps > 0, got 0\.0\."),
         (lambda: Adam(weight_decay=-0.1), r"Adam needs weight_decay >= 0, got -0\.1\."),
         (lambda: Adam(ema_momentum=1.0), r"Adam needs ema_momentum > 0 and < 1, got 1\.0\."),
-        (lambda: Adam(learning_rate_multipliers={"w": -1.0}), r"learning_rate_multipliers >= 0, got -1\.0 for 'w'"),
+        (
+            lambda: Adam(learning_rate_multipliers={"w": -1.0}),
+            r"learning_rate_multipliers >= 0, got -1\.0 for 'w'",
+        ),
         (lambda: RMSprop(alpha=1.0), r"RMSprop needs alpha >= 0 and < 1, got 1\.0\."),
         (lambda: Adafactor(eps=(None, -1.0)), r"Adafactor needs eps = .*got \(None, -1\.0\)"),
     ],
@@ -746,9 +912,16 @@ def test_impossible_settings(make, message):
 
 def test_settings_are_kept_as_python_has_them():
     multipliers = {"a": 1.0}
-    optimizer = Adam(np.float32(0.5), betas=[0.5, 0.25], exclude_from_weight_decay="*bias", learning_rate_multipliers=multipliers)
+    optimizer = Adam(
+        np.float32(0.5),
+        betas=[0.5, 0.25],
+        exclude_from_weight_decay="*bias",
+        learning_rate_multipliers=multipliers,
+    )
     multipliers["a"] = 2.0
-    assert optimizer == Adam(0.5, (0.5, 0.25), exclude_from_weight_decay=("*bias",), learning_rate_multipliers={"a": 1.0})
+    assert optimizer == Adam(
+        0.5, (0.5, 0.25), exclude_from_weight_decay=("*bias",), learning_rate_multipliers={"a": 1.0}
+    )
 
 
 def test_the_learning_rate_is_a_number_a_schedule_or_a_callable():
@@ -757,7 +930,9 @@ def test_the_learning_rate_is_a_number_a_schedule_or_a_callable():
     assert learning_rate_at(SGD(lambda step: np.float32(step)), 3) == 3.0
     assert type(learning_rate_at(SGD(lambda step: np.float32(step)), 3)) is float
     for bad in (math.nan, math.inf, -1.0, "x", None, True, 1j):
-        with pytest.raises(ValueError, match=r"learning_rate must be a finite number >= 0, .* for update 7"):
+        with pytest.raises(
+            ValueError, match=r"learning_rate must be a finite number >= 0, .* for update 7"
+        ):
             learning_rate_at(SGD(lambda step, bad=bad: bad), 7)
 
 
@@ -771,20 +946,26 @@ def clipped(arrays, clip_norm=None, clip_value=None):
     for name, value in clip_gradients(op, inputs, clip_norm, clip_value).items():
         assert value.dtype == arrays[name].dtype
         op.output(f"{name}/clipped", value)
-    session = onnxruntime.InferenceSession(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString())
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+    )
     return dict(zip(arrays, session.run(None, arrays))), [node.op_type for node in graph]
 
 
 def test_clipping_by_hand():
     arrays = {"a": np.array([50.0], np.float32), "b": np.array([100.0], np.float32)}
     by_norm, _ = clipped(arrays, clip_norm=1.0)
-    np.testing.assert_allclose([by_norm["a"][0], by_norm["b"][0]], [0.2**0.5, 2 * 0.2**0.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        [by_norm["a"][0], by_norm["b"][0]], [0.2**0.5, 2 * 0.2**0.5], rtol=1e-6
+    )
     np.testing.assert_allclose(np.round([by_norm["a"][0], by_norm["b"][0]], 4), [0.4472, 0.8944])
     by_value, nodes = clipped(arrays, clip_value=1.0)
     assert [by_value["a"][0], by_value["b"][0]] == [1.0, 1.0]
     assert nodes == ["Clip", "Clip", "Identity", "Identity"][: len(nodes)]
     both, _ = clipped(arrays, clip_norm=1.0, clip_value=60.0)
-    np.testing.assert_allclose([both["a"][0], both["b"][0]], np.array([50, 60]) / 6100**0.5, rtol=1e-6)
+    np.testing.assert_allclose(
+        [both["a"][0], both["b"][0]], np.array([50, 60]) / 6100**0.5, rtol=1e-6
+    )
 
 
 def test_small_gradients_pass_unchanged():
@@ -807,7 +988,9 @@ def test_clipping_mixes_types_and_large_float16():
     result, _ = clipped(arrays, clip_norm=2.0)
     norm = sum((a.astype(float) ** 2).sum() for a in arrays.values()) ** 0.5
     for name, a in arrays.items():
-        np.testing.assert_allclose(result[name], a * (2.0 / norm), rtol=2e-3 if name == "half" else 1e-6)
+        np.testing.assert_allclose(
+            result[name], a * (2.0 / norm), rtol=2e-3 if name == "half" else 1e-6
+        )
 
 
 def test_clipping_hides_no_nan():
@@ -830,4 +1013,5 @@ def test_torch_clips_to_the_same_norm(clip_norm):
     torch.nn.utils.clip_grad_norm_(theirs, clip_norm)
     result, _ = clipped(arrays, clip_norm=clip_norm)
     for w, name in zip(theirs, arrays):
-        np.testing.assert_allclose(result[name], w.grad.numpy(), rtol=2e-5)  # torch divides by the norm plus 1e-6
+        # torch divides by the norm plus 1e-6
+        np.testing.assert_allclose(result[name], w.grad.numpy(), rtol=2e-5)

@@ -13,7 +13,11 @@ import pytest
 import onnxfit
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKOUT = {path.relative_to(ROOT).as_posix() for path in (ROOT / "onnxfit").rglob("*") if path.suffix in (".py", ".typed")}
+CHECKOUT = {
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "onnxfit").rglob("*")
+    if path.suffix in (".py", ".typed")
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def build(what: str, source: Path) -> None:
         subprocess.run(
-            [sys.executable, "-c", f"from flit_core import buildapi; buildapi.build_{what}({str(folder)!r})"],
+            [
+                sys.executable,
+                "-c",
+                f"from flit_core import buildapi; buildapi.build_{what}({str(folder)!r})",
+            ],
             cwd=source,
             check=True,
         )
@@ -32,7 +40,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build("sdist", ROOT)
     (sdist,) = folder.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extractall(
+            folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     build("wheel", folder / sdist.name.removesuffix(".tar.gz"))
     return folder
 
@@ -48,8 +58,12 @@ def test_the_wheel_carries_license_and_readme(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     info = f"onnxfit-{onnxfit.__version__}.dist-info"
-    assert archive.read(f"{info}/licenses/LICENSE").decode() == (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in archive.read(f"{info}/METADATA").decode()
+    assert archive.read(f"{info}/licenses/LICENSE").decode() == (ROOT / "LICENSE").read_text(
+        encoding="utf-8"
+    )
+    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in archive.read(
+        f"{info}/METADATA"
+    ).decode()
 
 
 def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
@@ -73,7 +87,11 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
 def test_the_callbacks_link_shows_the_real_package() -> None:
     link = ROOT / "callbacks"
     # git on a file system without links leaves a file with the target's name: just as harmless
-    assert os.readlink(link) == "onnxfit/callbacks" if link.is_symlink() else link.read_text().strip() == "onnxfit/callbacks"
+    assert (
+        os.readlink(link) == "onnxfit/callbacks"
+        if link.is_symlink()
+        else link.read_text().strip() == "onnxfit/callbacks"
+    )
 
 
 # (sys_platform, platform_machine, Python) -> the one onnxruntime that has a wheel there
@@ -97,18 +115,36 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize(("platform", "machine", "python"), ENVIRONMENTS)
-def test_one_onnxruntime_for_every_platform(built: Path, platform: str, machine: str, python: str) -> None:
+def test_one_onnxruntime_for_every_platform(
+    built: Path, platform: str, machine: str, python: str
+) -> None:
     requirements = pytest.importorskip("packaging.requirements")
     (wheel,) = built.glob("*.whl")
-    metadata = zipfile.ZipFile(wheel).read(f"onnxfit-{onnxfit.__version__}.dist-info/METADATA").decode()
-    environment = {"sys_platform": platform, "platform_machine": machine, "python_version": python, "extra": ""}
-    parsed = [requirements.Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)]
-    chosen = [r.name for r in parsed if r.name.startswith("onnxruntime") and r.marker.evaluate(environment)]
+    metadata = (
+        zipfile.ZipFile(wheel).read(f"onnxfit-{onnxfit.__version__}.dist-info/METADATA").decode()
+    )
+    environment = {
+        "sys_platform": platform,
+        "platform_machine": machine,
+        "python_version": python,
+        "extra": "",
+    }
+    parsed = [
+        requirements.Requirement(line)
+        for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    ]
+    chosen = [
+        r.name
+        for r in parsed
+        if r.name.startswith("onnxruntime") and r.marker.evaluate(environment)
+    ]
     assert chosen == [ENVIRONMENTS[platform, machine, python]]
 
 
 def test_importing_onnxfit_imports_no_optional_library() -> None:
-    """Not even what onnxruntime's training build imports by itself; which can be imported afterwards."""
+    """Not even what onnxruntime's training build imports by itself; which can be imported
+    afterwards.
+    """
     code = """
 import sys
 import onnxfit, onnxfit.callbacks
@@ -117,5 +153,7 @@ import importlib.util
 if importlib.util.find_spec("torch") and importlib.util.find_spec("onnxruntime.training"):
     import onnxruntime.training
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == []

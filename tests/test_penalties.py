@@ -1,4 +1,6 @@
-"""Penalties: values by hand, gradients against finite differences, and which weight gets which penalty."""
+"""Penalties: values by hand, gradients against finite differences, and which weight gets which
+penalty.
+"""
 
 import json
 
@@ -15,7 +17,13 @@ from onnxfit.penalties import L1, L2, ElasticNet, Penalty, get_penalty, penaltie
 from onnxfit.registry import from_config, registry, to_config
 
 REGISTRY = registry("onnxfit.penalties", Penalty)
-VARIANTS = [*{cls: cls() for cls in REGISTRY.values()}.values(), L1(0.5), L2(2.0), ElasticNet(0.5, 2.0), ElasticNet(0.0, 1.0)]
+VARIANTS = [
+    *{cls: cls() for cls in REGISTRY.values()}.values(),
+    L1(0.5),
+    L2(2.0),
+    ElasticNet(0.5, 2.0),
+    ElasticNet(0.0, 1.0),
+]
 every_penalty = pytest.mark.parametrize("penalty", VARIANTS, ids=repr)
 
 FORMULAS = {
@@ -33,7 +41,10 @@ def run(penalty, w):
     op.output("penalty", cost)
     model, names = add_gradients(infer_shapes(ir.Model(op.graph, ir_version=10)), "penalty", ["w"])
     op = GraphBuilder(model.graph)
-    op.output("gradient", op.wrap(next(v for node in model.graph for v in node.outputs if v.name == names["w"])))
+    op.output(
+        "gradient",
+        op.wrap(next(v for node in model.graph for v in node.outputs if v.name == names["w"])),
+    )
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     return session.run(["penalty", "gradient"], {"w": w})
 
@@ -75,7 +86,9 @@ def test_an_empty_weight_costs_nothing(penalty, shape):
     model, _ = add_gradients(infer_shapes(ir.Model(op.graph, ir_version=10)), "penalty", ["v"])
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     v = np.array([1.0, -2.0])
-    assert session.run(["penalty"], {"w": np.zeros(shape), "v": v}) == pytest.approx([FORMULAS[type(penalty).__name__](penalty, v)])
+    assert session.run(["penalty"], {"w": np.zeros(shape), "v": v}) == pytest.approx(
+        [FORMULAS[type(penalty).__name__](penalty, v)]
+    )
 
 
 @every_penalty
@@ -99,13 +112,23 @@ WEIGHTS = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
         (L1, dict.fromkeys(WEIGHTS, L1())),
         (L1(3), dict.fromkeys(WEIGHTS, L1(3))),
         ({"fc1.bias": 1}, {"fc1.bias": L2(1)}),
-        ({"*.weight": {"l1": 1, "l2": 2}}, {"fc1.weight": ElasticNet(1, 2), "fc2.weight": ElasticNet(1, 2)}),
+        (
+            {"*.weight": {"l1": 1, "l2": 2}},
+            {"fc1.weight": ElasticNet(1, 2), "fc2.weight": ElasticNet(1, 2)},
+        ),
         (
             {"fc2.*": {"l1": 1}, "fc1.bias": {"l2": 2}},
-            {"fc1.bias": ElasticNet(0, 2), "fc2.weight": ElasticNet(1, 0), "fc2.bias": ElasticNet(1, 0)},
+            {
+                "fc1.bias": ElasticNet(0, 2),
+                "fc2.weight": ElasticNet(1, 0),
+                "fc2.bias": ElasticNet(1, 0),
+            },
         ),
         # the first pattern that matches, but a name of its own before any pattern
-        ({"fc1.*": 1, "*.bias": 2, "fc1.bias": 3}, {"fc1.weight": L2(1), "fc1.bias": L2(3), "fc2.bias": L2(2)}),
+        (
+            {"fc1.*": 1, "*.bias": 2, "fc1.bias": 3},
+            {"fc1.weight": L2(1), "fc1.bias": L2(3), "fc2.bias": L2(2)},
+        ),
         ({"*.bias": None, "*": "l1"}, {"fc1.weight": L1(), "fc2.weight": L1()}),
         ({"*": 1, "fc1.weight": None}, {"fc1.bias": L2(1), "fc2.weight": L2(1), "fc2.bias": L2(1)}),
     ],
@@ -124,8 +147,10 @@ def test_a_name_with_brackets_is_a_name_first():
 def test_a_pattern_without_a_weight_lists_the_weights():
     with pytest.raises(UnknownNameError) as raised:
         penalties_for({"*.bias": 1, "fc1.wieght": 1}, WEIGHTS)
-    assert str(raised.value) == (
-        "No trained weight is called 'fc1.wieght'. Did you mean 'fc1.weight'? Known: fc1.bias, fc1.weight, fc2.bias, fc2.weight."
+    assert (
+        str(raised.value)
+        == "No trained weight is called 'fc1.wieght'. Did you mean 'fc1.weight'? Known: fc1.bias,"
+        " fc1.weight, fc2.bias, fc2.weight."
     )
     with pytest.raises(UnknownNameError, match=r"No trained weight is called 'conv\*'\."):
         penalties_for({"conv*": 1}, WEIGHTS)
@@ -140,13 +165,19 @@ def test_a_pattern_without_a_weight_lists_the_weights():
         (lambda: L2("0.1"), "L2 needs a finite weight >= 0, got '0.1'."),
         (lambda: ElasticNet(l2=float("inf")), "ElasticNet needs a finite l2 >= 0, got inf."),
         (lambda: get_penalty("l3"), "No penalty is called 'l3'. Did you mean"),
-        (lambda: get_penalty(True), "A penalty is a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got True."),
+        (
+            lambda: get_penalty(True),
+            "A penalty is a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got True.",
+        ),
         (lambda: get_penalty({"l3": 1}), "got {'l3': 1}."),
         (
             lambda: penalties_for({"l1": 0.1, "l2": 0.2}, WEIGHTS),
             "names no weight; for every weight write penalty={'*': {'l1': 0.1, 'l2': 0.2}}.",
         ),
-        (lambda: penalties_for({3: 0.1}, WEIGHTS), "penalty= maps names of weights and patterns to penalties, got the key 3."),
+        (
+            lambda: penalties_for({3: 0.1}, WEIGHTS),
+            "penalty= maps names of weights and patterns to penalties, got the key 3.",
+        ),
         (lambda: penalties_for({"*": -1}, WEIGHTS), "L2 needs a finite weight >= 0, got -1.0."),
     ],
 )

@@ -1,4 +1,6 @@
-"""The Python of the README and of the guides runs, block after block, as a reader would type it; what it says in comments comes true."""
+"""The Python of the README and of the guides runs, block after block, as a reader would type it;
+what it says in comments comes true.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/from-onnxcustom.md", "docs/callbacks.md", "docs/data.md", "docs/tensorboard.md"]
+PAGES = [
+    "README.md",
+    "docs/from-onnxcustom.md",
+    "docs/callbacks.md",
+    "docs/data.md",
+    "docs/tensorboard.md",
+]
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -31,7 +39,11 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
-    missing = [target for target in targets if "://" not in target and not ((ROOT / page).parent / target).exists()]
+    missing = [
+        target
+        for target in targets
+        if "://" not in target and not ((ROOT / page).parent / target).exists()
+    ]
     assert targets
     assert not missing
 
@@ -39,5 +51,8 @@ def test_links_lead_somewhere(page: str) -> None:
 @every_page
 def test_links_within_a_page_lead_to_its_headings(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    headings = {
+        re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings

@@ -1,4 +1,6 @@
-"""Laws for everything that has a name: it trains through the Trainer, and a checkpoint brings it back to the last bit."""
+"""Laws for everything that has a name: it trains through the Trainer, and a checkpoint brings it
+back to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,22 @@ def trained(trainer: Trainer, y: np.ndarray, epochs: int = 2) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("name", sorted({c.__name__ for c in registry("onnxfit.optimizers", optimizers.Optimizer).values()}))
+@pytest.mark.parametrize(
+    "name",
+    sorted({c.__name__ for c in registry("onnxfit.optimizers", optimizers.Optimizer).values()}),
+)
 def test_an_optimizer_learns_and_comes_back_from_a_checkpoint(name: str, tmp_path) -> None:
     def new() -> Trainer:
         rate = {"Adadelta": 1.0, "SGD": 0.1}.get(name, 0.01)
-        settings = {"weight_decay": 0.01, "exclude_from_weight_decay": ("*.bias",), "learning_rate_multipliers": {"fc0*": 0.5}}
+        settings = {
+            "weight_decay": 0.01,
+            "exclude_from_weight_decay": ("*.bias",),
+            "learning_rate_multipliers": {"fc0*": 0.5},
+        }
         optimizer = getattr(optimizers, name)(rate, ema_momentum=0.9, **settings)
-        return Trainer(mlp(), loss="cross_entropy", optimizer=optimizer, clip_norm=1.0, metrics=["accuracy"])
+        return Trainer(
+            mlp(), loss="cross_entropy", optimizer=optimizer, clip_norm=1.0, metrics=["accuracy"]
+        )
 
     start = new().evaluate(X, CLASSES)["loss"]
     whole = trained(trained(new(), CLASSES), CLASSES, 4)
@@ -44,7 +55,8 @@ def test_an_optimizer_learns_and_comes_back_from_a_checkpoint(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", sorted(registry("onnxfit.losses", losses.Loss)))
-@pytest.mark.filterwarnings("ignore:.*(logits|probabilities)")  # these outputs are raw scores, whatever the loss expects
+# these outputs are raw scores, whatever the loss expects
+@pytest.mark.filterwarnings("ignore:.*(logits|probabilities)")
 def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     sizes = (4, 8, 6) if "gaussian" in name else (4, 8, 3)
     trainer = Trainer(mlp(sizes), loss=name, optimizer="adam")

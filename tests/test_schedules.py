@@ -1,4 +1,6 @@
-"""Learning-rate schedules: laws for every one, torch's schedulers, closed formulas and numbers worked out by hand."""
+"""Learning-rate schedules: laws for every one, torch's schedulers, closed formulas and numbers
+worked out by hand.
+"""
 
 import dataclasses
 import json
@@ -33,12 +35,20 @@ FILLERS = {"int": 7, "float": 0.5, "LearningRate": 0.5}
 def filled(cls):
     """An instance with a plain value for every field that has no default."""
     missing = dataclasses.MISSING
-    fields = [f for f in dataclasses.fields(cls) if f.init and f.default is missing and f.default_factory is missing]
+    fields = [
+        f
+        for f in dataclasses.fields(cls)
+        if f.init and f.default is missing and f.default_factory is missing
+    ]
     return cls(**{f.name: FILLERS[f.type] for f in fields})
 
 
 SCHEDULES = [
-    *(filled(cls) for name, cls in REGISTRY.items() if cls is not Piecewise and name not in vars(cls).get("aliases", ())),
+    *(
+        filled(cls)
+        for name, cls in REGISTRY.items()
+        if cls is not Piecewise and name not in vars(cls).get("aliases", ())
+    ),
     Piecewise((3, 7, 50), (0.1, 0.3, 0.02, 0.0)),
     Piecewise((), (0.1,)),
     Exponential(0.1, 7, 0.5, staircase=True),
@@ -93,7 +103,10 @@ def test_repr_equality_hash_and_json(schedule):
 @every_schedule
 def test_numbers_of_numpy_become_pythons(schedule):
     fields = {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
-    fields = {k: np.array(v)[()] if isinstance(v, (int, float)) and not isinstance(v, bool) else v for k, v in fields.items()}
+    fields = {
+        k: np.array(v)[()] if isinstance(v, (int, float)) and not isinstance(v, bool) else v
+        for k, v in fields.items()
+    }
     fields = {k: np.array(v) if isinstance(v, tuple) and v else v for k, v in fields.items()}
     again = type(schedule)(**fields)
     assert again == schedule
@@ -111,7 +124,9 @@ def test_nonsense_is_refused_in_every_number(schedule):
 
 
 def test_names():
-    assert {"constant", "invscaling", "inverse_scaling", "optimal", "one_cycle", "warmup"} <= set(REGISTRY)
+    assert {"constant", "invscaling", "inverse_scaling", "optimal", "one_cycle", "warmup"} <= set(
+        REGISTRY
+    )
     assert lookup("schedule", "invscaling", REGISTRY) == InverseScaling(0.01, 0.25)
 
 
@@ -120,14 +135,23 @@ def test_names():
     [
         (lambda: Constant(-0.1), r"Constant needs learning_rate >= 0, got -0.1\."),
         (lambda: Constant("fast"), r"Constant needs learning_rate >= 0, got 'fast'\."),
-        (lambda: Exponential(0.1, 10, 1.5), r"Exponential needs decay_rate > 0 and <= 1, got 1.5\."),
+        (
+            lambda: Exponential(0.1, 10, 1.5),
+            r"Exponential needs decay_rate > 0 and <= 1, got 1.5\.",
+        ),
         (lambda: Step(0.1, 2.5), r"Step needs a whole number as step_size >= 1, got 2.5\."),
         (lambda: Piecewise((3, 3), (1, 2, 3)), r"increasing boundaries, got \(3, 3\)"),
-        (lambda: Piecewise((3,), (1.0,)), r"one value more than boundaries, got 1 for 1 boundaries"),
+        (
+            lambda: Piecewise((3,), (1.0,)),
+            r"one value more than boundaries, got 1 for 1 boundaries",
+        ),
         (lambda: Piecewise(3, (1.0, 2.0)), r"whole numbers as boundaries >= 0, got 3"),
         (lambda: Piecewise((3,), (1.0, -2.0)), r"numbers as values >= 0, got \(1.0, -2.0\)"),
         (lambda: Cosine(0.1, 10, t_mul=2), r"need restarts=True, got t_mul=2"),
-        (lambda: OneCycle(0.1, 10, pct_start=0.6, three_phase=True), r"pct_start >= 0 and <= 0.5, got 0.6"),
+        (
+            lambda: OneCycle(0.1, 10, pct_start=0.6, three_phase=True),
+            r"pct_start >= 0 and <= 0.5, got 0.6",
+        ),
         (lambda: OneCycle(0.1, 10, anneal_strategy="cosine"), r"'cos' or 'linear', got 'cosine'"),
     ],
 )
@@ -147,11 +171,20 @@ FIRST = [
     (Polynomial(1.0, 2, cycle=True), [1.0, 0.5, 0.0, 0.25, 0.0, 1 / 6, 0.0]),
     (Cosine(1.0, 2), [1.0, 0.5, 0.0, 0.0, 0.0]),
     (Cosine(1.0, 2, 0.2, restarts=True, m_mul=0.5), [1.0, 0.6, 0.6, 0.4, 0.4, 0.3]),
-    (Cosine(1.0, 2, restarts=True, t_mul=2), [1, 0.5, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 1]),
-    (Cosine(1.0, 1, restarts=True, t_mul=2, m_mul=0.5), [1, 0.5, 0.25, 0.25, (1 + 0.5**0.5) / 8, 0.125]),
+    (
+        Cosine(1.0, 2, restarts=True, t_mul=2),
+        [1, 0.5, 1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 1],
+    ),
+    (
+        Cosine(1.0, 1, restarts=True, t_mul=2, m_mul=0.5),
+        [1, 0.5, 0.25, 0.25, (1 + 0.5**0.5) / 8, 0.125],
+    ),
     (Warmup(0.4, 4), [0, 0.1, 0.2, 0.3, 0.4, 0.4]),
     (Warmup(lambda step: 1.0 / (1 + step), 2, start=0.5), [0.5, 0.75, 1.0, 0.5, 1 / 3]),
-    (OneCycle(1.0, 11, 3 / 11, 10, 100, "linear"), [0.1, 0.55, 1.0, 1 - 0.999 / 8, 1 - 2 * 0.999 / 8]),
+    (
+        OneCycle(1.0, 11, 3 / 11, 10, 100, "linear"),
+        [0.1, 0.55, 1.0, 1 - 0.999 / 8, 1 - 2 * 0.999 / 8],
+    ),
     (InverseScaling(1.0, 0.5), [1.0, 0.5**0.5, 3**-0.5, 0.5]),
     (InverseScaling(), [0.01, 0.01 / 2**0.25]),
     # w = 10, e = 10/22, t0 = 22000; with alpha 1: w = 1, e = 1/4, t0 = 4
@@ -160,9 +193,13 @@ FIRST = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "rates"), FIRST, ids=[type(s).__name__ + str(i) for i, (s, _) in enumerate(FIRST)])
+@pytest.mark.parametrize(
+    ("schedule", "rates"), FIRST, ids=[type(s).__name__ + str(i) for i, (s, _) in enumerate(FIRST)]
+)
 def test_first_rates_by_hand(schedule, rates):
-    np.testing.assert_allclose([schedule(step) for step in range(len(rates))], rates, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        [schedule(step) for step in range(len(rates))], rates, rtol=1e-12, atol=1e-15
+    )
 
 
 def test_schedules_end_where_they_were_told_to():
@@ -185,12 +222,28 @@ RATE = 0.3
 TORCH = [
     (Exponential(RATE, 1, 0.99), "ExponentialLR", {"gamma": 0.99}),
     (Step(RATE, 30, 0.7), "StepLR", {"step_size": 30, "gamma": 0.7}),
-    (Piecewise((30, 80), (RATE, RATE / 10, RATE / 100)), "MultiStepLR", {"milestones": [30, 80], "gamma": 0.1}),
+    (
+        Piecewise((30, 80), (RATE, RATE / 10, RATE / 100)),
+        "MultiStepLR",
+        {"milestones": [30, 80], "gamma": 0.1},
+    ),
     (Polynomial(RATE, 700, power=2.0), "PolynomialLR", {"total_iters": 700, "power": 2.0}),
-    (Polynomial(RATE, 700, RATE / 4), "LinearLR", {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 700}),
+    (
+        Polynomial(RATE, 700, RATE / 4),
+        "LinearLR",
+        {"start_factor": 1.0, "end_factor": 0.25, "total_iters": 700},
+    ),
     (Cosine(RATE, 1000, 0.01), "CosineAnnealingLR", {"T_max": 1000, "eta_min": 0.01}),
-    (Cosine(RATE, 70, 0.01, restarts=True), "CosineAnnealingWarmRestarts", {"T_0": 70, "eta_min": 0.01}),
-    (Cosine(RATE, 70, 0.01, restarts=True, t_mul=2), "CosineAnnealingWarmRestarts", {"T_0": 70, "T_mult": 2, "eta_min": 0.01}),
+    (
+        Cosine(RATE, 70, 0.01, restarts=True),
+        "CosineAnnealingWarmRestarts",
+        {"T_0": 70, "eta_min": 0.01},
+    ),
+    (
+        Cosine(RATE, 70, 0.01, restarts=True, t_mul=2),
+        "CosineAnnealingWarmRestarts",
+        {"T_0": 70, "T_mult": 2, "eta_min": 0.01},
+    ),
     (OneCycle(RATE, 1001), "OneCycleLR", {"max_lr": RATE, "total_steps": 1001}),
     (
         OneCycle(RATE, 1001, 0.2, 10.0, 1e3, "linear", three_phase=True),
@@ -212,7 +265,11 @@ TORCH = [
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("schedule", "name", "settings"), TORCH, ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(TORCH)])
+@pytest.mark.parametrize(
+    ("schedule", "name", "settings"),
+    TORCH,
+    ids=[f"{name}-{i}" for i, (_, name, _) in enumerate(TORCH)],
+)
 def test_torch_takes_the_same_rates(schedule, name, settings):
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], RATE)
@@ -223,7 +280,9 @@ def test_torch_takes_the_same_rates(schedule, name, settings):
         optimizer.step()
         theirs.step()
     # several of torch's accumulate: each rate is made from the one before
-    np.testing.assert_allclose([schedule(step) for step in range(1000)], expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        [schedule(step) for step in range(1000)], expected, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_inverse_scaling_is_scikit_learns_invscaling():
@@ -231,7 +290,16 @@ def test_inverse_scaling_is_scikit_learns_invscaling():
     rows = 40
     # every row touches one weight, once: 0 - rate * (0 - 1)
     model = linear_model.SGDRegressor(
-        penalty=None, eta0=0.3, power_t=0.4, learning_rate="invscaling", fit_intercept=False, shuffle=False, max_iter=1, tol=None
+        penalty=None,
+        eta0=0.3,
+        power_t=0.4,
+        learning_rate="invscaling",
+        fit_intercept=False,
+        shuffle=False,
+        max_iter=1,
+        tol=None,
     )
     rates = model.fit(np.eye(rows), np.ones(rows)).coef_
-    np.testing.assert_allclose([InverseScaling(0.3, 0.4)(step) for step in range(rows)], rates, rtol=1e-12)
+    np.testing.assert_allclose(
+        [InverseScaling(0.3, 0.4)(step) for step in range(rows)], rates, rtol=1e-12
+    )

@@ -1,4 +1,6 @@
-"""Estimators: scikit-learn's own checks and its own solutions, and what it does with estimators: copies, pickles, searches, pipelines."""
+"""Estimators: scikit-learn's own checks and its own solutions, and what it does with estimators:
+copies, pickles, searches, pipelines.
+"""
 
 import importlib
 import pickle
@@ -39,7 +41,8 @@ CLASSES = np.digitize(X[:, 0] + 0.5 * X[:, 1] + 0.3 * RANDOM.normal(size=120), [
 EXACT: dict[str, Any] = {"optimizer": SGD(0.1, momentum=0.9), "epochs": 400, "batch_size": 120}
 
 
-# pandas and the array API are not installed for the tests: scikit-learn warns that it skips these two
+# pandas and the array API are not installed for the tests: scikit-learn warns that it skips these
+# two
 @pytest.mark.filterwarnings("default")
 @parametrize_with_checks([OnnxRegressor(), OnnxClassifier()])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
@@ -47,7 +50,9 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 
 def run(model: onnx.ModelProto, x: Array) -> Any:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return session.run(None, {model.graph.input[0].name: x})[0]
 
 
@@ -68,9 +73,9 @@ def test_regression_is_the_closed_form(alpha: float, targets: int, weighted: boo
     ridge = (Ridge(alpha) if alpha else LinearRegression()).fit(X, y, sample_weight=weight)
     # ours is the mean over rows and targets, theirs the sum
     penalty = {"coefficients_0": alpha / total / targets} if alpha else None
-    model = OnnxRegressor(penalty=penalty, **{**EXACT, "optimizer": SGD(0.1 * targets, momentum=0.9)}).fit(
-        X, y, sample_weight=weight
-    )
+    model = OnnxRegressor(
+        penalty=penalty, **{**EXACT, "optimizer": SGD(0.1 * targets, momentum=0.9)}
+    ).fit(X, y, sample_weight=weight)
     coefficients, intercepts = weights_of(model)
     np.testing.assert_allclose(coefficients.T.squeeze(), ridge.coef_, atol=1e-6)
     np.testing.assert_allclose(intercepts.squeeze(), ridge.intercept_, atol=1e-6)
@@ -82,11 +87,16 @@ def test_regression_is_the_closed_form(alpha: float, targets: int, weighted: boo
 def test_classification_is_logistic_regression(classes: int) -> None:
     labels = np.array(["a", "b", "c"])[np.minimum(CLASSES, classes - 1)]
     theirs = LogisticRegression(C=0.5, tol=1e-8).fit(X, labels)
-    model = OnnxClassifier(penalty={"coefficients_0": 1 / (2 * 0.5 * 120)}, **{**EXACT, "optimizer": SGD(0.3, momentum=0.9)})
+    model = OnnxClassifier(
+        penalty={"coefficients_0": 1 / (2 * 0.5 * 120)},
+        **{**EXACT, "optimizer": SGD(0.3, momentum=0.9)},
+    )
     model.fit(X, labels)
     coefficients, intercepts = weights_of(model)
     np.testing.assert_allclose(coefficients.T, theirs.coef_, atol=1e-3)
-    np.testing.assert_allclose(intercepts - intercepts.mean() * (classes > 2), theirs.intercept_, atol=1e-3)
+    np.testing.assert_allclose(
+        intercepts - intercepts.mean() * (classes > 2), theirs.intercept_, atol=1e-3
+    )
     np.testing.assert_allclose(model.predict_proba(X), theirs.predict_proba(X), atol=1e-3)
     assert model.classes_.tolist() == theirs.classes_.tolist()
     assert model.score(X, labels) == theirs.score(X, labels)
@@ -95,12 +105,14 @@ def test_classification_is_logistic_regression(classes: int) -> None:
 def test_layers_learn_as_well_as_scikit_learns() -> None:
     images, digits = load_digits(return_X_y=True)
     train, test, y, expected = train_test_split(images / 16, digits, random_state=0)
-    theirs = MLPClassifier((64, 32), max_iter=40, random_state=0, learning_rate_init=0.003, tol=0).set_params(n_iter_no_change=40)
+    theirs = MLPClassifier(
+        (64, 32), max_iter=40, random_state=0, learning_rate_init=0.003, tol=0
+    ).set_params(n_iter_no_change=40)
     with pytest.warns(UserWarning, match="Maximum iterations"):
         theirs.fit(train, y)
-    ours = OnnxClassifier(hidden_layer_sizes=(64, 32), learning_rate=0.003, epochs=40, random_state=0).fit(
-        train.astype(np.float32), y
-    )
+    ours = OnnxClassifier(
+        hidden_layer_sizes=(64, 32), learning_rate=0.003, epochs=40, random_state=0
+    ).fit(train.astype(np.float32), y)
     assert ours.score(test.astype(np.float32), expected) > theirs.score(test, expected) - 0.015
     assert ours.trainer_.get_weights()["coefficients_2"].dtype == np.float32
     assert [node.op_type for node in ours.get_trained_onnx().graph.node].count("Relu") == 2
@@ -109,13 +121,18 @@ def test_layers_learn_as_well_as_scikit_learns() -> None:
 def test_a_search_finds_the_best_settings() -> None:
     irises, kinds = load_iris(return_X_y=True)
     grid = {"learning_rate": [1e-5, 0.05], "penalty": [None, 10.0]}
-    search = GridSearchCV(OnnxClassifier(epochs=60, random_state=0, threads=1), grid, cv=3, n_jobs=2).fit(irises, kinds)
+    search = GridSearchCV(
+        OnnxClassifier(epochs=60, random_state=0, threads=1), grid, cv=3, n_jobs=2
+    ).fit(irises, kinds)
     assert search.best_params_ == {"learning_rate": 0.05, "penalty": None}
     assert search.best_score_ > 0.9
 
 
 def test_a_pipeline_trains_and_names_its_features() -> None:
-    pipeline = make_pipeline(StandardScaler(), OnnxRegressor(epochs=300, learning_rate=0.03, random_state=0, penalty=1e-3))
+    pipeline = make_pipeline(
+        StandardScaler(),
+        OnnxRegressor(epochs=300, learning_rate=0.03, random_state=0, penalty=1e-3),
+    )
     pipeline.fit(10 * X + 5, Y)
     assert pipeline.score(10 * X + 5, Y) > 0.95
     assert pipeline[-1].n_features_in_ == 4
@@ -128,7 +145,14 @@ def test_a_pipeline_trains_and_names_its_features() -> None:
 @pytest.mark.parametrize("kind", [OnnxRegressor, OnnxClassifier])
 def test_a_pickle_predicts_goes_on_and_holds_no_session(kind: Any) -> None:
     y = Y if kind is OnnxRegressor else CLASSES
-    model = kind(hidden_layer_sizes=5, epochs=3, batch_size=16, warm_start=True, random_state=0, callbacks=[Callback()]).fit(X, y)
+    model = kind(
+        hidden_layer_sizes=5,
+        epochs=3,
+        batch_size=16,
+        warm_start=True,
+        random_state=0,
+        callbacks=[Callback()],
+    ).fit(X, y)
     data = pickle.dumps(model)
     assert b"onnxruntime" not in data.replace(b"onnxfit", b"")
     loaded = pickle.loads(data)
@@ -160,7 +184,9 @@ def test_a_warm_start_goes_on_where_the_fit_stopped(optimizer: Any) -> None:
 def test_a_warm_start_with_another_learning_rate_keeps_the_slots() -> None:
     model = OnnxRegressor(epochs=2, warm_start=True, random_state=0, learning_rate=0.1).fit(X, Y)
     model.set_params(learning_rate=0.05).fit(X, Y)
-    scheduled = OnnxRegressor(epochs=4, random_state=0, learning_rate=lambda step: 0.1 if step < 2 else 0.05).fit(X, Y)
+    scheduled = OnnxRegressor(
+        epochs=4, random_state=0, learning_rate=lambda step: 0.1 if step < 2 else 0.05
+    ).fit(X, Y)
     np.testing.assert_array_equal(model.predict(X), scheduled.predict(X))
 
 
@@ -182,13 +208,18 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     ).fit(X, CLASSES)  # fmt: skip
     losses = model.trainer_.history.history["val_loss"]
     assert model.n_iter_ == len(losses) == int(np.argmin(losses)) + 6 < 500
-    _, held_out, _, y = train_test_split(X, CLASSES, test_size=0.3, random_state=model.trainer_.seed, stratify=CLASSES)
+    _, held_out, _, y = train_test_split(
+        X, CLASSES, test_size=0.3, random_state=model.trainer_.seed, stratify=CLASSES
+    )
     probabilities = model.predict_proba(held_out)[np.arange(len(y)), y]
     assert -np.log(probabilities).mean() == pytest.approx(min(losses))
 
 
 def test_random_states_decide() -> None:
-    fits = [OnnxRegressor(hidden_layer_sizes=(3,), epochs=2, random_state=state).fit(X, Y).predict(X) for state in (0, 0, 1)]
+    fits = [
+        OnnxRegressor(hidden_layer_sizes=(3,), epochs=2, random_state=state).fit(X, Y).predict(X)
+        for state in (0, 0, 1)
+    ]
     np.testing.assert_array_equal(fits[0], fits[1])
     assert (fits[0] != fits[2]).any()
 
@@ -197,12 +228,18 @@ def test_random_states_decide() -> None:
 
 LINE = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, {width}] y)
     <float[4, {width}] w = {{{zeros}}}, float[{width}] b = {{{biases}}}> {{ p = MatMul(x, w)  {last} }}"""
-ENDS = {"scores": "y = Add(p, b)", "Sigmoid": "s = Add(p, b) y = Sigmoid(s)", "Softmax": "s = Add(p, b) y = Softmax<axis=1>(s)"}
+ENDS = {
+    "scores": "y = Add(p, b)",
+    "Sigmoid": "s = Add(p, b) y = Sigmoid(s)",
+    "Softmax": "s = Add(p, b) y = Softmax<axis=1>(s)",
+}
 
 
 def line(width: int, end: str = "scores") -> onnx.ModelProto:
     zeros, biases = ", ".join(["0"] * 4 * width), ", ".join(["0"] * width)
-    return onnx.parser.parse_model(LINE.format(width=width, zeros=zeros, biases=biases, last=ENDS[end]))
+    return onnx.parser.parse_model(
+        LINE.format(width=width, zeros=zeros, biases=biases, last=ENDS[end])
+    )
 
 
 LABELS = {
@@ -233,7 +270,9 @@ def test_labels_are_of_any_type(width: int, labels: str) -> None:
 )  # fmt: skip
 def test_two_classes_in_one_column_or_two(width: int, end: str, loss: Any) -> None:
     y = LABELS["strings"][(X[:, 0] > 0).astype(int)]
-    model = OnnxClassifier(line(width, end), loss=loss, learning_rate=0.05, epochs=60, random_state=0).fit(X, y)
+    model = OnnxClassifier(
+        line(width, end), loss=loss, learning_rate=0.05, epochs=60, random_state=0
+    ).fit(X, y)
     probabilities = model.predict_proba(X)
     assert probabilities.shape == (120, 2)
     assert probabilities.min() >= 0
@@ -241,13 +280,21 @@ def test_two_classes_in_one_column_or_two(width: int, end: str, loss: Any) -> No
     assert model.score(X, y) > 0.93
     raw = run(model.get_trained_onnx(), X.astype(np.float32))
     # whatever stands for the second class rises with its probability
-    assert np.corrcoef(raw[:, -1] - (raw[:, 0] if width == 2 else 0), probabilities[:, 1])[0, 1] > 0.8
+    assert (
+        np.corrcoef(raw[:, -1] - (raw[:, 0] if width == 2 else 0), probabilities[:, 1])[0, 1] > 0.8
+    )
 
 
 def test_the_export_gives_what_was_predicted(tmp_path: Path) -> None:
     model = OnnxRegressor(line(1), epochs=20, random_state=0).fit(X, Y)
-    assert model.export(tmp_path / "trained.onnx") == model.get_trained_onnx() == onnx.load(tmp_path / "trained.onnx")
-    np.testing.assert_array_equal(run(model.get_trained_onnx(), X.astype(np.float32))[:, 0], model.predict(X))
+    assert (
+        model.export(tmp_path / "trained.onnx")
+        == model.get_trained_onnx()
+        == onnx.load(tmp_path / "trained.onnx")
+    )
+    np.testing.assert_array_equal(
+        run(model.get_trained_onnx(), X.astype(np.float32))[:, 0], model.predict(X)
+    )
     assert model.predict(X).dtype == np.float32
 
 
@@ -255,7 +302,13 @@ def test_the_model_and_all_settings_stay_as_they_were_given(tmp_path: Path) -> N
     given = line(1)
     before = given.SerializeToString()
     onnx.save(given, tmp_path / "line.onnx")
-    settings = {"optimizer": SGD(0.1), "penalty": {"w": 0.1}, "weights": ["w"], "epochs": 2, "random_state": 0}
+    settings = {
+        "optimizer": SGD(0.1),
+        "penalty": {"w": 0.1},
+        "weights": ["w"],
+        "epochs": 2,
+        "random_state": 0,
+    }
     models: list[Any] = [given, before, str(tmp_path / "line.onnx"), tmp_path / "line.onnx"]
     found = []
     for source in models:
@@ -296,7 +349,9 @@ TWO_OUTPUTS = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (f
 
 def test_several_outputs_need_a_choice() -> None:
     model = onnx.parser.parse_model(TWO_OUTPUTS)
-    with pytest.raises(SettingError, match="y is fitted to one output, and those of floats are: y, h"):
+    with pytest.raises(
+        SettingError, match="y is fitted to one output, and those of floats are: y, h"
+    ):
         OnnxRegressor(model).fit(X, Y)
     fitted = OnnxRegressor(model, loss={"y": "mean_squared_error"}, epochs=30).fit(X, Y - 3)
     assert fitted.score(X, Y - 3) > 0.3
@@ -329,11 +384,15 @@ def test_sample_weights_are_checked(weight: float, message: str) -> None:
 def test_two_inputs_are_refused() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[N, 1] a, float[N, 1] b) => (float[N, 1] y)
         <float[1] w = {1}> { c = Add(a, b) y = Mul(c, w) }"""
-    with pytest.raises(SettingError, match=r"one input; this one has a: float32\[N, 1\]; b: float32\[N, 1\]"):
+    with pytest.raises(
+        SettingError, match=r"one input; this one has a: float32\[N, 1\]; b: float32\[N, 1\]"
+    ):
         OnnxRegressor(onnx.parser.parse_model(text)).fit(X, Y)
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "onnxfit.sklearn")
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(InstallationError, match=r"pip install 'onnxfit\[sklearn\]'"):
@@ -350,8 +409,15 @@ def test_a_converted_classifier_trains_on_its_own_labels() -> None:
     model = skl2onnx.to_onnx(few, X[:1].astype(np.float32), target_opset=21)
     trained = OnnxClassifier(model, epochs=100, random_state=0).fit(X, labels)
     assert trained.score(X, labels) > few.score(X, labels)
-    assert sorted(trained.trainer_.get_weights()) == ["LinearClassifier/coefficients", "LinearClassifier/intercepts"]
-    session = onnxruntime.InferenceSession(trained.get_trained_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert sorted(trained.trainer_.get_weights()) == [
+        "LinearClassifier/coefficients",
+        "LinearClassifier/intercepts",
+    ]
+    session = onnxruntime.InferenceSession(
+        trained.get_trained_onnx().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     label, maps = session.run(None, {"X": X.astype(np.float32)})
     assert label.tolist() == trained.predict(X).tolist()
-    np.testing.assert_array_equal(np.array([[m[c] for c in "abc"] for m in maps], np.float32), trained.predict_proba(X))
+    np.testing.assert_array_equal(
+        np.array([[m[c] for c in "abc"] for m in maps], np.float32), trained.predict_proba(X)
+    )

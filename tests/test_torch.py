@@ -1,4 +1,6 @@
-"""An ONNX model inside PyTorch behaves as the same layers of PyTorch do: values, gradients, modes, state, and what is refused."""
+"""An ONNX model inside PyTorch behaves as the same layers of PyTorch do: values, gradients, modes,
+state, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def layer(**settings):
 def twin() -> torch.nn.Sequential:
     """The same as `layer()` in torch, with the same weights."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-    arrays = {t.name: torch.from_numpy(to_array(t).copy()) for t in mlp((4, 8, 3)).graph.initializer}
+    arrays = {
+        t.name: torch.from_numpy(to_array(t).copy()) for t in mlp((4, 8, 3)).graph.initializer
+    }
     with torch.no_grad():
         for number, linear in (("fc0", net[0]), ("fc1", net[2])):
             linear.weight.copy_(arrays[f"{number}.weight"].T)
@@ -113,7 +117,10 @@ def test_gradcheck(case: str, source: str) -> None:
     model, inputs, training = cases()[case]
     module = OnnxModule(in_double(model), gradient=source, threads=1).train(training)
     names = [name for name, _ in module.named_parameters()]
-    weights = [(w.detach() + 0.1 * torch.randn(w.shape, dtype=w.dtype)).requires_grad_() for w in module.parameters()]
+    weights = [
+        (w.detach() + 0.1 * torch.randn(w.shape, dtype=w.dtype)).requires_grad_()
+        for w in module.parameters()
+    ]
     inputs = tuple(x.clone().requires_grad_(x.is_floating_point()) for x in inputs)
 
     def run(*tensors):
@@ -134,17 +141,26 @@ def test_the_same_values_and_gradients_as_torch() -> None:
     x = torch.randn(9, 4, requires_grad=True)
     wide = torch.randn(9, 3)
     assert torch.allclose(module(x), net(x), atol=1e-6)
-    ours = gradients((module(x) * wide).sum(), [x, module.fc0.weight, module.fc0.bias, module.fc1.weight, module.fc1.bias])
-    theirs = gradients((net(x) * wide).sum(), [x, net[0].weight, net[0].bias, net[2].weight, net[2].bias])
+    ours = gradients(
+        (module(x) * wide).sum(),
+        [x, module.fc0.weight, module.fc0.bias, module.fc1.weight, module.fc1.bias],
+    )
+    theirs = gradients(
+        (net(x) * wide).sum(), [x, net[0].weight, net[0].bias, net[2].weight, net[2].bias]
+    )
     for a, b in zip(ours, theirs):
         assert torch.allclose(a, b if a.shape == b.shape else b.T, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", ["SGD", "Adam", "AdamW", "RMSprop"])
 def test_a_mixed_network_trains_to_the_weights_of_the_torch_one(make: str) -> None:
-    """torch -> ONNX -> torch, by every kind of optimizer, against torch alone: within 1e-4 after 60 steps."""
+    """torch -> ONNX -> torch, by every kind of optimizer, against torch alone: within 1e-4 after 60
+    steps.
+    """
     before, after = torch.nn.Linear(6, 4), torch.nn.Linear(3, 1)
-    theirs = torch.nn.Sequential(copy.deepcopy(before), twin(), torch.nn.ReLU(), copy.deepcopy(after))
+    theirs = torch.nn.Sequential(
+        copy.deepcopy(before), twin(), torch.nn.ReLU(), copy.deepcopy(after)
+    )
     ours = torch.nn.Sequential(before, layer(), torch.nn.ReLU(), after)
     x, y = torch.randn(64, 6), torch.randn(64, 1)
     start = [p.detach().clone() for p in ours.parameters()]
@@ -167,7 +183,10 @@ def test_twice_in_one_graph() -> None:
     x = torch.randn(5, 4, requires_grad=True)
     (module(module(x)) ** 2 + module(x)).sum().backward()
     got = [x.grad.clone(), *(p.grad.clone() for p in module.parameters())]
-    w = {t.name: torch.from_numpy(to_array(t).copy()).requires_grad_() for t in mlp((4, 8, 4)).graph.initializer}
+    w = {
+        t.name: torch.from_numpy(to_array(t).copy()).requires_grad_()
+        for t in mlp((4, 8, 4)).graph.initializer
+    }
 
     def net(x):
         return torch.tanh(x @ w["fc0.weight"] + w["fc0.bias"]) @ w["fc1.weight"] + w["fc1.bias"]
@@ -188,15 +207,28 @@ def test_an_output_whose_gradient_does_not_arrive_counts_as_zeros() -> None:
 
 def test_outputs_without_gradient_are_marked() -> None:
     module = OnnxModule(
-        parsed("""g (float[N, 2] x) => (float[N, 2] y, int64[N] best, bool[N, 2] large, float[N, 2] steps, int64[2] sizes) <float[2] w = {1, 2}> {
+        parsed(
+            """g (float[N, 2] x) => (float[N, 2] y, int64[N] best, bool[N, 2] large, float[N, 2] steps, int64[2] sizes) <float[2] w = {1, 2}> {
             y = Mul(x, w)  best = ArgMax<axis=1, keepdims=0>(y)  limit = Constant<value_float=1.0>()  large = Greater(y, limit)
-            steps = Floor(y)  sizes = Shape(y) }"""),
+            steps = Floor(y)  sizes = Shape(y) }"""
+        ),
         threads=1,
     )
     y, best, large, steps, sizes = module(torch.tensor([[3.0, 0.25]], requires_grad=True))
-    assert [t.requires_grad for t in (y, best, large, steps, sizes)] == [True, False, False, False, False]
+    assert [t.requires_grad for t in (y, best, large, steps, sizes)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert (best.dtype, large.dtype) == (torch.int64, torch.bool)
-    assert (y.tolist(), best.tolist(), large.tolist(), sizes.tolist()) == ([[3, 0.5]], [0], [[True, False]], [1, 2])
+    assert (y.tolist(), best.tolist(), large.tolist(), sizes.tolist()) == (
+        [[3, 0.5]],
+        [0],
+        [[True, False]],
+        [1, 2],
+    )
 
 
 def test_gradients_only_of_what_requires_one() -> None:
@@ -231,11 +263,16 @@ def test_frozen_weights_are_constants() -> None:
     assert sorted(module.state_dict()) == ["fc1.bias", "fc1.weight"]
     x = torch.randn(3, 4)
     assert torch.allclose(module(x), layer()(x), atol=1e-6)
-    assert [sorted(dict(layer(weights=w).named_weights())) for w in ([], "!fc0*")] == [[], ["fc1.bias", "fc1.weight"]]
+    assert [sorted(dict(layer(weights=w).named_weights())) for w in ([], "!fc0*")] == [
+        [],
+        ["fc1.bias", "fc1.weight"],
+    ]
     none = layer(weights=[])
     assert not none(x).requires_grad
     x.requires_grad_()
-    assert torch.allclose(gradients(none(x).sum(), [x])[0], gradients(layer()(x).sum(), [x])[0], atol=1e-6)
+    assert torch.allclose(
+        gradients(none(x).sum(), [x])[0], gradients(layer()(x).sum(), [x])[0], atol=1e-6
+    )
 
 
 def test_a_model_without_weights_is_a_layer_too() -> None:
@@ -282,7 +319,8 @@ def _output(module, x, y):
 def test_what_the_backward_pass_needs_must_not_change(change) -> None:
     """torch's own error: without it the gradient would be of other values, silently."""
     model = mlp((4, 8, 3))
-    model.graph.node.append(onnx.helper.make_node("Sigmoid", ["y"], ["squashed"]))  # its gradient is computed from its output
+    # its gradient is computed from its output
+    model.graph.node.append(onnx.helper.make_node("Sigmoid", ["y"], ["squashed"]))
     model.graph.output[0].name = "squashed"
     module = OnnxModule(model, threads=1)
     x = torch.randn(5, 4, requires_grad=True)
@@ -300,7 +338,10 @@ def test_what_it_does_not_need_may_change() -> None:
 
 
 def test_an_input_that_is_an_output_is_not_shared() -> None:
-    module = OnnxModule(parsed("g (float[N] x) => (float[N] x, float[N] y) <float[1] w = {2}> { y = Mul(x, w) }"), threads=1)
+    module = OnnxModule(
+        parsed("g (float[N] x) => (float[N] x, float[N] y) <float[1] w = {2}> { y = Mul(x, w) }"),
+        threads=1,
+    )
     x = torch.tensor([1.0, 3.0], requires_grad=True)
     same, y = module(x)
     (same + y).sum().backward()
@@ -334,7 +375,9 @@ def test_checkpointing_recomputes_what_draws_nothing(reentrant: bool) -> None:
 
 
 def test_functional_transforms_that_replace_weights() -> None:
-    """A Parameter that is computed (weight_norm) gets its gradient through what it is computed from."""
+    """A Parameter that is computed (weight_norm) gets its gradient through what it is computed
+    from.
+    """
     module = layer()
     torch.nn.utils.parametrizations.weight_norm(module.fc1, "weight")
     x = torch.randn(5, 4)
@@ -360,7 +403,11 @@ class Torch(torch.nn.Module):
     def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__()
         w = {t.name: torch.from_numpy(to_array(t).copy()) for t in model.graph.initializer}
-        self.conv, self.bn, self.fc = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.Linear(64, 3)
+        self.conv, self.bn, self.fc = (
+            torch.nn.Conv2d(1, 4, 3, padding=1),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.Linear(64, 3),
+        )
         with torch.no_grad():
             self.conv.weight.copy_(w["conv.weight"])
             self.conv.bias.copy_(w["conv.bias"])
@@ -368,7 +415,9 @@ class Torch(torch.nn.Module):
             self.fc.bias.copy_(w["fc.bias"])
 
     def forward(self, x):
-        return self.fc(torch.nn.functional.max_pool2d(torch.relu(self.bn(self.conv(x))), 2).flatten(1))
+        return self.fc(
+            torch.nn.functional.max_pool2d(torch.relu(self.bn(self.conv(x))), 2).flatten(1)
+        )
 
 
 @pytest.mark.parametrize("with_gradients", [True, False])
@@ -382,7 +431,9 @@ def test_batch_normalization(with_gradients: bool) -> None:
     assert torch.allclose(ours.bn.mean, theirs.bn.running_mean, atol=1e-5)
     # torch follows the unbiased variance, ONNX the population's
     n = 6 * 64
-    assert torch.allclose((ours.bn.var - 0.9**3) * n / (n - 1) + 0.9**3, theirs.bn.running_var, atol=1e-5)
+    assert torch.allclose(
+        (ours.bn.var - 0.9**3) * n / (n - 1) + 0.9**3, theirs.bn.running_var, atol=1e-5
+    )
     theirs.bn.running_var.copy_(ours.bn.var)
     kept = ours.bn.mean.clone()
     ours.eval(), theirs.eval()
@@ -391,7 +442,8 @@ def test_batch_normalization(with_gradients: bool) -> None:
     assert torch.equal(kept, ours.bn.mean)
     if with_gradients:
         for a, b in zip(
-            gradients(ours(x).square().sum(), [ours.conv.weight]), gradients(theirs(x).square().sum(), [theirs.conv.weight])
+            gradients(ours(x).square().sum(), [ours.conv.weight]),
+            gradients(theirs(x).square().sum(), [theirs.conv.weight]),
         ):
             assert torch.allclose(a, b, atol=1e-4)
 
@@ -423,11 +475,15 @@ def test_dropout_draws_anew_and_a_state_dict_repeats_it() -> None:
     with torch.no_grad():
         assert torch.equal(module(x), quiet)
     assert module.draws.item() == 4
-    assert torch.allclose(quiet, OnnxModule(convolutional(batch_norm=False), threads=1)(x), atol=1e-6)
+    assert torch.allclose(
+        quiet, OnnxModule(convolutional(batch_norm=False), threads=1)(x), atol=1e-6
+    )
 
 
 def test_dropout_in_the_backward_pass_is_that_of_the_forward_pass() -> None:
-    module = OnnxModule(parsed("g (float[N] x) => (float[N] y) <float r = {0.5}> { y = Dropout(x, r) }"), threads=1)
+    module = OnnxModule(
+        parsed("g (float[N] x) => (float[N] y) <float r = {0.5}> { y = Dropout(x, r) }"), threads=1
+    )
     x = torch.ones(100, requires_grad=True)
     first, second = module(x), module(x)  # two that wait
     assert 20 < int((first == 0).sum()) < 80
@@ -473,7 +529,12 @@ def _spied(monkeypatch):
 
     def spy(self, values):
         found = call(self, values)
-        seen.append(({n: v.data_ptr() for n, v in values.items()}, {n: v.data_ptr() for n, v in found.items()}))
+        seen.append(
+            (
+                {n: v.data_ptr() for n, v in values.items()},
+                {n: v.data_ptr() for n, v in found.items()},
+            )
+        )
         return found
 
     monkeypatch.setattr(session.StatelessSession, "__call__", spy)
@@ -481,16 +542,18 @@ def _spied(monkeypatch):
 
 
 def test_memory_is_shared_both_ways(monkeypatch) -> None:
-    """onnxruntime reads the Parameters and the input where torch has them; torch gets onnxruntime's own outputs and gradients."""
+    """onnxruntime reads the Parameters and the input where torch has them; torch gets onnxruntime's
+    own outputs and gradients.
+    """
     module, seen = layer(), _spied(monkeypatch)
     x = torch.randn(5, 4, requires_grad=True)
     y = module(x)
-    (got, gave) = seen[-1]
+    got, gave = seen[-1]
     assert got == {"x": x.data_ptr(), **{name: w.data_ptr() for name, w in module.named_weights()}}
     assert gave["y"] == y.data_ptr()
     upstream = torch.randn(5, 3)
     dx, dw = torch.autograd.grad(y, [x, module.fc0.weight], upstream)
-    (got, gave) = seen[-1]
+    got, gave = seen[-1]
     assert upstream.data_ptr() in got.values()
     assert module.fc1.weight.data_ptr() in got.values()
     assert {dx.data_ptr(), dw.data_ptr()} <= set(gave.values())
@@ -522,7 +585,8 @@ def test_empty_batches() -> None:
     module = layer()
     y = module(torch.zeros(0, 4))
     assert y.shape == (0, 3)
-    assert module(torch.zeros(4, 0).T).shape == (0, 3)  # whose strides onnxruntime would not take for contiguous
+    # whose strides onnxruntime would not take for contiguous
+    assert module(torch.zeros(4, 0).T).shape == (0, 3)
 
 
 # ------------------------------------------------------------------ state
@@ -531,7 +595,9 @@ def test_empty_batches() -> None:
 def test_names_are_those_of_the_file() -> None:
     module = OnnxModule(convolutional(), threads=1)
     assert set(module.state_dict()) == {t.name for t in convolutional().graph.initializer}
-    assert {name for name, _ in module.named_parameters()} == {name for name, _ in module.named_weights()}
+    assert {name for name, _ in module.named_parameters()} == {
+        name for name, _ in module.named_weights()
+    }
     assert {name for name, _ in module.named_buffers()} == {"bn.mean", "bn.var"}
     assert module.get_parameter("fc.weight") is dict(module.named_weights())["fc.weight"]
     assert (module.input_names, module.output_names) == (("x",), ("logits",))
@@ -564,7 +630,10 @@ def test_names_that_a_module_cannot_have() -> None:
     )
     assert (paths["x..y"], paths["training"], paths["a.b_"]) == ("x._.y", "training_", "a.b__")
 
-    model = parsed("g (float[2] x) => (float[2] y) <float[2] v = {1, 2}, float[2] w = {3, 4}> { s = Mul(x, v) y = Add(s, w) }")
+    model = parsed(
+        "g (float[2] x) => (float[2] y) <float[2] v = {1, 2}, float[2] w = {3, 4}> { s = Mul(x, v)"
+        " y = Add(s, w) }"
+    )
     for tensor, name in zip(model.graph.initializer, ("type.weight", "forward")):
         for node in model.graph.node:
             node.input[:] = [name if i == tensor.name else i for i in node.input]
@@ -591,7 +660,9 @@ def test_state_dict_round_trip() -> None:
 
 def test_a_network_and_its_export_load_each_other() -> None:
     """The names in the file that torch writes are those of the network."""
-    net = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(4, 8), act=torch.nn.ReLU(), last=torch.nn.Linear(8, 3)))
+    net = torch.nn.Sequential(
+        OrderedDict(first=torch.nn.Linear(4, 8), act=torch.nn.ReLU(), last=torch.nn.Linear(8, 3))
+    )
     model = parsed("""g (float[N, 4] x) => (float[N, 3] y)
         { h = Gemm<transB=1>(x, a, b) r = Relu(h) y = Gemm<transB=1>(r, c, d) }""")
     for short, (name, tensor) in zip("abcd", net.state_dict().items()):
@@ -610,7 +681,9 @@ def test_a_network_and_its_export_load_each_other() -> None:
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(duplicate) -> None:
-    module = OnnxModule(convolutional(dropout=0.5), weights="!fc.bias", batch_norm="train", seed=7, threads=1)
+    module = OnnxModule(
+        convolutional(dropout=0.5), weights="!fc.bias", batch_norm="train", seed=7, threads=1
+    )
     x = torch.randn(5, 1, 8, 8)
     module(x).sum().backward()
     other = duplicate(module)
@@ -626,13 +699,20 @@ def test_to() -> None:
     module = layer()
     x = torch.randn(5, 4)
     expected = module(x)
-    with pytest.raises(onnxfit.errors.SettingError, match=r"'fc0.weight' became torch.float64 .* computes with torch.float32"):
+    with pytest.raises(
+        onnxfit.errors.SettingError,
+        match=r"'fc0.weight' became torch.float64 .* computes with torch.float32",
+    ):
         module.double()(x)
     assert torch.equal(module.to(torch.float32)(x), expected)
     assert torch.equal(module.to("cpu")(x), expected)
-    with pytest.raises(onnxfit.errors.DataError, match=r"'x' is on cpu and 'fc0.weight' is on meta"):
+    with pytest.raises(
+        onnxfit.errors.DataError, match=r"'x' is on cpu and 'fc0.weight' is on meta"
+    ):
         copy.deepcopy(module).to("meta")(x)
-    with pytest.raises(onnxfit.errors.DataError, match=r"'meta', where onnxruntime does not compute"):
+    with pytest.raises(
+        onnxfit.errors.DataError, match=r"'meta', where onnxruntime does not compute"
+    ):
         copy.deepcopy(module).to("meta")(x.to("meta"))
 
 
@@ -644,9 +724,21 @@ def test_export(tmp_path) -> None:
     optimizer.step()
     model = module.export(tmp_path / "trained.onnx")
     assert onnx.load(tmp_path / "trained.onnx") == model
-    changed = [a.name for a, b in zip(model.graph.initializer, convolutional(dropout=0.5).graph.initializer) if a != b]
+    changed = [
+        a.name
+        for a, b in zip(model.graph.initializer, convolutional(dropout=0.5).graph.initializer)
+        if a != b
+    ]
     # a bias before a batch normalization has no effect
-    assert set(changed) - {"conv.bias"} == {"conv.weight", "fc.weight", "fc.bias", "bn.scale", "bn.bias", "bn.mean", "bn.var"}
+    assert set(changed) - {"conv.bias"} == {
+        "conv.weight",
+        "fc.weight",
+        "fc.bias",
+        "bn.scale",
+        "bn.bias",
+        "bn.mean",
+        "bn.var",
+    }
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (y,) = session.run(None, {"x": x.numpy()})
     assert np.allclose(y, module.eval()(x).detach().numpy(), atol=1e-5)
@@ -654,15 +746,22 @@ def test_export(tmp_path) -> None:
 
 def test_export_is_for_inference() -> None:
     """Whatever the file says of training."""
-    model = parsed("""g (float[N] x) => (float[N] y) <float[1] w = {1}, float r = {0.5}, bool t = {1}>
-        { s = Mul(x, w) y = Dropout(s, r, t) }""")
-    session = onnxruntime.InferenceSession(OnnxModule(model, threads=1).export().SerializeToString())
+    model = parsed(
+        """g (float[N] x) => (float[N] y) <float[1] w = {1}, float r = {0.5}, bool t = {1}>
+        { s = Mul(x, w) y = Dropout(s, r, t) }"""
+    )
+    session = onnxruntime.InferenceSession(
+        OnnxModule(model, threads=1).export().SerializeToString()
+    )
     assert session.run(None, {"x": np.ones(20, np.float32)})[0].tolist() == [1] * 20
 
 
 def test_half_precisions() -> None:
     """float16 and bfloat16 weights enter and leave as they are."""
-    for kind, name in ((onnx.TensorProto.FLOAT16, "float16"), (onnx.TensorProto.BFLOAT16, "bfloat16")):
+    for kind, name in (
+        (onnx.TensorProto.FLOAT16, "float16"),
+        (onnx.TensorProto.BFLOAT16, "bfloat16"),
+    ):
         model = parsed(f"g ({name}[2] x) => ({name}[2] y) {{ y = Add(x, w) }}")
         values = np.array([1, -2.5], onnx.helper.tensor_dtype_to_np_dtype(kind))
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
@@ -682,18 +781,25 @@ def test_many_batch_sizes() -> None:
         x = torch.randn(rows, 4, requires_grad=True)
         ours, theirs = module(x), net(x)
         assert torch.allclose(ours, theirs, atol=1e-6)
-        assert torch.allclose(*(gradients(y.square().sum(), [x])[0] for y in (ours, theirs)), atol=1e-5)
+        assert torch.allclose(
+            *(gradients(y.square().sum(), [x])[0] for y in (ours, theirs)), atol=1e-5
+        )
     (compiled,) = module._compiled.values()
     assert len(compiled.fixed) == FIXED
     assert compiled.open is not None
     with torch.no_grad():
         for rows in range(1, 12):
             module(torch.randn(rows, 4))
-    assert [(len(c.fixed), c.open is not None) for c in module._compiled.values()] == [(FIXED, True), (0, True)]
+    assert [(len(c.fixed), c.open is not None) for c in module._compiled.values()] == [
+        (FIXED, True),
+        (0, True),
+    ]
 
 
 class Batches(torch.utils.data.Dataset):
-    """Six batches, large enough that onnxruntime's threads share the work; with a module, what that makes of them."""
+    """Six batches, large enough that onnxruntime's threads share the work; with a module, what that
+    makes of them.
+    """
 
     def __init__(self, module=None) -> None:
         self.module = module
@@ -712,11 +818,17 @@ class Batches(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("inside", [False, True])
 def test_dataloader_workers(inside: bool) -> None:
-    """Workers are forked while sessions have threads, which no fork has; the module works in this process, and in theirs."""
+    """Workers are forked while sessions have threads, which no fork has; the module works in this
+    process, and in theirs.
+    """
     module = OnnxModule(mlp((256, 512, 64)), threads=2)
     expected = [Batches(module)[i] for i in range(6)]
     loader = torch.utils.data.DataLoader(
-        Batches(module if inside else None), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
+        Batches(module if inside else None),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+        timeout=60,
     )
     for x, y in zip(loader, expected):
         assert torch.allclose(x if inside else module(x), y, atol=1e-5)
@@ -741,7 +853,13 @@ with torch.no_grad():
         os._exit(0)  # as workers do
 assert os.waitpid(child, 0)[1] == 0
 """
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -751,8 +869,12 @@ def test_threads_may_call_it_at_once() -> None:
 
     def work(seed: int) -> None:
         for n in range(30):
-            x = torch.randn(1 + n % 3, 4, generator=torch.Generator().manual_seed(seed + n), requires_grad=True)
-            if not torch.allclose(*(gradients(f(x).square().sum(), [x])[0] for f in (module, net)), atol=1e-5):
+            x = torch.randn(
+                1 + n % 3, 4, generator=torch.Generator().manual_seed(seed + n), requires_grad=True
+            )
+            if not torch.allclose(
+                *(gradients(f(x).square().sum(), [x])[0] for f in (module, net)), atol=1e-5
+            ):
                 wrong.append(n)
 
     threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(4)]
@@ -769,8 +891,14 @@ REFUSED = {
     "none": (lambda x: (), "takes 1 input .x: float32.N, 4.., got none"),
     "two": (lambda x: (x, x), "got 2 by position"),
     "array": (lambda x: (x.numpy(),), "takes a dense torch tensor, got ndarray"),
-    "sparse": (lambda x: (x.to_sparse(),), "takes a dense torch tensor, got a torch.sparse_coo tensor"),
-    "dtype": (lambda x: (x.double(),), r"got a tensor of torch.float64: pass x.to\(torch.float32\)"),
+    "sparse": (
+        lambda x: (x.to_sparse(),),
+        "takes a dense torch tensor, got a torch.sparse_coo tensor",
+    ),
+    "dtype": (
+        lambda x: (x.double(),),
+        r"got a tensor of torch.float64: pass x.to\(torch.float32\)",
+    ),
     "rank": (lambda x: (x[0],), r"x: float32\[N, 4\] got a tensor of shape \(4,\)"),
     "size": (lambda x: (torch.zeros(5, 3),), r"got a tensor of shape \(5, 3\)"),
 }
@@ -793,7 +921,11 @@ def test_inputs_by_name() -> None:
         module.u.fill_(2)
         module.v.fill_(3)
     a, b = torch.ones(1, 1), torch.full((1, 1), 10.0)
-    assert [module(a, b).item(), module(a, right=b).item(), module(right=a, left=b).item()] == [32, 32, 23]
+    assert [module(a, b).item(), module(a, right=b).item(), module(right=a, left=b).item()] == [
+        32,
+        32,
+        23,
+    ]
     for given in ({"left": a, "wrong": b}, {"left": a}):
         with pytest.raises(onnxfit.errors.DataError, match=r"takes 2 inputs .* by name"):
             module(**given)
@@ -802,10 +934,14 @@ def test_inputs_by_name() -> None:
 
 
 def test_failures_leave_the_module_as_it_was() -> None:
-    """Sizes that contradict each other are found when it runs; draws and statistics are then those of before."""
+    """Sizes that contradict each other are found when it runs; draws and statistics are then those
+    of before.
+    """
     module = OnnxModule(
-        parsed("""g (float[N, 2] x, float[M, 2] z) => (float[N, 2] y) <float[2] w = {1, 1}, float r = {0.5}>
-            { s = Mul(x, w) d = Dropout(s, r) y = Add(d, z) }"""),
+        parsed(
+            """g (float[N, 2] x, float[M, 2] z) => (float[N, 2] y) <float[2] w = {1, 1}, float r = {0.5}>
+            { s = Mul(x, w) d = Dropout(s, r) y = Add(d, z) }"""
+        ),
         threads=1,
     )
     with pytest.raises(onnxfit.errors.OnnxfitError):
@@ -821,10 +957,14 @@ def test_a_parameter_that_was_taken_away() -> None:
     expected = module(x)
     weight = module.fc0.weight
     del module.fc0.weight
-    with pytest.raises(onnxfit.errors.SettingError, match=r"'fc0.weight' was taken away: set module.fc0.weight"):
+    with pytest.raises(
+        onnxfit.errors.SettingError, match=r"'fc0.weight' was taken away: set module.fc0.weight"
+    ):
         module(x)
     module.fc0.weight = torch.nn.Parameter(torch.zeros(2, 2))
-    with pytest.raises(onnxfit.errors.SettingError, match=r"became torch.float32 of shape \(2, 2\)"):
+    with pytest.raises(
+        onnxfit.errors.SettingError, match=r"became torch.float32 of shape \(2, 2\)"
+    ):
         module(x)
     module.fc0.weight = weight
     assert torch.equal(module(x), expected)
@@ -878,5 +1018,7 @@ except onnxfit.errors.InstallationError as error:
 else:
     raise SystemExit("no error")
 """
-    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
+    )
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,6 @@
-"""The Trainer end to end: the loop's arithmetic, state, files, several inputs and outputs, and what is refused."""
+"""The Trainer end to end: the loop's arithmetic, state, files, several inputs and outputs, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ import pytest
 import onnxfit
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, LambdaCallback
-from onnxfit.errors import CheckpointError, DataError, GradientError, ModelError, SettingError, UnknownNameError
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    GradientError,
+    ModelError,
+    SettingError,
+    UnknownNameError,
+)
 from onnxfit.losses import MeanSquaredError
 from onnxfit.optimizers import SGD, Adam
 from tests.builds import needs_builder
@@ -40,10 +49,16 @@ class TestTraining:
         # the minimum of mean (y - xw)² + alpha w²
         expected = np.linalg.solve(x.T @ x / 200 + alpha * np.eye(5), x.T @ y / 200)
         trainer = Trainer(linear(5), loss="mse", penalty=alpha, optimizer=0.1)
-        trainer.fit(x.astype(np.float32), y.astype(np.float32), batch_size=200, epochs=200, verbose=0)
+        trainer.fit(
+            x.astype(np.float32), y.astype(np.float32), batch_size=200, epochs=200, verbose=0
+        )
         np.testing.assert_allclose(trainer.get_weights()["w"], expected, rtol=1e-3)
 
-    @pytest.mark.parametrize("model", [mlp(), convolutional(), convolutional(dropout=0.3)], ids=["mlp", "batch norm", "dropout"])
+    @pytest.mark.parametrize(
+        "model",
+        [mlp(), convolutional(), convolutional(dropout=0.3)],
+        ids=["mlp", "batch norm", "dropout"],
+    )
     def test_networks_learn(self, model) -> None:
         x, y = classification(300) if model.graph.output[0].name == "y" else images(300)
         trainer = Trainer(model, loss="cross_entropy", optimizer=Adam(0.02), metrics=["accuracy"])
@@ -65,19 +80,35 @@ class TestTraining:
         trainer = Trainer(convolutional(), loss="cross_entropy", optimizer=0.0)
         trainer.fit(x, y, epochs=1, batch_size=48, verbose=0)
         weights = trainer.get_weights()
-        assert set(weights) == {"conv.weight", "conv.bias", "fc.weight", "fc.bias", "bn.scale", "bn.bias", "bn.mean", "bn.var"}
-        session = onnxruntime.InferenceSession(_cut(convolutional(), "c").SerializeToString(), providers=["CPUExecutionProvider"])
+        assert set(weights) == {
+            "conv.weight",
+            "conv.bias",
+            "fc.weight",
+            "fc.bias",
+            "bn.scale",
+            "bn.bias",
+            "bn.mean",
+            "bn.var",
+        }
+        session = onnxruntime.InferenceSession(
+            _cut(convolutional(), "c").SerializeToString(), providers=["CPUExecutionProvider"]
+        )
         c = session.run(None, {"x": x})[0]
-        np.testing.assert_allclose(weights["bn.mean"], 0.1 * c.mean((0, 2, 3)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            weights["bn.mean"], 0.1 * c.mean((0, 2, 3)), rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_allclose(weights["bn.var"], 0.9 + 0.1 * c.var((0, 2, 3)), rtol=1e-4)
 
     def test_frozen_batch_norm_keeps_its_statistics(self) -> None:
         x, y = images()
         trainer = Trainer(convolutional(), loss="cross_entropy", optimizer=0.1, batch_norm="frozen")
         first = trainer.evaluate(x, y, batch_size=48)["loss"]
-        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(first, rel=1e-5)  # the same forward as in inference
+        # the same forward as in inference
+        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(first, rel=1e-5)
         assert "bn.mean" not in trainer.get_weights()
-        assert {t.name: t.SerializeToString() for t in trainer.export().graph.initializer}["bn.mean"] == next(
+        assert {t.name: t.SerializeToString() for t in trainer.export().graph.initializer}[
+            "bn.mean"
+        ] == next(
             t.SerializeToString() for t in convolutional().graph.initializer if t.name == "bn.mean"
         )
 
@@ -85,7 +116,9 @@ class TestTraining:
         x, y = images()
 
         def trained(seed: int) -> bytes:
-            trainer = Trainer(convolutional(dropout=0.5), loss="cross_entropy", optimizer="adam", seed=seed)
+            trainer = Trainer(
+                convolutional(dropout=0.5), loss="cross_entropy", optimizer="adam", seed=seed
+            )
             trainer.fit(x, y, epochs=2, batch_size=10, verbose=0)
             return b"".join(w.tobytes() for w in trainer.get_weights().values())
 
@@ -101,19 +134,26 @@ class TestTraining:
             assert trainer.get_weights()["v"].item() == pytest.approx(-1, abs=1e-3)
 
     def test_a_model_with_its_own_loss(self) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
             g (float[N, 1] x, float[N, 1] label) => (float[N, 1] y, float loss) <float[1, 1] w = {0}>
-            { y = MatMul(x, w) d = Sub(y, label) s = Mul(d, d) loss = ReduceMean<keepdims = 0>(s) }""")
+            { y = MatMul(x, w) d = Sub(y, label) s = Mul(d, d) loss = ReduceMean<keepdims = 0>(s) }"""
+        )
         trainer = Trainer(model, optimizer=0.1)
         trainer.fit({"x": column(1, 2, 3), "label": column(2, 4, 6)}, epochs=50, verbose=0)
         assert trainer.get_weights()["w"].item() == pytest.approx(2, abs=1e-4)
 
     def test_many_shapes_of_batch_share_one_graph_and_its_figures(self) -> None:
         rng = np.random.default_rng(0)
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-            g (float[N, L, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, -1}> { s = MatMul(x, w) y = ReduceMean<axes = [1], keepdims = 0>(s) }""")
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[N, L, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, -1}> { s = MatMul(x, w) y = ReduceMean<axes = [1], keepdims = 0>(s) }"""
+        )
         batches = [
-            (rng.normal(size=(3, length, 2)).astype(np.float32), rng.normal(size=(3, 1)).astype(np.float32))
+            (
+                rng.normal(size=(3, length, 2)).astype(np.float32),
+                rng.normal(size=(3, 1)).astype(np.float32),
+            )
             for length in range(1, 13)
         ]
         trainer = Trainer(model, loss="mse", optimizer=0.1, metrics=["mae"])
@@ -134,7 +174,9 @@ class TestTraining:
             trainer.train_on_batch(column(1), column(0))
             w -= 0.1 * 2 * w
             average = 0.5 * average + 0.5 * w
-        exported = onnx.numpy_helper.to_array(trainer.export(averaged=True).graph.initializer[0]).item()
+        exported = onnx.numpy_helper.to_array(
+            trainer.export(averaged=True).graph.initializer[0]
+        ).item()
         assert exported == pytest.approx(average, rel=1e-6)
         assert trainer.get_weights()["w"].item() == pytest.approx(w, rel=1e-6)
 
@@ -151,14 +193,18 @@ class TestTraining:
 
 
 def _cut(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
-    return onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model)).extract_model(["x"], [output])
+    return onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model)).extract_model(
+        ["x"], [output]
+    )
 
 
 def _with_format(path: Path, version: int) -> None:
     """Rewrite a checkpoint as one of another format."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
-    entries["onnxfit.json"] = json.dumps({**json.loads(entries["onnxfit.json"]), "format": version}).encode()
+    entries["onnxfit.json"] = json.dumps(
+        {**json.loads(entries["onnxfit.json"]), "format": version}
+    ).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in entries.items():
             archive.writestr(name, data)
@@ -190,7 +236,12 @@ class TestState:
     @pytest.mark.parametrize("accumulate", [1, 4])
     def test_a_state_set_back_repeats_the_training(self, accumulate: int) -> None:
         x, y = images()
-        trainer = Trainer(convolutional(dropout=0.5), loss="cross_entropy", optimizer="adam", accumulate=accumulate)
+        trainer = Trainer(
+            convolutional(dropout=0.5),
+            loss="cross_entropy",
+            optimizer="adam",
+            accumulate=accumulate,
+        )
 
         def step(i: int) -> float:
             return trainer.train_on_batch(x[i : i + 8], y[i : i + 8])["loss"]
@@ -224,7 +275,9 @@ class TestFiles:
         trainer = Trainer(convolutional(dropout=0.2), loss="cross_entropy", optimizer="adam")
         trainer.fit(x, y, verbose=0)
         trainer.export(tmp_path / "deep" / "trained.onnx")
-        session = onnxruntime.InferenceSession(tmp_path / "deep" / "trained.onnx", providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            tmp_path / "deep" / "trained.onnx", providers=["CPUExecutionProvider"]
+        )
         np.testing.assert_allclose(session.run(None, {"x": x})[0], trainer.predict(x), atol=1e-6)
         assert [p.name for p in (tmp_path / "deep").iterdir()] == ["trained.onnx"]
 
@@ -253,7 +306,11 @@ class TestFiles:
 
     def test_saved_inside_a_fit_and_loaded_it_finishes_that_fit(self, tmp_path) -> None:
         x, y = classification()
-        kill = LambdaCallback(on_epoch_end=lambda epoch, logs: (_ for _ in ()).throw(KeyboardInterrupt) if epoch == 2 else None)
+        kill = LambdaCallback(
+            on_epoch_end=lambda epoch, logs: (
+                (_ for _ in ()).throw(KeyboardInterrupt) if epoch == 2 else None
+            )
+        )
 
         class Save(Callback):
             phase = "checkpoint"
@@ -272,7 +329,8 @@ class TestFiles:
         loaded = Trainer.load(tmp_path / "c")
         loaded.fit(x, y, epochs=5, verbose=0)
         np.testing.assert_equal(loaded.get_state(), whole.get_state())
-        assert loaded.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]  # a plain fit afterwards is a whole one
+        # a plain fit afterwards is a whole one
+        assert loaded.fit(x, y, epochs=3, verbose=0).epoch == [0, 1, 2]
 
     def test_after_an_interruption_a_plain_fit_is_a_whole_one(self, tmp_path) -> None:
         x, y = classification(64)
@@ -285,7 +343,14 @@ class TestFiles:
 
         trainer = Trainer(mlp(), loss="cross_entropy")
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(x, y, batch_size=16, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)], verbose=0)
+            trainer.fit(
+                x,
+                y,
+                batch_size=16,
+                epochs=2,
+                callbacks=[LambdaCallback(on_train_batch_end=interrupt)],
+                verbose=0,
+            )
         trainer.save(tmp_path / "c")
         assert trainer.fit(x, y, batch_size=16, epochs=2, verbose=0).epoch == [0, 1]
         assert trainer.global_step == 3 + 8
@@ -299,7 +364,11 @@ class TestFiles:
 
         path = Trainer(linear(w=1), loss=half).save(tmp_path / "c")
         with pytest.raises(
-            CheckpointError, match=r"your own loss 'half', and a checkpoint holds no code: Trainer.load\(path, loss=...\)"
+            CheckpointError,
+            match=(
+                r"your own loss 'half', and a checkpoint holds no code: Trainer.load\(path,"
+                r" loss=...\)"
+            ),
         ):
             Trainer.load(path)
         assert Trainer.load(path, loss=half).evaluate(column(2), column(0))["loss"] == 2
@@ -334,7 +403,10 @@ class TestFiles:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(CheckpointError, match=r"cannot be written: No space left on device. Training is unharmed"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"cannot be written: No space left on device. Training is unharmed",
+        ):
             trainer.save(path)
         assert path.read_bytes() == before
         assert [p.name for p in tmp_path.iterdir()] == ["c"]
@@ -343,24 +415,40 @@ class TestFiles:
         trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam")
         files = trainer.save_onnx_graph(tmp_path, prefix="p_", suffix="_s")
         in_memory = trainer.save_onnx_graph(bytes)
-        assert files == {name: f"p_{name}_s.onnx" for name in ("model", "trained", "train", "evaluate", "predict")}
+        assert files == {
+            name: f"p_{name}_s.onnx"
+            for name in ("model", "trained", "train", "evaluate", "predict")
+        }
         for name, file in files.items():
             assert (tmp_path / file).read_bytes() == in_memory[name]
             onnxruntime.InferenceSession(tmp_path / file, providers=["CPUExecutionProvider"])
         graph = onnx.load(tmp_path / "p_train_s.onnx").graph
-        assert {"x", "y_true/y", "fc0.weight", "train/learning_rate"} <= {i.name for i in graph.input}
+        assert {"x", "y_true/y", "fc0.weight", "train/learning_rate"} <= {
+            i.name for i in graph.input
+        }
         assert {"train/loss", "fc0.weight/next"} <= {o.name for o in graph.output}
 
     @needs_builder
     def test_a_graph_that_needs_sizes_is_written_once_they_are_known(self) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 1, 8, 8] x) => (float[N, 16] y)
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N, 1, 8, 8] x) => (float[N, 16] y)
             <float[1, 1, 3, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}>
-            { c = Conv<pads = [1, 1, 1, 1]>(x, w) p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c) y = Flatten(p) }""")
+            { c = Conv<pads = [1, 1, 1, 1]>(x, w) p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(c) y = Flatten(p) }"""
+        )
         trainer = Trainer(model, loss="mse", gradient="onnxruntime")
-        with pytest.raises(GradientError, match=r"(?s)AveragePool.*Once a batch was trained, there is one for its sizes"):
+        with pytest.raises(
+            GradientError,
+            match=r"(?s)AveragePool.*Once a batch was trained, there is one for its sizes",
+        ):
             trainer.save_onnx_graph(bytes)
         trainer.train_on_batch(np.ones((4, 1, 8, 8), np.float32), np.ones((4, 16), np.float32))
-        assert set(trainer.save_onnx_graph(bytes)) == {"model", "trained", "train", "evaluate", "predict"}
+        assert set(trainer.save_onnx_graph(bytes)) == {
+            "model",
+            "trained",
+            "train",
+            "evaluate",
+            "predict",
+        }
 
     def test_summary_tells_what_is_trained(self) -> None:
         text = Trainer(mlp(), "fc1*", loss="cross_entropy", penalty={"fc1.weight": 0.1}).summary()
@@ -375,25 +463,77 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ({"loss": "crossentropi"}, UnknownNameError, r"No loss is called 'crossentropi'. Did you mean 'cross"),
-            ({"loss": "mse", "optimizer": "adamm"}, UnknownNameError, r"No optimizer is called 'adamm'. Did you mean 'adam"),
+            (
+                {"loss": "crossentropi"},
+                UnknownNameError,
+                r"No loss is called 'crossentropi'. Did you mean 'cross",
+            ),
+            (
+                {"loss": "mse", "optimizer": "adamm"},
+                UnknownNameError,
+                r"No optimizer is called 'adamm'. Did you mean 'adam",
+            ),
             (
                 {"loss": "mse", "metrics": ["accuracyy"]},
                 UnknownNameError,
                 r"No metric is called 'accuracyy'. Did you mean 'accuracy'",
             ),
-            ({"loss": "mse", "weights": ["fc9*"]}, UnknownNameError, r"No weight is called 'fc9\*'"),
+            (
+                {"loss": "mse", "weights": ["fc9*"]},
+                UnknownNameError,
+                r"No weight is called 'fc9\*'",
+            ),
             ({"loss": {"z": "mse"}}, UnknownNameError, r"No output is called 'z'. Known: y"),
-            ({"loss": "mse", "backend": "ful"}, UnknownNameError, r"No backend is called 'ful'. Did you mean 'full'"),
-            ({"loss": "mse", "gradient": "torch"}, UnknownNameError, r"No gradient source is called 'torch'"),
-            ({"loss": "mse", "batch_norm": "eval"}, SettingError, r"batch_norm is 'train' or 'frozen', got 'eval'"),
-            ({"loss": "mse", "accumulate": 0}, SettingError, r"accumulate is a whole number of batches from 1 on, got 0"),
-            ({"loss": "mse", "clip_norm": -1.0}, SettingError, r"clip_norm is a positive number or None, got -1.0"),
-            ({"loss": "mse", "clip_value": 10**400}, SettingError, r"clip_value is a positive number or None"),
-            ({"loss": "mse", "device": "gpu"}, SettingError, r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'"),
-            ({}, SettingError, r"loss=None needs a model with a scalar output 'loss'; its outputs are y"),
-            ({"loss": "mse", "metrics": ["mse", "mse"]}, SettingError, r"Two metrics are called 'mse'"),
-            ({"loss": lambda op, t, p: p - np.ones(2, np.float32)}, SettingError, r"cannot meet output y: float32\[N, 3\]"),
+            (
+                {"loss": "mse", "backend": "ful"},
+                UnknownNameError,
+                r"No backend is called 'ful'. Did you mean 'full'",
+            ),
+            (
+                {"loss": "mse", "gradient": "torch"},
+                UnknownNameError,
+                r"No gradient source is called 'torch'",
+            ),
+            (
+                {"loss": "mse", "batch_norm": "eval"},
+                SettingError,
+                r"batch_norm is 'train' or 'frozen', got 'eval'",
+            ),
+            (
+                {"loss": "mse", "accumulate": 0},
+                SettingError,
+                r"accumulate is a whole number of batches from 1 on, got 0",
+            ),
+            (
+                {"loss": "mse", "clip_norm": -1.0},
+                SettingError,
+                r"clip_norm is a positive number or None, got -1.0",
+            ),
+            (
+                {"loss": "mse", "clip_value": 10**400},
+                SettingError,
+                r"clip_value is a positive number or None",
+            ),
+            (
+                {"loss": "mse", "device": "gpu"},
+                SettingError,
+                r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'",
+            ),
+            (
+                {},
+                SettingError,
+                r"loss=None needs a model with a scalar output 'loss'; its outputs are y",
+            ),
+            (
+                {"loss": "mse", "metrics": ["mse", "mse"]},
+                SettingError,
+                r"Two metrics are called 'mse'",
+            ),
+            (
+                {"loss": lambda op, t, p: p - np.ones(2, np.float32)},
+                SettingError,
+                r"cannot meet output y: float32\[N, 3\]",
+            ),
         ],
     )
     def test_at_construction(self, arguments, error, message) -> None:
@@ -409,15 +549,24 @@ class TestRefusals:
             Trainer(two_outputs(), ["u", "t"], loss={"a": "mse"})
 
     def test_an_operator_without_gradient_names_the_node(self) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "my.domain": 1]> g (float[N, 4] x) => (float[N, 4] y)
-            <float[4] w = {1, 2, 3, 4}> { [wave] y = my.domain.Wave(x, w) }""")
-        with pytest.raises(GradientError, match=r"Wave 'wave': there is no rule for my.domain::Wave"):
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17, "my.domain": 1]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[4] w = {1, 2, 3, 4}> { [wave] y = my.domain.Wave(x, w) }"""
+        )
+        with pytest.raises(
+            GradientError, match=r"Wave 'wave': there is no rule for my.domain::Wave"
+        ):
             Trainer(model, loss="mse")
 
     def test_a_loss_without_derivative(self) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
-            <float[4] w = {1, 2, 3, 4}> { s = Mul(x, w) y = Round(s) }""")
-        with pytest.raises(ModelError, match=r"depends on no weight in a way that has a derivative; the weights are w"):
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[4] w = {1, 2, 3, 4}> { s = Mul(x, w) y = Round(s) }"""
+        )
+        with pytest.raises(
+            ModelError,
+            match=r"depends on no weight in a way that has a derivative; the weights are w",
+        ):
             Trainer(model, loss="mse")
 
     @pytest.mark.parametrize(
@@ -445,8 +594,10 @@ class TestRefusals:
 
     def test_a_step_that_cannot_be_built_changes_nothing(self) -> None:
         """Only the batch tells the size of N: 3 is not 5."""
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
-            <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = Add(x, w) }""")
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
+            <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = Add(x, w) }"""
+        )
         trainer = Trainer(model, loss="mse", optimizer="adam")
         x = np.ones((3, 4), np.float32)
         history, state = trainer.fit(x, x, verbose=0), trainer.get_state()
@@ -463,13 +614,18 @@ class TestRefusals:
         assert len(caught) == 1
 
     def test_a_model_without_float_weights(self) -> None:
-        model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { y = Abs(x) }')
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { y = Abs(x) }'
+        )
         with pytest.raises(ModelError, match=r"no float weights"):
             Trainer(model, loss=MeanSquaredError())
 
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(
-            onnxfit.InstallationError, match=r"device='cuda:7' needs onnxruntime's CUDAExecutionProvider, which is not to be had"
+            onnxfit.InstallationError,
+            match=(
+                r"device='cuda:7' needs onnxruntime's CUDAExecutionProvider, which is not to be had"
+            ),
         ):
             Trainer(mlp(), loss="mse", device="cuda:7")
 

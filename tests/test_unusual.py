@@ -1,4 +1,6 @@
-"""Models, names and calls out of the ordinary: trained right, or refused with the reason, and nothing lost."""
+"""Models, names and calls out of the ordinary: trained right, or refused with the reason, and
+nothing lost.
+"""
 
 # ruff: noqa: E501  the cases are rows of tables
 from __future__ import annotations
@@ -15,7 +17,14 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, EarlyStopping, LambdaCallback
-from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    ModelError,
+    OnnxfitError,
+    SettingError,
+    UnknownNameError,
+)
 from onnxfit.metrics import AUC, Accuracy
 from onnxfit.optimizers import Adam
 from tests.models import convolutional, linear, mlp, two_outputs
@@ -27,25 +36,37 @@ LINE = "<float[2, 1] w = {0.5, -0.5}, float[1] b = {0.1}> { h = MatMul(x, w)  y 
 
 
 def model(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g ' + text)
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g ' + text
+    )
 
 
 def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return session.run(None, {"x": x})[0]
 
 
 class TestFormulas:
     def test_equality_is_an_operator(self) -> None:
         trainer = Trainer(
-            linear(2), loss=lambda op, y, p: op.Where(y == 1, 10 * (y - p) ** 2, (y - p) ** 2) + op.Cast(y != 1, to=1)
+            linear(2),
+            loss=lambda op, y, p: (
+                op.Where(y == 1, 10 * (y - p) ** 2, (y - p) ** 2) + op.Cast(y != 1, to=1)
+            ),
         )
         labels = np.array([0, 1, 1], np.float32)[:, None]
-        assert trainer.evaluate(X[:3], labels)["loss"] == pytest.approx((1 + 10 + 10) / 3)  # the output is 0 everywhere
+        # the output is 0 everywhere
+        assert trainer.evaluate(X[:3], labels)["loss"] == pytest.approx((1 + 10 + 10) / 3)
 
     @pytest.mark.parametrize(
         "loss",
-        [lambda op, y, p: p if y > 0 else y, lambda op, y, p: max(0, 1 - y * p), lambda op, y, p: (y > 0) and p],
+        [
+            lambda op, y, p: p if y > 0 else y,
+            lambda op, y, p: max(0, 1 - y * p),
+            lambda op, y, p: (y > 0) and p,
+        ],
         ids=["if", "max", "and"],
     )
     def test_a_value_has_no_truth(self, loss) -> None:
@@ -53,7 +74,10 @@ class TestFormulas:
             Trainer(linear(2), loss=loss)
 
     def test_an_operator_that_does_not_exist(self) -> None:
-        with pytest.raises(UnknownNameError, match=r"No operator of ONNX is called 'ReduceMeen'. Did you mean 'ReduceMean'"):
+        with pytest.raises(
+            UnknownNameError,
+            match=r"No operator of ONNX is called 'ReduceMeen'. Did you mean 'ReduceMean'",
+        ):
             Trainer(linear(2), loss=lambda op, y, p: op.ReduceMeen(y - p))
 
     def test_a_loss_with_another_signature(self) -> None:
@@ -64,24 +88,32 @@ class TestFormulas:
 class TestModels:
     @pytest.mark.parametrize("direct", [False, True], ids=["behind Identity", "directly"])
     def test_parameters_that_an_exporter_merged_are_parted(self, direct: bool) -> None:
-        """Scale and variance begin as equal ones, bias and mean as equal zeros, and are one tensor each in the file."""
+        """Scale and variance begin as equal ones, bias and mean as equal zeros, and are one tensor
+        each in the file.
+        """
         copies = "" if direct else "v = Identity(s)  m = Identity(o)  "
         names = "s, o, o, s" if direct else "s, o, m, v"
         merged = model(f"(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {{1, -1}}, float[2] s = {{1, 1}}, float[2] o = {{0, 0}}> "
                        f"{{ {copies}n = BatchNormalization(x, {names})  y = MatMul(n, w) }}")  # fmt: skip
-        parted = model("""(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, -1}, float[2] s = {1, 1}, float[2] o = {0, 0},
-            float[2] m = {0, 0}, float[2] v = {1, 1}> { n = BatchNormalization(x, s, o, m, v)  y = MatMul(n, w) }""")
+        parted = model(
+            """(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, -1}, float[2] s = {1, 1}, float[2] o = {0, 0},
+            float[2] m = {0, 0}, float[2] v = {1, 1}> { n = BatchNormalization(x, s, o, m, v)  y = MatMul(n, w) }"""
+        )
         trainers = [Trainer(m, loss="mse", optimizer=0.05) for m in (merged, parted)]
         for trainer in trainers:
             trainer.fit(5 + 3 * X, Y, epochs=10, batch_size=8, verbose=0)
         first, second = (list(t.get_weights().values()) for t in trainers)
         for a, b in zip(first, second):
             np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(run(trainers[0].export(), 5 + 3 * X), trainers[1].predict(5 + 3 * X))
+        np.testing.assert_array_equal(
+            run(trainers[0].export(), 5 + 3 * X), trainers[1].predict(5 + 3 * X)
+        )
 
     def test_statistics_that_two_nodes_share_follow_both(self) -> None:
-        shared = model("""(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}, float[2] o = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 1},
-            float[2] five = {5, 5}> { d = BatchNormalization(x, s, o, m, v)  e = Add(d, five)  y = BatchNormalization(e, s, o, m, v) }""")
+        shared = model(
+            """(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}, float[2] o = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 1},
+            float[2] five = {5, 5}> { d = BatchNormalization(x, s, o, m, v)  e = Add(d, five)  y = BatchNormalization(e, s, o, m, v) }"""
+        )
         trainer = Trainer(shared, ["s", "o"], loss="mse", optimizer=0.0)
         trainer.train_on_batch(X + 100, X)
         expected = 0.9 * (0.1 * (X + 100).mean(0)) + 0.1 * 5
@@ -109,18 +141,30 @@ class TestModels:
         text = """(float[N, L, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, -1}, int64[1] two = {2}, int64[1] zero = {0}, int64[1] minus = {-1}>
             { s = Shape(x)  k = Slice(s, zero, two)  t = Concat<axis = 0>(k, minus)  r = Reshape(x, t)  d = Dropout(r)  m = MatMul(d, w)
               y = ReduceMean<axes = [1], keepdims = 0>(m) }"""
-        batches = [(RNG.normal(size=(4, n, 2)).astype(np.float32), RNG.normal(size=(4, 1)).astype(np.float32)) for n in range(1, 9)]
-        many, unique_name = Trainer(model(text), loss="mse", optimizer=0.0), Trainer(model(text), loss="mse", optimizer=0.0)
+        batches = [
+            (
+                RNG.normal(size=(4, n, 2)).astype(np.float32),
+                RNG.normal(size=(4, 1)).astype(np.float32),
+            )
+            for n in range(1, 9)
+        ]
+        many, unique_name = (
+            Trainer(model(text), loss="mse", optimizer=0.0),
+            Trainer(model(text), loss="mse", optimizer=0.0),
+        )
         losses = [many.train_on_batch(*batch)["loss"] for batch in batches]
         state = many.get_state()
         state["counters"]["global_step"] -= 1
         unique_name.set_state(state)
-        assert unique_name.train_on_batch(*batches[-1])["loss"] == pytest.approx(losses[-1], rel=1e-6)
+        assert unique_name.train_on_batch(*batches[-1])["loss"] == pytest.approx(
+            losses[-1], rel=1e-6
+        )
 
     def test_a_dropout_of_everything_gives_zeros(self) -> None:
         trainer = Trainer(
             model(
-                "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}, float r = {1}> { d = Dropout(x, r)  y = MatMul(d, w) }"
+                "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}, float r = {1}> { d ="
+                " Dropout(x, r)  y = MatMul(d, w) }"
             ),
             loss="mse",
         )
@@ -144,35 +188,54 @@ class TestModels:
             Trainer(proto, loss={"y": "mse"}, optimizer="adam").train_on_batch(X, Y)
 
     def test_an_input_may_be_an_output_and_an_output_may_come_twice(self) -> None:
-        trainer = Trainer(model(f"(float[N, 2] x) => (float[N, 1] y, float[N, 2] x) {LINE}"), loss={"y": "mse"}, optimizer=0.1)
+        trainer = Trainer(
+            model(f"(float[N, 2] x) => (float[N, 1] y, float[N, 2] x) {LINE}"),
+            loss={"y": "mse"},
+            optimizer=0.1,
+        )
         trainer.fit(X, Y, epochs=50, verbose=0)
         assert trainer.evaluate(X, Y)["loss"] < 0.01
         np.testing.assert_array_equal(trainer.predict(X)["x"], X)
 
     def test_an_operator_that_onnx_does_not_know_is_no_crash(self) -> None:
         proto = model(
-            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h = com.example.Frobnicate(x)  y = MatMul(h, w) }"
+            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 1}> { h ="
+            " com.example.Frobnicate(x)  y = MatMul(h, w) }"
         )
         with pytest.raises(OnnxfitError):
             Trainer(proto, loss="mse").fit(X, Y, verbose=0)
 
     def test_an_output_that_is_no_tensor_stays_out_of_training_and_in_the_file(self) -> None:
-        proto = model(f"(float[N, 2] x) => (float[N, 1] y, seq(float[N, 1]) s) {LINE[:-1]} s = SequenceConstruct(y, h) }}")
+        proto = model(
+            f"(float[N, 2] x) => (float[N, 1] y, seq(float[N, 1]) s) {LINE[:-1]} s ="
+            " SequenceConstruct(y, h) }"
+        )
         trainer = Trainer(proto, loss="mse", optimizer=0.1)
         trainer.fit(X, Y, epochs=50, verbose=0)
         assert trainer.evaluate(X, Y)["loss"] < 0.01
-        session = onnxruntime.InferenceSession(trainer.export().SerializeToString(), providers=["CPUExecutionProvider"])
-        np.testing.assert_allclose(session.run(["s"], {"x": X})[0][0], trainer.predict(X), rtol=1e-5)
-        alone = model(f"(float[N, 2] x) => (seq(float[N, 1]) s) {LINE[:-1]} s = SequenceConstruct(y, h) }}")
+        session = onnxruntime.InferenceSession(
+            trainer.export().SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        np.testing.assert_allclose(
+            session.run(["s"], {"x": X})[0][0], trainer.predict(X), rtol=1e-5
+        )
+        alone = model(
+            f"(float[N, 2] x) => (seq(float[N, 1]) s) {LINE[:-1]} s = SequenceConstruct(y, h) }}"
+        )
         with pytest.raises(ModelError, match=r"No output of the model is a tensor \(s\)"):
             Trainer(alone, loss="mse")
 
     @pytest.mark.parametrize("opset", [22, 23, 24, 25])
     def test_a_file_of_a_later_opset_trains(self, opset: int) -> None:
         normed = "n = LayerNormalization(x, s)" if opset < 23 else "n = RMSNormalization(x, s)"
-        body = f"(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {{0.5, -0.5}}, float[2] s = {{1, 1}}> {{ {normed} y = MatMul(n, w) }}"
+        body = (
+            "(float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, -0.5}, float[2] s = {1,"
+            f" 1}}> {{ {normed} y = MatMul(n, w) }}"
+        )
         trainer = Trainer(
-            onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {body}'), loss="mse", optimizer="adam"
+            onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {body}'),
+            loss="mse",
+            optimizer="adam",
         )
         trainer.fit(X, Y, epochs=3, verbose=0)
         expected = onnx.reference.ReferenceEvaluator(trainer.export()).run(None, {"x": X})[0]
@@ -186,8 +249,12 @@ class TestModels:
 class TestFigures:
     def test_a_metric_by_name_knows_the_losss_logits(self) -> None:
         labels = (Y[:, 0] > 0).astype(int)
-        by_name = Trainer(mlp((2, 8, 2)), loss="cross_entropy", metrics=["auc"]).evaluate(X, labels)["auc"]
-        by_class = Trainer(mlp((2, 8, 2)), loss="cross_entropy", metrics=[AUC(from_logits=True)]).evaluate(X, labels)["auc"]
+        by_name = Trainer(mlp((2, 8, 2)), loss="cross_entropy", metrics=["auc"]).evaluate(
+            X, labels
+        )["auc"]
+        by_class = Trainer(
+            mlp((2, 8, 2)), loss="cross_entropy", metrics=[AUC(from_logits=True)]
+        ).evaluate(X, labels)["auc"]
         assert by_name == by_class
 
     @pytest.mark.parametrize("name", ["loss", "batch_loss", "val_accuracy", "learning_rate"])
@@ -205,8 +272,10 @@ class TestFigures:
     def test_a_part_that_counts_nothing_leaves_the_sum_alone(self) -> None:
         from onnxfit.losses import CrossEntropy
 
-        proto = model("""(float[N, 2] x) => (float[N, 2] a, float[N, 1] b) <float[2, 2] u = {1, 0, 0, 1}, float[2, 1] v = {1, 1}>
-            { a = MatMul(x, u)  b = MatMul(x, v) }""")
+        proto = model(
+            """(float[N, 2] x) => (float[N, 2] a, float[N, 1] b) <float[2, 2] u = {1, 0, 0, 1}, float[2, 1] v = {1, 1}>
+            { a = MatMul(x, u)  b = MatMul(x, v) }"""
+        )
         trainer = Trainer(proto, loss={"a": CrossEntropy(ignore_index=-1), "b": "mse"})
         found = trainer.evaluate(X, {"a": np.full(24, -1), "b": Y + 1})
         assert found["loss"] == pytest.approx(1)
@@ -219,7 +288,8 @@ class TestCalls:
         nested = LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.fit(X, Y, verbose=0))
         with pytest.raises(SettingError, match=r"fit is running already"):
             trainer.fit(X, Y, callbacks=[nested], verbose=0)
-        trainer.fit(X, Y, callbacks=EarlyStopping("loss"), verbose=0)  # and one callback needs no list
+        # and one callback needs no list
+        trainer.fit(X, Y, callbacks=EarlyStopping("loss"), verbose=0)
 
     def test_gradients_of_an_interrupted_fit_do_not_leak(self) -> None:
         def stop(batch: int, logs: object) -> None:
@@ -228,7 +298,13 @@ class TestCalls:
 
         trainer = Trainer(linear(2), loss="mse", optimizer=0.1, accumulate=4)
         with pytest.raises(KeyboardInterrupt):
-            trainer.fit(100 * X, Y, batch_size=2, callbacks=[LambdaCallback(on_train_batch_end=stop)], verbose=0)
+            trainer.fit(
+                100 * X,
+                Y,
+                batch_size=2,
+                callbacks=[LambdaCallback(on_train_batch_end=stop)],
+                verbose=0,
+            )
         trainer.fit(X, Y, batch_size=2, epochs=1, shuffle=False, verbose=0)
         clean = Trainer(linear(2), loss="mse", optimizer=0.1, accumulate=4)
         clean.fit(X, Y, batch_size=2, epochs=1, shuffle=False, verbose=0)
@@ -257,7 +333,9 @@ class TestCalls:
         before = trainer.get_state()
         for part in ("weights", "slots", "counters"):
             with pytest.raises(SettingError, match=rf"its {part} are"):
-                trainer.set_state({**Trainer(linear(2, w=3), loss="mse", optimizer="adam").get_state(), part: {}})
+                trainer.set_state(
+                    {**Trainer(linear(2, w=3), loss="mse", optimizer="adam").get_state(), part: {}}
+                )
         np.testing.assert_equal(trainer.get_state(), before)
 
     def test_only_the_last_step_is_undone_and_only_once(self) -> None:
@@ -284,7 +362,10 @@ class TestCalls:
         )
 
     def test_validation_data_as_a_list(self) -> None:
-        assert "val_loss" in Trainer(linear(2), loss="mse").fit(X, Y, validation_data=[X, Y], verbose=0).history
+        assert (
+            "val_loss"
+            in Trainer(linear(2), loss="mse").fit(X, Y, validation_data=[X, Y], verbose=0).history
+        )
 
 
 class TestFiles:
@@ -317,7 +398,9 @@ class TestFiles:
         path = Trainer(linear(2), loss="mse").save(tmp_path / "c")
         with zipfile.ZipFile(path) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}
-        entries["onnxfit.json"] = json.dumps({**json.loads(entries["onnxfit.json"]), **change}).encode()
+        entries["onnxfit.json"] = json.dumps(
+            {**json.loads(entries["onnxfit.json"]), **change}
+        ).encode()
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in entries.items():
                 archive.writestr(name, data)

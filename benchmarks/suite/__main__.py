@@ -1,8 +1,12 @@
-"""Everybody's training step and `fit`, side by side: `python benchmarks/suite [--quick] [--workloads mlp cnn] [--contenders full-onnx torch]`.
+"""Everybody's training step and `fit`, side by side:
 
-Each contender has a process of its own, and in every round each takes its turn on the same weights, rows, batches and optimizer, with as many
-threads. First come, each in a process that does nothing else, import, first step and peak memory. Contenders whose library is not there are
-named as absent. Other environments are found in .venv-plain and .venv-bench, or given: `--python bench=/path/to/python`.
+`python benchmarks/suite [--quick] [--workloads mlp cnn] [--contenders full-onnx torch]`.
+
+Each contender has a process of its own, and in every round each takes its turn on the same weights,
+rows, batches and optimizer, with as many threads. First come, each in a process that does nothing
+else, import, first step and peak memory. Contenders whose library is not there are named as absent.
+Other environments are found in .venv-plain and .venv-bench, or given: `--python
+bench=/path/to/python`.
 """
 
 from __future__ import annotations
@@ -28,23 +32,51 @@ from workloads import OPTIMIZERS, WORKLOADS
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="benchmarks/suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmarks/suite",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--contenders", nargs="+", choices=ENTRIES, default=list(ENTRIES))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="of training, plain or bench")
-    parser.add_argument("--quick", action="store_true", help="a trial: three short rounds, no memory, no limits")
-    parser.add_argument("--no-once", action="store_true", help="leave out memory, import and first step")
+    parser.add_argument(
+        "--python",
+        nargs="+",
+        default=[],
+        metavar="ENVIRONMENT=PATH",
+        help="of training, plain or bench",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a trial: three short rounds, no memory, no limits"
+    )
+    parser.add_argument(
+        "--no-once", action="store_true", help="leave out memory, import and first step"
+    )
     parser.add_argument("--rounds", type=int, help="how often each takes its turn (7; quick: 3)")
     parser.add_argument("--seconds", type=float, help="that one turn lasts (0.1; quick: 0.03)")
     parser.add_argument(
-        "--budget", type=float, help="seconds for the turns of a contender on a workload, after three of them (2; quick: 0.3)"
+        "--budget",
+        type=float,
+        help=(
+            "seconds for the turns of a contender on a workload, after three of them (2; quick:"
+            " 0.3)"
+        ),
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/benchmarks", help="for exported models and the log")
-    parser.add_argument("--output", type=Path, help="for tables and pictures (default: results in the folder)")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md and docs/benchmarks/ instead")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "build/benchmarks",
+        help="for exported models and the log",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="for tables and pictures (default: results in the folder)"
+    )
+    parser.add_argument(
+        "--write-docs",
+        action="store_true",
+        help="write docs/benchmarks.md and docs/benchmarks/ instead",
+    )
     return parser.parse_args()
 
 
@@ -75,14 +107,28 @@ def limits_of(plan: Plan, python: str, races: Sequence[Sequence[Row]]) -> list[d
             continue
         with np.load(plan.folder / f"{name}.npz") as file:
             weights = sum(file[key].size for key in file.files)
-        command = [python, str(HERE / "limits.py"), name, optimizer, str(weights), str(plan.threads)]
+        command = [
+            python,
+            str(HERE / "limits.py"),
+            name,
+            optimizer,
+            str(weights),
+            str(plan.threads),
+        ]
         limit = run_json(command, plan.environment, plan.log)
         if "limit" not in limit:
             continue
         us, them = report.fastest(rows, "step", ours=True), report.fastest(rows, "step", RIVALS)
         ours, rival = (row.step.median if row else math.nan for row in (us, them))
         found.append(
-            {"workload": name, "optimizer": optimizer, "title": us.title if us else "", "ours": ours, "rival": rival, **limit}
+            {
+                "workload": name,
+                "optimizer": optimizer,
+                "title": us.title if us else "",
+                "ours": ours,
+                "rival": rival,
+                **limit,
+            }
         )
     return found
 
@@ -90,11 +136,22 @@ def limits_of(plan: Plan, python: str, races: Sequence[Sequence[Row]]) -> list[d
 def conditions(plan: Plan, field: Field, seconds: float) -> list[str]:
     versions: dict[str, dict[str, str]] = {}
     for name, loaded in field.loaded.items():
-        versions.setdefault(field.pythons[name], {}).update({"Python": loaded["python"], **loaded["versions"]})
-    lines = [f"{report.machine()}; {plan.threads} threads; load {os.getloadavg()[0]:.1f} at the end; {seconds / 60:.0f} minutes"]
-    lines += [", ".join(f"{package} {version}" for package, version in found.items()) for found in versions.values()]
+        versions.setdefault(field.pythons[name], {}).update(
+            {"Python": loaded["python"], **loaded["versions"]}
+        )
+    lines = [
+        f"{report.machine()}; {plan.threads} threads; load {os.getloadavg()[0]:.1f} at the end;"
+        f" {seconds / 60:.0f} minutes"
+    ]
+    lines += [
+        ", ".join(f"{package} {version}" for package, version in found.items())
+        for found in versions.values()
+    ]
     lines += [f"absent: {ENTRIES[name].title} ({reason})" for name, reason in field.absent.items()]
-    times = f"{plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at least, where they took more than {plan.budget:g} s"
+    times = (
+        f"{plan.rounds} rounds of {plan.seconds:g} s; fewer, but three at least, where they took"
+        f" more than {plan.budget:g} s"
+    )
     times += f"; {MORE} times as many of those whom the bars compare"
     return [*lines, f"median (quartiles) of {times}"]
 
@@ -104,10 +161,16 @@ def main() -> None:
     began = time.perf_counter()
     plan = plan_of(options)
     plan.log.write_text("")
-    if not options.quick:  # what PyTorch compiled in an earlier run would make the first step look short
+    # what PyTorch compiled in an earlier run would make the first step look short
+    if not options.quick:
         shutil.rmtree(plan.folder / "inductor", ignore_errors=True)
     exporter = next(
-        (plan.pythons[e] for e in ("training", "bench") if e in plan.pythons and _has_torch(plan.pythons[e], plan)), None
+        (
+            plan.pythons[e]
+            for e in ("training", "bench")
+            if e in plan.pythons and _has_torch(plan.pythons[e], plan)
+        ),
+        None,
     )
     export(exporter or sys.executable, plan.folder, plan.workloads, plan.environment, plan.log)
     records: list[dict[str, Any]] = []
@@ -125,7 +188,8 @@ def main() -> None:
                 rows = field.race(workload, optimizer)
                 races.append(rows)
                 print(
-                    f"\n{WORKLOADS[workload].title}: {optimizer}   [{time.perf_counter() - began:.0f} s]\n\n{report.race_table(rows)}",
+                    f"\n{WORKLOADS[workload].title}: {optimizer}  "
+                    f" [{time.perf_counter() - began:.0f} s]\n\n{report.race_table(rows)}",
                     flush=True,
                 )
     limits = [] if options.quick else limits_of(plan, exporter or sys.executable, races)
@@ -134,12 +198,20 @@ def main() -> None:
     print("\n" + report.bars_table(report.bars(races, records, limits)))
     lines = conditions(plan, field, time.perf_counter() - began)
     print("\n" + "\n".join(lines))
-    page = ROOT / "docs/benchmarks.md" if options.write_docs else (options.output or plan.folder / "results") / "benchmarks.md"
+    page = (
+        ROOT / "docs/benchmarks.md"
+        if options.write_docs
+        else (options.output or plan.folder / "results") / "benchmarks.md"
+    )
     write(page, lines, races, records, limits)
 
 
 def write(
-    page: Path, lines: list[str], races: list[list[Row]], records: list[dict[str, Any]], limits: list[dict[str, Any]]
+    page: Path,
+    lines: list[str],
+    races: list[list[Row]],
+    records: list[dict[str, Any]],
+    limits: list[dict[str, Any]],
 ) -> None:
     folder = page.parent / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +228,10 @@ def write(
 
 
 def _has_torch(python: str, plan: Plan) -> bool:
-    code = "import importlib.util, json; print(json.dumps({'found': all(map(importlib.util.find_spec, ['torch', 'onnxscript']))}))"
+    code = (
+        "import importlib.util, json; print(json.dumps({'found': all(map(importlib.util.find_spec,"
+        " ['torch', 'onnxscript']))}))"
+    )
     return bool(run_json([python, "-c", code], plan.environment, plan.log).get("found"))
 
 

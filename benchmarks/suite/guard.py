@@ -1,8 +1,10 @@
-"""Does a change make training slow? `python benchmarks/suite/guard.py` ends with 1 where a ratio is far beyond what it is.
+"""Does a change make training slow? `python benchmarks/suite/guard.py` ends with 1 where a ratio is
+far beyond what it is.
 
-Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that of eager PyTorch, and `fit` per batch
-to the bare step. They are medians over rounds in which both take turns, the bounds leave about twice the room of what a quiet machine gives,
-and what is too slow is measured once more before it counts. Half a minute; needs PyTorch.
+Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that
+of eager PyTorch, and `fit` per batch to the bare step. They are medians over rounds in which both
+take turns, the bounds leave about twice the room of what a quiet machine gives, and what is too
+slow is measured once more before it counts. Half a minute; needs PyTorch.
 """
 
 from __future__ import annotations
@@ -39,14 +41,18 @@ def too_slow(field: Field, workload: str, room: float) -> bool:
     found = ratios(workload, rows)
     for title, ratio, bound in found:
         print(
-            f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}   {'TOO SLOW' if ratio > room * bound else 'fine'}", flush=True
+            f"{title:40} {ratio:6.2f}   at most {room * bound:.2f}  "
+            f" {'TOO SLOW' if ratio > room * bound else 'fine'}",
+            flush=True,
         )
     return any(ratio > room * bound for _, ratio, bound in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="benchmarks/suite/guard.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmarks/suite/guard.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--room", type=float, default=1.0, help="a factor for all bounds")
     room = parser.parse_args().room
@@ -67,7 +73,10 @@ def main() -> None:
         )
         export(sys.executable, path, plan.workloads, environment, plan.log)
         field = Field(plan, stack)
-        slow = any(too_slow(field, workload, room) and too_slow(field, workload, room) for workload in plan.workloads)
+        slow = any(
+            too_slow(field, workload, room) and too_slow(field, workload, room)
+            for workload in plan.workloads
+        )
     sys.exit(1 if slow else 0)
 
 

@@ -1,10 +1,12 @@
-"""What arithmetic allows: a step's matrix products at the machine's own speed for products of that size, plus moving the optimizer's bytes.
+"""What arithmetic allows: a step's matrix products at the machine's own speed for products of that
+size, plus moving the optimizer's bytes.
 
     python benchmarks/suite/limits.py WORKLOAD OPTIMIZER WEIGHTS [THREADS]
 
-prints, as JSON, the seconds of a step that does nothing else: with three products for each of the forward pass, and with only those that
-are needed (the first layer has no gradient of its input). Each product is timed alone, the best of many. The bytes are those of weights
-and gradients, read and written, and of Adam's two slots, at the speed of a copy of that size.
+prints, as JSON, the seconds of a step that does nothing else: with three products for each of the
+forward pass, and with only those that are needed (the first layer has no gradient of its input).
+Each product is timed alone, the best of many. The bytes are those of weights and gradients, read
+and written, and of Adam's two slots, at the speed of a copy of that size.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def best(run: Callable[[], object], seconds: float = 0.1) -> float:
 
 
 def product(count: int, m: int, k: int, n: int) -> Callable[[], object]:
-    """What makes `count` products (m, k) @ (k, n); by PyTorch, or by numpy where that is not there: two pools of threads would fight."""
+    """What makes `count` products (m, k) @ (k, n); by PyTorch, or by numpy where that is not there:
+    two pools of threads would fight.
+    """
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((count, *size)).astype(np.float32) for size in ((m, k), (k, n)))
     out = np.empty((count, m, n), np.float32)
@@ -81,7 +85,13 @@ def main() -> None:
                 spared = known[shape]
     # weight and gradient, each read and written once; each of Adam's slots too
     moved = copied(4 * weights * {"sgd": 4, "adam": 8}[optimizer])
-    limit = {"products": total, "moved": moved, "limit": total + moved, "needed": total - spared + moved, "operations": operations}
+    limit = {
+        "products": total,
+        "moved": moved,
+        "limit": total + moved,
+        "needed": total - spared + moved,
+        "operations": operations,
+    }
     print(json.dumps(limit))
 
 

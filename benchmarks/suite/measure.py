@@ -1,4 +1,6 @@
-"""What is measured, in which order: contenders take turns, so that the machine's moods meet all of them."""
+"""What is measured, in which order: contenders take turns, so that the machine's moods meet all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ class Timing:
         return self.quartiles[1]
 
     def ratio(self, other: Timing) -> float:
-        """To another, the median of the ratios within each round: what is slow for a minute is slow for both."""
-        return float(np.median([ours / theirs for ours, theirs in zip(self.samples, other.samples)]))
+        """To another, the median of the ratios within each round: what is slow for a minute is slow
+        for both.
+        """
+        return float(
+            np.median([ours / theirs for ours, theirs in zip(self.samples, other.samples)])
+        )
 
 
 @dataclass
@@ -72,7 +78,8 @@ class Plan:
     contenders: Sequence[str]
     rounds: int
     seconds: float  # of one sample
-    budget: float  # of all samples of a contender's steps, or fits, on a workload; three are taken in any case
+    # of all samples of a contender's steps, or fits, on a workload; three are taken in any case
+    budget: float
     threads: int
     folder: Path
     pythons: Mapping[str, str]
@@ -87,7 +94,10 @@ class Plan:
 
 
 class Field:
-    """The contenders' processes, each begun once; `absent` has the reason of those that are not there."""
+    """The contenders' processes, each begun once;
+
+    `absent` has the reason of those that are not there.
+    """
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         self.plan, self._stack = plan, stack
@@ -99,18 +109,30 @@ class Field:
             self._start(name)
 
     def _start(self, name: str) -> None:
-        self.absent[name] = f"not installed: no environment {' or '.join(ENTRIES[name].environments)}"
+        self.absent[name] = (
+            f"not installed: no environment {' or '.join(ENTRIES[name].environments)}"
+        )
         for environment in ENTRIES[name].environments:
             python = self.plan.pythons.get(environment)
             if python is None:
                 continue
-            process = self._stack.enter_context(Process(python, name, self.plan.environment, self.plan.log))
+            process = self._stack.enter_context(
+                Process(python, name, self.plan.environment, self.plan.log)
+            )
             answer = process.ask("load")
             if "import_seconds" in answer:
                 del self.absent[name]
-                self.processes[name], self.pythons[name], self.loaded[name] = process, python, answer
+                self.processes[name], self.pythons[name], self.loaded[name] = (
+                    process,
+                    python,
+                    answer,
+                )
                 return
-            self.absent[name] = f"not installed: {answer['absent']}" if "absent" in answer else f"failed: {answer['failed']}"
+            self.absent[name] = (
+                f"not installed: {answer['absent']}"
+                if "absent" in answer
+                else f"failed: {answer['failed']}"
+            )
 
     def restart(self, name: str) -> None:
         """After its process died."""
@@ -143,12 +165,18 @@ class Field:
         return row
 
     def _rounds(self, rows: list[Row], kind: str) -> None:
-        """A contender has samples of the first rounds without a gap, so that the same place in two lists is the same round."""
+        """A contender has samples of the first rounds without a gap, so that the same place in two
+        lists is the same round.
+        """
         for number in range(MORE * self.plan.rounds):
             for row in rows:
                 timing: Timing = getattr(row, kind)
                 more = MORE if row.contender in DECIDING else 1
-                if row.contender not in self.processes or (kind == "step" and not row.steps) or number >= more * self.plan.rounds:
+                if (
+                    row.contender not in self.processes
+                    or (kind == "step" and not row.steps)
+                    or number >= more * self.plan.rounds
+                ):
                     continue
                 if len(timing.samples) >= 3 and timing.spent > more * self.plan.budget:
                     continue
@@ -167,12 +195,17 @@ class Field:
 def compare(rows: list[Row]) -> None:
     """Whose losses are those of PyTorch, or of the first where PyTorch is not there."""
     trained = [row for row in rows if row.losses]
-    reference = next((row for name in RIVALS for row in trained if row.contender == name), trained[0] if trained else None)
+    reference = next(
+        (row for name in RIVALS for row in trained if row.contender == name),
+        trained[0] if trained else None,
+    )
     for row in trained:
         assert reference is not None
         row.comparable = bool(np.allclose(row.losses, reference.losses, rtol=TOLERANCE, atol=0))
         if not row.comparable:
-            row.remark = f"not comparable: its loss is {row.losses[-1]:.5g}, not {reference.losses[-1]:.5g}"
+            row.remark = (
+                f"not comparable: its loss is {row.losses[-1]:.5g}, not {reference.losses[-1]:.5g}"
+            )
 
 
 def once(plan: Plan, field: Field, workload: str, optimizer: str) -> list[dict[str, Any]]:
@@ -182,5 +215,7 @@ def once(plan: Plan, field: Field, workload: str, optimizer: str) -> list[dict[s
         if ENTRIES[name].measures_memory or workload == MEMORY_OF_ALL:
             answer = alone(python, name, plan.job(workload, optimizer), plan.environment, plan.log)
             if "peak_memory" in answer:
-                found.append({"workload": workload, "optimizer": optimizer, "contender": name, **answer})
+                found.append(
+                    {"workload": workload, "optimizer": optimizer, "contender": name, **answer}
+                )
     return found

@@ -1,4 +1,5 @@
-"""The models, written once, in PyTorch; everybody else reads them from the exported file or copies the weights.
+"""The models, written once, in PyTorch; everybody else reads them from the exported file or copies
+the weights.
 
     python benchmarks/suite/networks.py FOLDER [NAME ...]
 
@@ -37,11 +38,18 @@ def lenet() -> nn.Module:
 class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
         self.conv2, self.norm2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
         same = before == after and stride == 1
         self.short = (
-            nn.Sequential() if same else nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            nn.Sequential()
+            if same
+            else nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,20 +91,35 @@ class Layer(nn.Module):
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, causal)
-        self.norm2, self.wide, self.narrow = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm2, self.wide, self.narrow = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.narrow(functional.gelu(self.wide(self.norm2(x)), approximate="tanh" if self.attention.causal else "none"))
+        return x + self.narrow(
+            functional.gelu(
+                self.wide(self.norm2(x)), approximate="tanh" if self.attention.causal else "none"
+            )
+        )
 
 
 class Transformer(nn.Module):
-    """Tokens to one label (encoder) or to the next token (decoder, whose last layer has weights of its own)."""
+    """Tokens to one label (encoder) or to the next token (decoder, whose last layer has weights of
+    its own).
+    """
 
-    def __init__(self, width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int = 0) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, tokens: int, vocabulary: int, classes: int = 0
+    ) -> None:
         super().__init__()
         self.decodes = not classes
-        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Parameter(torch.randn(tokens, width) * 0.02)
+        self.embedding, self.positions = (
+            nn.Embedding(vocabulary, width),
+            nn.Parameter(torch.randn(tokens, width) * 0.02),
+        )
         self.layers = nn.Sequential(*(Layer(width, heads, self.decodes) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes or vocabulary)
 
@@ -128,14 +151,16 @@ def network(name: str) -> nn.Module:
     torch.manual_seed(0)
     module = NETWORKS[name]() if name in NETWORKS else dense(*WORKLOADS[name].sizes)
     with torch.no_grad():
-        for weight in module.parameters():  # an exporter shares tensors that are equal, such as the scales of two norms
+        # an exporter shares tensors that are equal, such as the scales of two norms
+        for weight in module.parameters():
             weight.add_(1e-3 * torch.randn_like(weight))
     return module.train()
 
 
 def export(name: str, folder: Path) -> None:
     module, workload = network(name), WORKLOADS[name]
-    # optimising, the exporter melts BatchNormalization into the convolution before it, in whatever mode the module is
+    # optimising, the exporter melts BatchNormalization into the convolution before it, in whatever
+    # mode the module is
     optimize = not any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
     x = torch.from_numpy(workload.data()[0][: workload.batch_size])
     with warnings.catch_warnings():
@@ -144,7 +169,9 @@ def export(name: str, folder: Path) -> None:
             module.eval(), (x,), folder / f"{name}.onnx", dynamo=True, optimize=optimize, external_data=False, verbose=False,
             input_names=["x"], output_names=["y"], dynamic_shapes=({0: torch.export.Dim("batch")},),
         )  # fmt: skip
-    np.savez(folder / f"{name}.npz", **{key: value.numpy() for key, value in module.state_dict().items()})
+    np.savez(
+        folder / f"{name}.npz", **{key: value.numpy() for key, value in module.state_dict().items()}
+    )
 
 
 def main() -> None:

@@ -19,7 +19,9 @@ Answer = dict[str, Any]
 
 
 def find_pythons(given: Mapping[str, str]) -> dict[str, str]:
-    """Environment -> Python, of those that are there: this one for "training", and what `make` puts beside it for the others."""
+    """Environment -> Python, of those that are there: this one for "training", and what `make` puts
+    beside it for the others.
+    """
     found = {
         "training": sys.executable,
         "plain": str(ROOT / ".venv-plain/bin/python"),
@@ -29,7 +31,9 @@ def find_pythons(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings(threads: int, folder: Path) -> dict[str, str]:
-    """Environment variables that hold every library to as many threads, and compiled code to a folder of ours."""
+    """Environment variables that hold every library to as many threads, and compiled code to a
+    folder of ours.
+    """
     count = str(threads)
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {
@@ -41,7 +45,9 @@ def surroundings(threads: int, folder: Path) -> dict[str, str]:
 class Process:
     """A worker that waits for requests."""
 
-    def __init__(self, python: str, contender: str, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, python: str, contender: str, environment: Mapping[str, str], log: Path
+    ) -> None:
         self._log = log.open("a")
         self._process = subprocess.Popen(
             [python, str(HERE / "worker.py"), contender], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
@@ -61,7 +67,9 @@ class Process:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        answer: Answer = json.loads(line) if line else {"failed": f"the process ended ({self._process.wait()})"}
+        answer: Answer = (
+            json.loads(line) if line else {"failed": f"the process ended ({self._process.wait()})"}
+        )
         return answer
 
     @property
@@ -71,7 +79,12 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -81,7 +94,14 @@ class Process:
 def run_json(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Answer:
     """The last line that a program prints, as JSON; "failed" where it ends in another way."""
     with log.open("a") as errors:
-        done = subprocess.run(list(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, env=dict(environment), check=False)
+        done = subprocess.run(
+            list(arguments),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=dict(environment),
+            check=False,
+        )
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return {"failed": f"the process ended with {done.returncode}; see {log}"}
@@ -89,19 +109,32 @@ def run_json(arguments: Sequence[str], environment: Mapping[str, str], log: Path
     return answer
 
 
-def alone(python: str, contender: str, job: str, environment: Mapping[str, str], log: Path) -> Answer:
+def alone(
+    python: str, contender: str, job: str, environment: Mapping[str, str], log: Path
+) -> Answer:
     """Import, build and one epoch in a process that does nothing else."""
     return run_json([python, str(HERE / "worker.py"), contender, "--alone", job], environment, log)
 
 
-def export(python: str, folder: Path, names: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+def export(
+    python: str, folder: Path, names: Sequence[str], environment: Mapping[str, str], log: Path
+) -> None:
     """Write the models that are not in the folder, or are older than the file that makes them."""
     written = (HERE / "networks.py").stat().st_mtime
-    missing = [n for n in names for f in [folder / f"{n}.onnx"] if not f.exists() or f.stat().st_mtime < written]
+    missing = [
+        n
+        for n in names
+        for f in [folder / f"{n}.onnx"]
+        if not f.exists() or f.stat().st_mtime < written
+    ]
     if not missing:
         return
     print(f"exporting {', '.join(missing)} ...", flush=True)
     with log.open("a") as errors:
         command = [python, str(HERE / "networks.py"), str(folder), *missing]
-        if subprocess.run(command, stdout=errors, stderr=errors, env=dict(environment), check=False).returncode:
-            sys.exit(f"The models could not be exported, which takes PyTorch in {python}: see {log}.")
+        if subprocess.run(
+            command, stdout=errors, stderr=errors, env=dict(environment), check=False
+        ).returncode:
+            sys.exit(
+                f"The models could not be exported, which takes PyTorch in {python}: see {log}."
+            )

@@ -26,7 +26,14 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        model = next((line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line), model)
+        model = next(
+            (
+                line.split(":", 1)[1].strip()
+                for line in cpuinfo.read_text().splitlines()
+                if "model name" in line
+            ),
+            model,
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{platform.machine()} {model}, {cores} cores, {platform.system()}"
 
@@ -45,7 +52,9 @@ def table(head: Cells, body: Sequence[Cells], left: int = 1) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
 
 
-def fastest(rows: Sequence[Row], kind: str, names: Sequence[str] | None = None, ours: bool | None = None) -> Row | None:
+def fastest(
+    rows: Sequence[Row], kind: str, names: Sequence[str] | None = None, ours: bool | None = None
+) -> Row | None:
     """Of those with the right losses."""
     able = [
         row for row in rows
@@ -71,7 +80,9 @@ def race_table(rows: Sequence[Row]) -> str:
                 f"{micro(median)} ({micro(low)} .. {micro(high)})",
                 f"{median / getattr(first, kind).median:.2f}" if first else "–",
             ]
-        body.append([*cells, f"{row.losses[-1]:.5f}" if row.losses else "–", row.remark.replace("|", "/")])
+        body.append(
+            [*cells, f"{row.losses[-1]:.5f}" if row.losses else "–", row.remark.replace("|", "/")]
+        )
     return table(["", "step, µs", "/ fastest", "fit per batch, µs", "/ fastest", "loss", ""], body)
 
 
@@ -79,7 +90,11 @@ def verdict(value: float, bar: float) -> str:
     return "met" if value <= bar else f"missed by {100 * (value / bar - 1):.0f} %"
 
 
-def bars(races: Sequence[Sequence[Row]], once: Sequence[Mapping[str, Any]], limits: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def bars(
+    races: Sequence[Sequence[Row]],
+    once: Sequence[Mapping[str, Any]],
+    limits: Sequence[Mapping[str, Any]],
+) -> list[list[str]]:
     """Every bar: what is compared, the figure, the bar, whether it is met."""
     found = []
     for rows in races:
@@ -92,10 +107,23 @@ def bars(races: Sequence[Sequence[Row]], once: Sequence[Mapping[str, Any]], limi
             if them:
                 ratio = getattr(us, kind).ratio(getattr(them, kind))
                 # the bars are of the step; for fit the ratio stands alone
-                bar = [f"≤ {work.bar:.2f}", verdict(ratio, work.bar)] if kind == "step" else ["", ""]
-                found.append([f"{work.name}, {optimizer}: {kind}", f"{us.title} / {them.title}", f"{ratio:.2f}", *bar])
+                bar = (
+                    [f"≤ {work.bar:.2f}", verdict(ratio, work.bar)] if kind == "step" else ["", ""]
+                )
+                found.append(
+                    [
+                        f"{work.name}, {optimizer}: {kind}",
+                        f"{us.title} / {them.title}",
+                        f"{ratio:.2f}",
+                        *bar,
+                    ]
+                )
             if work.name == "linear" and kind == "fit":
-                figure = [f"{micro(ours)} µs", f"≤ {micro(FIT_BAR_LINEAR)} µs", verdict(ours, FIT_BAR_LINEAR)]
+                figure = [
+                    f"{micro(ours)} µs",
+                    f"≤ {micro(FIT_BAR_LINEAR)} µs",
+                    verdict(ours, FIT_BAR_LINEAR),
+                ]
                 found.append([f"{work.name}, {optimizer}: fit per batch", us.title, *figure])
             learn = fastest(rows, kind, ["sklearn"])
             if work.name == "tabular" and learn:
@@ -110,13 +138,23 @@ def bars(races: Sequence[Sequence[Row]], once: Sequence[Mapping[str, Any]], limi
                     ]
                 )
     for name in dict.fromkeys(item["workload"] for item in once):
-        peaks = {item["contender"]: item["peak_memory"] for item in once if item["workload"] == name}
+        peaks = {
+            item["contender"]: item["peak_memory"] for item in once if item["workload"] == name
+        }
         ours = [c for c in peaks if ENTRIES[c].ours]
         if ours and "torch" in peaks:
             least = min(ours, key=peaks.__getitem__)
             ratio = peaks[least] / peaks["torch"]
             what = f"{ENTRIES[least].title} / {ENTRIES['torch'].title}"
-            found.append([f"{name}: peak memory", what, f"{ratio:.2f}", f"≤ {MEMORY_BAR:.2f}", verdict(ratio, MEMORY_BAR)])
+            found.append(
+                [
+                    f"{name}: peak memory",
+                    what,
+                    f"{ratio:.2f}",
+                    f"≤ {MEMORY_BAR:.2f}",
+                    verdict(ratio, MEMORY_BAR),
+                ]
+            )
     for item in limits:
         if not math.isnan(item["ours"]):
             ratio = item["ours"] / item["limit"]
@@ -177,19 +215,47 @@ def write_csv(path: Path, races: Sequence[Sequence[Row]]) -> None:
     head += [f"{kind}_us_{part}" for kind in ("step", "fit") for part in ("low", "median", "high")]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*head, "step_to_fastest", "fit_to_fastest", "build_seconds", "last_loss", "comparable", "remark"])
+        writer.writerow(
+            [
+                *head,
+                "step_to_fastest",
+                "fit_to_fastest",
+                "build_seconds",
+                "last_loss",
+                "comparable",
+                "remark",
+            ]
+        )
         for rows in races:
             best = {kind: fastest(rows, kind) for kind in ("step", "fit")}
             for row in rows:
                 times, ratios = [], []
                 for kind in ("step", "fit"):
                     timing, first = getattr(row, kind), best[kind]
-                    times += [f"{s * 1e6:.3f}" for s in timing.quartiles] if timing.samples else [""] * 3
-                    ratios.append(f"{timing.median / getattr(first, kind).median:.4f}" if timing.samples and first else "")
+                    times += (
+                        [f"{s * 1e6:.3f}" for s in timing.quartiles] if timing.samples else [""] * 3
+                    )
+                    ratios.append(
+                        f"{timing.median / getattr(first, kind).median:.4f}"
+                        if timing.samples and first
+                        else ""
+                    )
                 loss = f"{row.losses[-1]:.7g}" if row.losses else ""
                 build = "" if math.isnan(row.build_seconds) else f"{row.build_seconds:.4f}"
                 comparable = "yes" if row.comparable else "no"
-                writer.writerow([row.workload, row.optimizer, row.contender, *times, *ratios, build, loss, comparable, row.remark])
+                writer.writerow(
+                    [
+                        row.workload,
+                        row.optimizer,
+                        row.contender,
+                        *times,
+                        *ratios,
+                        build,
+                        loss,
+                        comparable,
+                        row.remark,
+                    ]
+                )
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -226,7 +292,11 @@ def draw_races(path: Path, races: Sequence[Sequence[Row]], kind: str) -> None:
                     continue
                 low, median, high = (1e6 * s for s in timing.quartiles)
                 medians.append(median)
-                color = ("#1b6ca8", "#7fb2d9")[index % 2] if ENTRIES[contender].ours else ("#8a8a8a", "#c4c4c4")[index % 2]
+                color = (
+                    ("#1b6ca8", "#7fb2d9")[index % 2]
+                    if ENTRIES[contender].ours
+                    else ("#8a8a8a", "#c4c4c4")[index % 2]
+                )
                 size = 0.8 / len(optimizers)
                 axis.barh(
                     place + (index + 0.5) * size - 0.4, median, size, color=color,
@@ -259,8 +329,17 @@ def generated(
     limits: Sequence[Mapping[str, Any]],
 ) -> str:
     """The part of docs/benchmarks.md that a run writes."""
-    parts = [BEGIN, "\n".join(f"- {line}" for line in conditions), "## The bars", bars_table(bars(races, once, limits))]
-    parts += ["## Every contender", "![µs per step](benchmarks/step.png)", "![µs per batch of fit](benchmarks/fit.png)"]
+    parts = [
+        BEGIN,
+        "\n".join(f"- {line}" for line in conditions),
+        "## The bars",
+        bars_table(bars(races, once, limits)),
+    ]
+    parts += [
+        "## Every contender",
+        "![µs per step](benchmarks/step.png)",
+        "![µs per batch of fit](benchmarks/fit.png)",
+    ]
     for rows in races:
         parts += [f"### {WORKLOADS[rows[0].workload].title}: {rows[0].optimizer}", race_table(rows)]
     if once:

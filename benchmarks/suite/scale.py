@@ -1,9 +1,13 @@
-"""How time grows with weights, batch, layers and rows: `python benchmarks/suite/scale.py [--quick] [--write-docs]`.
+"""How time grows with weights, batch, layers and rows:
 
-Four lines of dense networks, plain SGD, mean squared error: everything but one size stays. Each point is one process; onnxfit's step, the
-time to compile it (Trainer to the first step), and where PyTorch is installed, its eager step. Rows come from a .npy file mapped into memory;
-there the time is that of `fit`. The slope is that of a line through log time over log size: 1 where time grows as the size does. A point
-that is still fixed cost bends it, so that of the larger half stands beside it.
+`python benchmarks/suite/scale.py [--quick] [--write-docs]`.
+
+Four lines of dense networks, plain SGD, mean squared error: everything but one size stays. Each
+point is one process; onnxfit's step, the time to compile it (Trainer to the first step), and where
+PyTorch is installed, its eager step. Rows come from a .npy file mapped into memory; there the time
+is that of `fit`. The slope is that of a line through log time over log size: 1 where time grows as
+the size does. A point that is still fixed cost bends it, so that of the larger half stands beside
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,12 @@ SIZES: dict[str, list[int]] = {
     "layers": [2, 5, 10, 20, 50, 100, 200],
     "rows": [10**3, 10**4, 10**5, 10**6, 10**7],
 }
-QUICK: dict[str, list[int]] = {"weights": [10**3, 10**5], "batch": [1, 64], "layers": [2, 10], "rows": [10**3, 10**5]}
+QUICK: dict[str, list[int]] = {
+    "weights": [10**3, 10**5],
+    "batch": [1, 64],
+    "layers": [2, 10],
+    "rows": [10**3, 10**5],
+}
 UNITS = {
     "weights": "weights, batch 16",
     "batch": "rows of a batch, 10⁵ weights",
@@ -72,7 +81,9 @@ class Point:
         for i, array in enumerate(self.arrays()):
             weights.append(onnx.numpy_helper.from_array(array, f"w{i}"))
             last = i == len(self.layers) - 2
-            nodes.append(helper.make_node("Gemm", [here, f"w{i}"], ["y" if last else f"s{i}"], transB=1))
+            nodes.append(
+                helper.make_node("Gemm", [here, f"w{i}"], ["y" if last else f"s{i}"], transB=1)
+            )
             if not last:
                 nodes.append(helper.make_node("Tanh", [f"s{i}"], [f"h{i}"]))
                 here = f"h{i}"
@@ -91,7 +102,9 @@ class Point:
 
 
 def per_run(run: Callable[[], object], seconds: float) -> float:
-    """The least time of single runs, or of groups of them where one is too short to time: what others on the machine do comes on top of it."""
+    """The least time of single runs, or of groups of them where one is too short to time: what
+    others on the machine do comes on top of it.
+    """
     run()
     began = time.perf_counter()
     run()
@@ -133,7 +146,8 @@ def fit_rows(point: Point, trainer: Any) -> float:
                 part[...] = rng.standard_normal(part.shape, dtype=np.float32)
             file.flush()
             del file
-        trainer.fit(*paths, batch_size=point.batch, verbose=0)  # the file is in the system's cache now, where it fits
+        # the file is in the system's cache now, where it fits
+        trainer.fit(*paths, batch_size=point.batch, verbose=0)
         began = time.perf_counter()
         trainer.fit(*paths, batch_size=point.batch, verbose=0)
         return time.perf_counter() - began
@@ -179,7 +193,11 @@ def draw(path: Path, found: dict[str, dict[str, dict[int, float]]]) -> None:
         for what, points in lines.items():
             color, style, label = styles[what]
             axis.loglog(
-                list(points), list(points.values()), style, color=color, label=f"{label} (slope {slope(*_larger(points)):.2f})"
+                list(points),
+                list(points.values()),
+                style,
+                color=color,
+                label=f"{label} (slope {slope(*_larger(points)):.2f})",
             )
         axis.set_xlabel(UNITS[cause])
         axis.set_ylabel("seconds")
@@ -196,15 +214,24 @@ def _larger(points: dict[int, float]) -> tuple[list[int], list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="benchmarks/suite/scale.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmarks/suite/scale.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="two sizes each")
-    parser.add_argument("--causes", nargs="+", choices=CAUSES, default=list(CAUSES), help="what grows")
+    parser.add_argument(
+        "--causes", nargs="+", choices=CAUSES, default=list(CAUSES), help="what grows"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="for the steps of one point")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/benchmarks")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks/scale.csv and .png")
-    parser.add_argument("--point", nargs=3, metavar=("WHO", "CAUSE", "SIZE"), help=argparse.SUPPRESS)  # how the file calls itself
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write docs/benchmarks/scale.csv and .png"
+    )
+    # how the file calls itself
+    parser.add_argument(
+        "--point", nargs=3, metavar=("WHO", "CAUSE", "SIZE"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.point:
         who, cause, size = options.point
@@ -212,9 +239,14 @@ def main() -> None:
         print(json.dumps(measure(Point(cause, int(size)), options.threads, options.seconds)))
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    output = ROOT / "docs/benchmarks" if options.write_docs else options.folder / "results/benchmarks"
+    output = (
+        ROOT / "docs/benchmarks" if options.write_docs else options.folder / "results/benchmarks"
+    )
     output.mkdir(parents=True, exist_ok=True)
-    environment, log = surroundings(options.threads, options.folder.resolve()), options.folder / "scale.log"
+    environment, log = (
+        surroundings(options.threads, options.folder.resolve()),
+        options.folder / "scale.log",
+    )
     log.write_text("")
     print(machine())
     found: dict[str, dict[str, dict[int, float]]] = {}
@@ -236,11 +268,14 @@ def main() -> None:
                         print(f"{cause} {size}: {who} {seconds}")
                     else:
                         lines.setdefault(what, {})[size] = seconds
-            times = "  ".join(f"{what} {points[size]:.3g} s" for what, points in lines.items() if size in points)
+            times = "  ".join(
+                f"{what} {points[size]:.3g} s" for what, points in lines.items() if size in points
+            )
             print(f"{cause:8} {size:>11,}  {times}", flush=True)
         for what, points in lines.items():
             print(
-                f"{cause:8} {what}: slope {slope(list(points), list(points.values())):.2f}, of the larger half {slope(*_larger(points)):.2f}"
+                f"{cause:8} {what}: slope {slope(list(points), list(points.values())):.2f}, of the"
+                f" larger half {slope(*_larger(points)):.2f}"
             )
     with (output / "scale.csv").open("w", newline="") as file:
         writer = csv.writer(file)

@@ -2,9 +2,10 @@
 
     python benchmarks/suite/worker.py CONTENDER [--alone JOB]
 
-Requests have "do": "load", "build" (with the job), "losses", "step" and "fit" (with the seconds to spend), "quit". Every answer has what
-was asked for, "refused" with a reason, "absent" or "failed". `--alone` does one thing and ends: import, build, fit one epoch, and say how
-long each took and how much memory the process ever had.
+Requests have "do": "load", "build" (with the job), "losses", "step" and "fit" (with the seconds to
+spend), "quit". Every answer has what was asked for, "refused" with a reason, "absent" or "failed".
+`--alone` does one thing and ends: import, build, fit one epoch, and say how long each took and how
+much memory the process ever had.
 """
 
 from __future__ import annotations
@@ -26,19 +27,27 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
 
 def peak_memory() -> int:
-    """Bytes. Linux counts in ru_maxrss what the parent had when it started this process, so its own high-water mark is better."""
+    """Bytes.
+
+    Linux counts in ru_maxrss what the parent had when it started this process, so its own
+    high-water mark is better.
+    """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def reason(error: BaseException) -> str:
     """The first line that says something, short enough for a table."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
     return text if len(text) < 200 else text[:197] + "..."
 
 
@@ -71,7 +80,11 @@ class Worker:
         began = time.perf_counter()
         losses = self.contender.losses()
         self.run_step = self.contender.step()
-        return {"losses": losses, "losses_seconds": time.perf_counter() - began, "steps": self.run_step is not None}
+        return {
+            "losses": losses,
+            "losses_seconds": time.perf_counter() - began,
+            "steps": self.run_step is not None,
+        }
 
     def step(self, seconds: float) -> dict[str, Any]:
         run = self.run_step
@@ -86,10 +99,17 @@ class Worker:
     def fit(self, seconds: float) -> dict[str, Any]:
         from contenders.contender import nothing
 
-        return self._timed("fit", lambda epochs: self.contender.fit(epochs, nothing), seconds, self.batches)
+        return self._timed(
+            "fit", lambda epochs: self.contender.fit(epochs, nothing), seconds, self.batches
+        )
 
-    def _timed(self, what: str, run: Callable[[int], None], seconds: float, per: int) -> dict[str, Any]:
-        """Seconds for each batch. The first time finds out how often to run, and warms up with that."""
+    def _timed(
+        self, what: str, run: Callable[[int], None], seconds: float, per: int
+    ) -> dict[str, Any]:
+        """Seconds for each batch.
+
+        The first time finds out how often to run, and warms up with that.
+        """
         if what not in self.counts:
             if what == "fit":  # of steps the first were made for their losses
                 run(1)

@@ -1,4 +1,7 @@
-"""What is trained: data, sizes, and the bars. Nothing here needs more than numpy, so that every process can read it."""
+"""What is trained: data, sizes, and the bars.
+
+Nothing here needs more than numpy, so that every process can read it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ COMPARED_STEPS = 5  # whose losses must agree
 
 @dataclass(frozen=True)
 class Workload:
-    """`inputs` and `outputs` are shapes without the batch; a workload with a `vocabulary` reads tokens. `batches` make an epoch."""
+    """`inputs` and `outputs` are shapes without the batch; a workload with a `vocabulary` reads
+    tokens. `batches` make an epoch.
+    """
 
     name: str
     title: str
@@ -32,7 +37,9 @@ class Workload:
     outputs: tuple[int, ...]
     vocabulary: int = 0
     sizes: tuple[int, ...] = ()  # of the layers of a dense network
-    pace: float = 1.0  # of the learning rate: smaller where rounding alone would lead the contenders apart in a few steps
+    # of the learning rate: smaller where rounding alone would lead the contenders apart in a few
+    # steps
+    pace: float = 1.0
     bar: float = 1.0  # of onnxfit's step, as a part of the faster PyTorch's
     products: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
     """Matrix products of the forward pass: (how many, m, k, n); the first needs no gradient of its input."""
@@ -51,9 +58,14 @@ class Workload:
         return x[: self.rows], y[: self.rows]
 
     def split(self) -> list[tuple[Array, Array]]:
-        """The batches of an epoch, and more where those are too few to be compared: on rows seen before, losses soon are next to nothing."""
+        """The batches of an epoch, and more where those are too few to be compared: on rows seen
+        before, losses soon are next to nothing.
+        """
         x, y = _drawn(self)
-        return [(x[i : i + self.batch_size], y[i : i + self.batch_size]) for i in range(0, len(x), self.batch_size)]
+        return [
+            (x[i : i + self.batch_size], y[i : i + self.batch_size])
+            for i in range(0, len(x), self.batch_size)
+        ]
 
 
 @lru_cache(maxsize=1)  # drawing them takes longer than an epoch of the small ones
@@ -73,7 +85,9 @@ def dense_products(batch: int, sizes: tuple[int, ...]) -> tuple[tuple[int, int, 
     return tuple((1, batch, before, after) for before, after in pairwise(sizes))
 
 
-def transformer_products(batch: int, tokens: int, width: int, layers: int, heads: int) -> tuple[tuple[int, int, int, int], ...]:
+def transformer_products(
+    batch: int, tokens: int, width: int, layers: int, heads: int
+) -> tuple[tuple[int, int, int, int], ...]:
     rows, part = batch * tokens, width // heads
     layer = (
         (1, rows, width, 3 * width), (batch * heads, tokens, part, tokens), (batch * heads, tokens, tokens, part),
@@ -127,8 +141,18 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         given = json.loads(text)
-        return cls(WORKLOADS[given["workload"]], given["optimizer"], Path(given["folder"]), given["threads"])
+        return cls(
+            WORKLOADS[given["workload"]],
+            given["optimizer"],
+            Path(given["folder"]),
+            given["threads"],
+        )
 
     def to_json(self) -> str:
-        given = {"workload": self.workload.name, "optimizer": self.optimizer, "folder": str(self.folder), "threads": self.threads}
+        given = {
+            "workload": self.workload.name,
+            "optimizer": self.optimizer,
+            "folder": str(self.folder),
+            "threads": self.threads,
+        }
         return json.dumps(given)

@@ -1,4 +1,7 @@
-"""Callbacks: what stands beside the training loop and acts at its hooks. `__all__` is the registry."""
+"""Callbacks: what stands beside the training loop and acts at its hooks.
+
+`__all__` is the registry.
+"""
 
 from onnxfit.callbacks.accumulation import GradientAccumulationScheduler
 from onnxfit.callbacks.averaging import StochasticWeightAveraging, SwapEMAWeights

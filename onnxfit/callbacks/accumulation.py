@@ -12,12 +12,15 @@ __all__ = ["GradientAccumulationScheduler"]
 
 
 class GradientAccumulationScheduler(Callback):
-    """Averages the gradients of so many batches for one update, from the given epochs on; `{0: 1, 4: 8}` is 1, and 8 from epoch 4 on.
+    """Averages the gradients of so many batches for one update, from the given epochs on;
 
-    Before the first epoch named it is what the Trainer was built with, and so it is after the `fit`. The graphs that add gradients
-    up are made with the Trainer: build it with `accumulate=2` or more, whatever the schedule begins with. A step of a trainer built
-    so costs one more run and the sums of the gradients, except in epochs where the number is 1. SettingError: an epoch below 0, a
-    number below 1; before training, a Trainer built with `accumulate=1`.
+    `{0: 1, 4: 8}` is 1, and 8 from epoch 4 on.
+
+    Before the first epoch named it is what the Trainer was built with, and so it is after the
+    `fit`. The graphs that add gradients up are made with the Trainer: build it with `accumulate=2`
+    or more, whatever the schedule begins with. A step of a trainer built so costs one more run and
+    the sums of the gradients, except in epochs where the number is 1. SettingError: an epoch below
+    0, a number below 1; before training, a Trainer built with `accumulate=1`.
 
     >>> GradientAccumulationScheduler({4: 0})
     Traceback (most recent call last):
@@ -28,10 +31,13 @@ class GradientAccumulationScheduler(Callback):
     def __init__(self, schedule: Mapping[int, int]) -> None:
         for epoch, batches in schedule.items():
             if not isinstance(epoch, int) or epoch < 0:
-                raise SettingError(f"GradientAccumulationScheduler needs epochs from 0 on, got {epoch!r}.")
+                raise SettingError(
+                    f"GradientAccumulationScheduler needs epochs from 0 on, got {epoch!r}."
+                )
             if not isinstance(batches, int) or batches < 1:
                 raise SettingError(
-                    f"GradientAccumulationScheduler needs whole numbers of batches from 1 on, got {batches!r} for epoch {epoch}."
+                    "GradientAccumulationScheduler needs whole numbers of batches from 1 on, got"
+                    f" {batches!r} for epoch {epoch}."
                 )
         self.schedule = dict(sorted(schedule.items()))
         self._own = 1  # what the Trainer was set to before this fit
@@ -42,7 +48,8 @@ class GradientAccumulationScheduler(Callback):
         self._own, self._begun = trainer.accumulate, True
         if max(self.schedule.values(), default=1) > 1 and trainer.settings["accumulate"] == 1:
             raise SettingError(
-                "GradientAccumulationScheduler needs graphs that add gradients up: build the Trainer with accumulate=2 or more."
+                "GradientAccumulationScheduler needs graphs that add gradients up: build the"
+                " Trainer with accumulate=2 or more."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:

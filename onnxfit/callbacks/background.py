@@ -13,10 +13,12 @@ __all__: list[str] = []
 
 
 class SavingCallback(Callback):
-    """A callback that writes files: at most one save of it is under way, and the callbacks of one `fit` write one after another.
+    """A callback that writes files: at most one save of it is under way, and the callbacks of one
+    `fit` write one after another.
 
-    So a file that says that another one is there is written after that one. What a save raises is raised at the callback's next one,
-    or at the end of training; a save that would have come after it is not made.
+    So a file that says that another one is there is written after that one. What a save raises is
+    raised at the callback's next one, or at the end of training; a save that would have come after
+    it is not made.
     """
 
     background = True
@@ -32,7 +34,8 @@ class SavingCallback(Callback):
     def finish_save(self) -> None:
         """Wait for the save under way and raise what it raised."""
         if self._save_under_way is not None:
-            self._save_under_way.join()  # Ctrl-C may end this before it has ended: `on_close` waits again
+            # Ctrl-C may end this before it has ended: `on_close` waits again
+            self._save_under_way.join()
             error, self._save_under_way = self._save_under_way.error, None
             if error is not None:
                 raise error

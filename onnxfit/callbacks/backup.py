@@ -21,21 +21,26 @@ KEPT = 2  # the newest, and the one before in case the disk spoiled it
 
 
 class BackupAndRestore(SavingCallback):
-    """Saves the training state into `folder` as training goes, and takes it back when `fit` is called again after an interruption.
+    """Saves the training state into `folder` as training goes, and takes it back when `fit` is
+    called again after an interruption.
 
-    - `folder`: of this training alone; made before the first step. It holds the two newest backups, `backup-<number>.onnxfit`, each
-      written by `trainer.save` in one move. If the newest cannot be read, a warning names it and the one before is taken.
-    - `every_n_steps` >= 1: a backup after every so many updates, besides the one at the end of every epoch; None for the latter only.
-    - `background`: training waits only for a copy of its state in memory, and goes on while that is written; for a backup that takes
-      longer than the way to the next one, it waits there. False: it waits for each.
+    - `folder`: of this training alone; made before the first step. It holds the two newest backups,
+      `backup-<number>.onnxfit`, each written by `trainer.save` in one move. If the newest cannot be
+      read, a warning names it and the one before is taken.
+    - `every_n_steps` >= 1: a backup after every so many updates, besides the one at the end of
+      every epoch; None for the latter only.
+    - `background`: training waits only for a copy of its state in memory, and goes on while that is
+      written; for a backup that takes longer than the way to the next one, it waits there. False:
+      it waits for each.
 
-    The restored fit goes on at the batch that follows the backup, in the order of rows it had, with every callback's state: its
-    weights are those of a fit that was never interrupted. A backup is written after monitors and checkpoints have dealt with the
-    event; loggers that were not told of it any more are told when training goes on. What is killed while a backup is written goes on
-    from the one before.
-    When training ends normally, stopped early or not, the backups are deleted, so that the next `fit` begins afresh; after an
-    exception or Ctrl-C they stay. SettingError: a setting out of its range, or backups of another model in the folder.
-    CheckpointError: a backup could not be written; in the background, it comes with the next one or at the end of training.
+    The restored fit goes on at the batch that follows the backup, in the order of rows it had, with
+    every callback's state: its weights are those of a fit that was never interrupted. A backup is
+    written after monitors and checkpoints have dealt with the event; loggers that were not told of
+    it any more are told when training goes on. What is killed while a backup is written goes on
+    from the one before. When training ends normally, stopped early or not, the backups are deleted,
+    so that the next `fit` begins afresh; after an exception or Ctrl-C they stay. SettingError: a
+    setting out of its range, or backups of another model in the folder. CheckpointError: a backup
+    could not be written; in the background, it comes with the next one or at the end of training.
 
     >>> BackupAndRestore("backup", every_n_steps=0)
     Traceback (most recent call last):
@@ -45,7 +50,12 @@ class BackupAndRestore(SavingCallback):
 
     phase: ClassVar[str] = "backup"
 
-    def __init__(self, folder: Union[str, os.PathLike[str]], every_n_steps: int | None = None, background: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Union[str, os.PathLike[str]],
+        every_n_steps: int | None = None,
+        background: bool = True,
+    ) -> None:
         if every_n_steps is not None and not every_n_steps >= 1:
             raise SettingError(f"BackupAndRestore needs every_n_steps >= 1, got {every_n_steps}.")
         self.folder = Path(folder)
@@ -60,7 +70,9 @@ class BackupAndRestore(SavingCallback):
         return f"BackupAndRestore({self.folder})"
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and (hook != "on_train_batch_end" or self.every_n_steps is not None)
+        return super().listens(hook) and (
+            hook != "on_train_batch_end" or self.every_n_steps is not None
+        )
 
     def prepare(self, trainer: Trainer) -> None:
         self._good = []
@@ -70,7 +82,9 @@ class BackupAndRestore(SavingCallback):
                 trainer.restore(path)
             except CheckpointError as error:
                 warnings.warn(
-                    f"The backup {str(path)!r} cannot be read; the one before is tried. {error}", UserWarning, stacklevel=3
+                    f"The backup {str(path)!r} cannot be read; the one before is tried. {error}",
+                    UserWarning,
+                    stacklevel=3,
                 )
             else:
                 self._good = [path]
@@ -81,7 +95,9 @@ class BackupAndRestore(SavingCallback):
         self._step = self.trainer.global_step
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        if not self._good:  # loggers are about to write, and a fit that is killed before its first backup would not know what
+        # loggers are about to write, and a fit that is killed before its first backup would not
+        # know what
+        if not self._good:
             self._save()
             self.finish_save()
 
@@ -121,7 +137,11 @@ class BackupAndRestore(SavingCallback):
 
     def _backups(self) -> list[Path]:
         """The backups in the folder, the newest last."""
-        found = [path for path in self.folder.glob("backup-*.onnxfit") if path.stem.removeprefix("backup-").isdecimal()]
+        found = [
+            path
+            for path in self.folder.glob("backup-*.onnxfit")
+            if path.stem.removeprefix("backup-").isdecimal()
+        ]
         return sorted(found, key=_number)
 
     def _delete_all_but(self, kept: list[Path]) -> None:

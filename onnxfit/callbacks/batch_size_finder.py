@@ -18,25 +18,31 @@ __all__ = ["BatchSizeFinder"]
 
 
 class BatchSizeFinder(StatefulCallback):
-    """Before training, tries batch sizes for a few steps each and trains with the largest that is worth it.
+    """Before training, tries batch sizes for a few steps each and trains with the largest that is
+    worth it.
 
-    - `mode`: "power" doubles the size as long as it succeeds; "binsearch" then halves the way to the size that did not.
+    - `mode`: "power" doubles the size as long as it succeeds; "binsearch" then halves the way to
+      the size that did not.
     - `init_val` >= 1: the first size.
-    - `steps_per_trial` >= 1: steps of each size, besides the first, which compiles. The fastest counts.
+    - `steps_per_trial` >= 1: steps of each size, besides the first, which compiles. The fastest
+      counts.
     - `max_trials` >= 1: sizes that are tried at most.
-    - `min_gain` >= 0: a size succeeds if it trains so many times 1 + `min_gain` the samples per second of the best before. None: if it
-      runs at all, so that memory or the data end the search; the last is then the largest that fits.
+    - `min_gain` >= 0: a size succeeds if it trains so many times 1 + `min_gain` the samples per
+      second of the best before. None: if it runs at all, so that memory or the data end the search;
+      the last is then the largest that fits.
     - `set_batch_size`: train with the `suggestion`; otherwise the batch size remains what it was.
 
-    A size fails where memory does not suffice for it, and none is larger than the data. Weights, slots, statistics and counters are
-    taken back, and no hook of a callback is called meanwhile; `fit(..., epochs=0)` looks for a size and does not train. Afterwards
-    `results` has a dict for each size tried, `{"batch_size", "seconds", "samples_per_second"}` (seconds of a step) or
-    `{"batch_size", "error"}`; `suggestion` is the largest that succeeded, or None where the first did not. The validation data keep
-    the batch size of `fit`. A fit that resumes does not look again: it goes on with the size found. The faster size is not the
-    better one for the loss: larger batches make fewer updates, and most often want a higher learning rate.
+    A size fails where memory does not suffice for it, and none is larger than the data. Weights,
+    slots, statistics and counters are taken back, and no hook of a callback is called meanwhile;
+    `fit(..., epochs=0)` looks for a size and does not train. Afterwards `results` has a dict for
+    each size tried, `{"batch_size", "seconds", "samples_per_second"}` (seconds of a step) or
+    `{"batch_size", "error"}`; `suggestion` is the largest that succeeded, or None where the first
+    did not. The validation data keep the batch size of `fit`. A fit that resumes does not look
+    again: it goes on with the size found. The faster size is not the better one for the loss:
+    larger batches make fewer updates, and most often want a higher learning rate.
 
-    SettingError: a setting out of its range, or data that come in batches already: give arrays, a DataLoader or a loader of files.
-    DataError: a model whose batch size is fixed.
+    SettingError: a setting out of its range, or data that come in batches already: give arrays, a
+    DataLoader or a loader of files. DataError: a model whose batch size is fixed.
     """
 
     remembered = ("results", "suggestion")
@@ -52,7 +58,11 @@ class BatchSizeFinder(StatefulCallback):
     ) -> None:
         if mode not in ("power", "binsearch"):
             raise SettingError(f"BatchSizeFinder needs mode 'power' or 'binsearch', got {mode!r}.")
-        for setting, value in (("steps_per_trial", steps_per_trial), ("init_val", init_val), ("max_trials", max_trials)):
+        for setting, value in (
+            ("steps_per_trial", steps_per_trial),
+            ("init_val", init_val),
+            ("max_trials", max_trials),
+        ):
             if not operator.index(value) >= 1:
                 raise SettingError(f"BatchSizeFinder needs {setting} >= 1, got {value}.")
         if min_gain is not None and not min_gain >= 0:
@@ -83,7 +93,9 @@ class BatchSizeFinder(StatefulCallback):
         if self.mode == "binsearch" and self.suggestion is not None:
             failed = size
             # a batch that is larger by less than min_gain cannot gain so much
-            while (middle := (self.suggestion + failed) // 2) > self.suggestion * (1 + (self.min_gain or 0)):
+            while (middle := (self.suggestion + failed) // 2) > self.suggestion * (
+                1 + (self.min_gain or 0)
+            ):
                 if not self._succeeds(middle):
                     failed = middle
 
@@ -94,14 +106,18 @@ class BatchSizeFinder(StatefulCallback):
         speed = self._samples_per_second(size)
         if speed is None:
             return False
-        best = max((r["samples_per_second"] for r in self.results[:-1] if "error" not in r), default=None)
+        best = max(
+            (r["samples_per_second"] for r in self.results[:-1] if "error" not in r), default=None
+        )
         if best is not None and self.min_gain is not None and speed < best * (1 + self.min_gain):
             return False
         self.suggestion = size
         return True
 
     def _samples_per_second(self, size: int) -> float | None:
-        """What a size reaches, or None where it does not run; adds to `results`, unless the data are too few."""
+        """What a size reaches, or None where it does not run; adds to `results`, unless the data
+        are too few.
+        """
         seconds: list[float] = []
         rates = repeat(self.trainer.learning_rate, self.steps_per_trial + 1)
         try:
@@ -119,12 +135,19 @@ class BatchSizeFinder(StatefulCallback):
         if not seconds:
             return None
         step = max(min(seconds), 1e-9)  # a clock may be coarse
-        self.results.append({"batch_size": size, "seconds": step, "samples_per_second": size / step})
+        self.results.append(
+            {"batch_size": size, "seconds": step, "samples_per_second": size / step}
+        )
         return size / step
 
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Draw samples per second over batch sizes, the suggestion marked, into a PNG file. Needs matplotlib (InstallationError)."""
-        ran = sorted((r["batch_size"], r["samples_per_second"]) for r in self.results if "error" not in r)
+        """Draw samples per second over batch sizes, the suggestion marked, into a PNG file.
+
+        Needs matplotlib (InstallationError).
+        """
+        ran = sorted(
+            (r["batch_size"], r["samples_per_second"]) for r in self.results if "error" not in r
+        )
         plot_curve(
             path, "BatchSizeFinder", [size for size, _ in ran], [speed for _, speed in ran], self.suggestion,
             xlabel="batch size", ylabel="samples per second", xscale="log",

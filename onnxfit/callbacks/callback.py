@@ -37,12 +37,14 @@ PHASES = ("monitor", "checkpoint", "backup", "logger")
 
 
 class Callback:
-    """Override the hooks you need; every one is optional. `self.trainer`, `self.params` and `self.callbacks` are set before the
-    first.
+    """Override the hooks you need; every one is optional.
 
-    `params` is `{"epochs", "steps", "verbose"}` of the running `fit` (`steps` None where the number of batches is not known),
-    `callbacks` the list in which this callback runs. `epoch` and `batch` count from 0; `logs` is a read-only mapping of Python
-    floats, to which `self.trainer.log(name, value)` adds for every later callback.
+    `self.trainer`, `self.params` and `self.callbacks` are set before the first.
+
+    `params` is `{"epochs", "steps", "verbose"}` of the running `fit` (`steps` None where the number
+    of batches is not known), `callbacks` the list in which this callback runs. `epoch` and `batch`
+    count from 0; `logs` is a read-only mapping of Python floats, to which `self.trainer.log(name,
+    value)` adds for every later callback.
 
     >>> class Stop(Callback):
     ...     def on_epoch_end(self, epoch, logs):
@@ -50,7 +52,8 @@ class Callback:
     ...             self.trainer.stop_training = True
     """
 
-    phase: ClassVar[str] = "monitor"  # then "checkpoint", "backup", "logger", whatever the order of the list
+    # then "checkpoint", "backup", "logger", whatever the order of the list
+    phase: ClassVar[str] = "monitor"
 
     trainer: Trainer
     params: dict[str, Any]
@@ -58,26 +61,41 @@ class Callback:
 
     @property
     def state_key(self) -> str:
-        """What tells this callback's saved state from another's: the class name plus what distinguishes it."""
+        """What tells this callback's saved state from another's: the class name plus what
+        distinguishes it.
+        """
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, as JSON (numbers, strings, lists, dicts) and numpy arrays."""
+        """What a checkpoint keeps of this callback, as JSON (numbers, strings, lists, dicts) and
+        numpy arrays.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or a pickle, made after a fit has what the callback found out, and not the trainer it stood beside."""
-        return {name: value for name, value in vars(self).items() if name not in ("trainer", "callbacks")}
+        """A copy, or a pickle, made after a fit has what the callback found out, and not the
+        trainer it stood beside.
+        """
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("trainer", "callbacks")
+        }
 
     def listens(self, hook: str) -> bool:
-        """Whether this hook is to be called: by default, whether it is overridden. Nothing is prepared for a hook nobody hears."""
+        """Whether this hook is to be called: by default, whether it is overridden.
+
+        Nothing is prepared for a hook nobody hears.
+        """
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Called by `fit` before it settles at which epoch and batch to begin: the moment for `trainer.restore`. Nothing has begun yet."""
+        """Called by `fit` before it settles at which epoch and batch to begin: the moment for
+        `trainer.restore`. Nothing has begun yet.
+        """
 
     def on_train_begin(self, logs: Logs) -> None: ...
     def on_train_end(self, logs: Logs) -> None: ...
@@ -102,10 +120,11 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class StatefulCallback(Callback, ABC):
-    """A callback that starts afresh in every `fit`, unless a state has been loaded into it since the last one.
+    """A callback that starts afresh in every `fit`, unless a state has been loaded into it since
+    the last one.
 
-    `remembered` names the attributes that make up its state; `reset` gives them their first values, called where a `fit` begins
-    afresh.
+    `remembered` names the attributes that make up its state; `reset` gives them their first values,
+    called where a `fit` begins afresh.
     """
 
     remembered: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +141,8 @@ class StatefulCallback(Callback, ABC):
         missing = [name for name in self.remembered if name not in state]
         if missing:
             raise CheckpointError(
-                f"The saved state of {self.state_key} lacks {', '.join(missing)}; it has {', '.join(state) or 'nothing'}."
+                f"The saved state of {self.state_key} lacks {', '.join(missing)}; it has"
+                f" {', '.join(state) or 'nothing'}."
             )
         for name in self.remembered:
             setattr(self, name, _snapshot(state[name]))
@@ -137,7 +157,9 @@ class StatefulCallback(Callback, ABC):
 
 
 def _snapshot(value: Any) -> Any:
-    """A copy that later changes do not reach; arrays are shared, for they are replaced and never written."""
+    """A copy that later changes do not reach; arrays are shared, for they are replaced and never
+    written.
+    """
     if isinstance(value, dict):
         return {key: _snapshot(entry) for key, entry in value.items()}
     return [_snapshot(entry) for entry in value] if isinstance(value, list) else value
@@ -146,11 +168,12 @@ def _snapshot(value: Any) -> Any:
 class CallbackList:
     """Callbacks in their order: monitors, checkpoints, backups, loggers; within a phase as given.
 
-    Beside each hook's method stands the tuple of those who listen to it (`train_batch_end` beside `on_train_batch_end`), empty if
-    nobody does, so that the loop need not prepare what nobody reads. `states`, state_key -> state, is loaded into the callbacks it
-    names.
+    Beside each hook's method stands the tuple of those who listen to it (`train_batch_end` beside
+    `on_train_batch_end`), empty if nobody does, so that the loop need not prepare what nobody
+    reads. `states`, state_key -> state, is loaded into the callbacks it names.
 
-    SettingError: something that is no callback, two with the same state_key, or a hook that `trainer.backend` never calls.
+    SettingError: something that is no callback, two with the same state_key, or a hook that
+    `trainer.backend` never calls.
     """
 
     train_begin: tuple[Callable[[Logs], None], ...]
@@ -186,7 +209,9 @@ class CallbackList:
             if states and callback.state_key in states:
                 callback.load_state_dict(states[callback.state_key])
         for hook in HOOKS:
-            listeners = tuple(getattr(callback, hook) for callback in self.callbacks if callback.listens(hook))
+            listeners = tuple(
+                getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)
+            )
             setattr(self, hook.removeprefix("on_"), listeners)
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
@@ -203,18 +228,25 @@ class CallbackList:
         return {callback.state_key: callback.state_dict() for callback in self.callbacks}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Give every callback the state saved under its state_key; one without a saved state is left as it is."""
+        """Give every callback the state saved under its state_key; one without a saved state is
+        left as it is.
+        """
         for callback in self.callbacks:
             if callback.state_key in states:
                 callback.load_state_dict(states[callback.state_key])
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """Add a figure to the logs of the event under way, for every callback still to be called."""
+        """Add a figure to the logs of the event under way, for every callback still to be called.
+        """
         if self._logs is None:
-            raise SettingError(f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one.")
+            raise SettingError(
+                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one."
+            )
         self._logs.add(name, value)
 
-    def _call(self, listeners: tuple[Callable[..., None], ...], logs: Logs, *arguments: Any) -> None:
+    def _call(
+        self, listeners: tuple[Callable[..., None], ...], logs: Logs, *arguments: Any
+    ) -> None:
         if listeners:
             self._logs = logs
             try:
@@ -242,8 +274,9 @@ class CallbackList:
         self._call(self.epoch_end, logs, epoch, logs)
 
     def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
-        """Tell the loggers alone of an epoch's or batch's end: checkpoints are written before they are told, so where training resumes from
-        one, they were not."""
+        """Tell the loggers alone of an epoch's or batch's end: checkpoints are written before they
+        are told, so where training resumes from one, they were not.
+        """
         loggers = [c for c in self.callbacks if c.phase == "logger" and c.listens(hook)]
         self._call(tuple([getattr(c, hook) for c in loggers]), logs, index, logs)
 
@@ -286,12 +319,16 @@ class CallbackList:
             listener(gradients)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell every callback that began. A hook's own error becomes a warning, for the exception itself is about to be raised."""
+        """Tell every callback that began.
+
+        A hook's own error becomes a warning, for the exception itself is about to be raised.
+        """
         self._failed = True
         self._finish("on_exception", exception)
 
     def on_close(self) -> None:
-        """Close every callback that began; if closing fails, the others are closed too and the first error is raised after all.
+        """Close every callback that began; if closing fails, the others are closed too and the
+        first error is raised after all.
 
         After an exception the error becomes a warning, so that it does not hide the exception.
         """
@@ -310,12 +347,18 @@ class CallbackList:
         for callback in self._begun:
             try:
                 getattr(callback, hook)(*arguments)
-            except BaseException as error:  # even Ctrl-C must not keep the others from closing their files
+            except (
+                BaseException
+            ) as error:  # even Ctrl-C must not keep the others from closing their files
                 errors.append((callback, error))
         if errors and not self._failed:
             raise errors[0][1]
         for callback, failure in errors:
-            warnings.warn(f"{type(callback).__name__}.{hook} failed with {failure!r}.", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"{type(callback).__name__}.{hook} failed with {failure!r}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def _check(callbacks: list[Any], backend: str) -> None:
@@ -323,21 +366,31 @@ def _check(callbacks: list[Any], backend: str) -> None:
     for callback in callbacks:
         if not isinstance(callback, Callback):
             wanted = f"; write {callback.__name__}(...)" if isinstance(callback, type) else ""
-            raise SettingError(f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}{wanted}.")
+            raise SettingError(
+                "callbacks must be instances of onnxfit.callbacks.Callback, got"
+                f" {callback!r}{wanted}."
+            )
         name = type(callback).__name__
         if callback.phase not in PHASES:
-            raise SettingError(f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}.")
+            raise SettingError(
+                f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."
+            )
         for hook in {name for name in dir(callback) if name.startswith("on_")} - set(HOOKS):
             near = difflib.get_close_matches(hook, HOOKS, 1, 0)[0]
-            warnings.warn(f"{name}.{hook} is no hook and is never called; did you mean {near}?", UserWarning, stacklevel=4)
+            warnings.warn(
+                f"{name}.{hook} is no hook and is never called; did you mean {near}?",
+                UserWarning,
+                stacklevel=4,
+            )
         if callback.state_key in keys:
             raise SettingError(
-                f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint could not tell them apart: "
-                "drop one, or give each a state_key of its own."
+                f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint"
+                " could not tell them apart: drop one, or give each a state_key of its own."
             )
         keys.add(callback.state_key)
         if backend == "full" and callback.listens("on_gradients"):
             raise SettingError(
-                f"{name} overrides on_gradients, which backend='full' never calls, since its gradients exist only inside the step: "
-                "use Trainer(..., backend='forward_backward')."
+                f"{name} overrides on_gradients, which backend='full' never calls, since its"
+                " gradients exist only inside the step: use Trainer(...,"
+                " backend='forward_backward')."
             )

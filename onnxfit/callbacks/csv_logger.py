@@ -22,7 +22,8 @@ Row = dict[str, Any]
 
 
 class _FileLogger(StatefulCallback):
-    """A file with one line an epoch, on disk at the end of it; cut back to where training resumes."""
+    """A file with one line an epoch, on disk at the end of it; cut back to where training resumes.
+    """
 
     phase: ClassVar[str] = "logger"
     remembered = ("rows",)
@@ -51,7 +52,9 @@ class _FileLogger(StatefulCallback):
         self.rows += 1
 
     def _read(self) -> list[Row]:
-        """The file's rows; without a last line that has no end, where the process was killed while writing it."""
+        """The file's rows; without a last line that has no end, where the process was killed while
+        writing it.
+        """
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         lines = text.splitlines(keepends=True)
         if lines and not lines[-1].endswith("\n"):
@@ -59,7 +62,8 @@ class _FileLogger(StatefulCallback):
         rows = self._parse(lines)
         if any("epoch" not in row for row in rows):
             raise SettingError(
-                f"{self.path} was not written by {type(self).__name__}: it has rows without 'epoch'. Give another path."
+                f"{self.path} was not written by {type(self).__name__}: it has rows without"
+                " 'epoch'. Give another path."
             )
         return rows
 
@@ -79,15 +83,20 @@ class _FileLogger(StatefulCallback):
 
 
 class CSVLogger(_FileLogger):
-    """A table with a row an epoch: `epoch`, the metrics, `learning_rate`; a figure that an epoch lacks is an empty cell.
+    """A table with a row an epoch:
 
-    A figure that appears later (a validation every third epoch) adds its column at the right; the rows so far are written again.
-    `append=True` continues a file that exists, under its one header, instead of beginning afresh; so does a fit that resumes, after
-    dropping the rows of the epochs that run again. Numbers are written so that reading them gives the same float; NaN and
+    `epoch`, the metrics, `learning_rate`; a figure that an epoch lacks is an empty cell.
+
+    A figure that appears later (a validation every third epoch) adds its column at the right; the
+    rows so far are written again. `append=True` continues a file that exists, under its one header,
+    instead of beginning afresh; so does a fit that resumes, after dropping the rows of the epochs
+    that run again. Numbers are written so that reading them gives the same float; NaN and
     infinities as `nan`, `inf`. SettingError: the file to continue is no such table.
     """
 
-    def __init__(self, path: Union[str, os.PathLike[str]], separator: str = ",", append: bool = False) -> None:
+    def __init__(
+        self, path: Union[str, os.PathLike[str]], separator: str = ",", append: bool = False
+    ) -> None:
         if len(separator) != 1:
             raise SettingError(f"CSVLogger needs one character as separator, got {separator!r}.")
         super().__init__(path, append)
@@ -121,17 +130,20 @@ class CSVLogger(_FileLogger):
 
 
 class JSONLLogger(_FileLogger):
-    """One JSON object an epoch and line, `{"epoch": 0, "loss": 0.5, ...}`; a figure that an epoch lacks is absent.
+    """One JSON object an epoch and line, `{"epoch": 0, "loss": 0.5, ...}`; a figure that an epoch
+    lacks is absent.
 
-    JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", which `float` reads. `append` and
-    resuming are as for CSVLogger.
+    JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", which
+    `float` reads. `append` and resuming are as for CSVLogger.
     """
 
     def _parse(self, lines: list[str]) -> list[Row]:
         return [json.loads(line) for line in lines]
 
     def _format(self, rows: list[Row]) -> str:
-        return "".join(json.dumps({name: _json(value) for name, value in row.items()}) + "\n" for row in rows)
+        return "".join(
+            json.dumps({name: _json(value) for name, value in row.items()}) + "\n" for row in rows
+        )
 
 
 def _json(value: Any) -> Any:

@@ -12,11 +12,15 @@ __all__ = ["DeviceStats"]
 
 
 class DeviceStats(Callback):
-    """Adds to the logs of every epoch's end: `samples_per_second`, `cpu_percent` and `memory_megabytes`.
+    """Adds to the logs of every epoch's end:
+
+    `samples_per_second`, `cpu_percent` and `memory_megabytes`.
 
     - `samples_per_second`: rows trained on, by the time the epoch took without its validation.
-    - `cpu_percent`: the process's CPU time by the time that passed, 100 for one core at work all along.
-    - `memory_megabytes`: the memory the process holds in RAM (RSS, in 10^6 bytes); on macOS the most it ever held; absent on Windows.
+    - `cpu_percent`: the process's CPU time by the time that passed, 100 for one core at work all
+      along.
+    - `memory_megabytes`: the memory the process holds in RAM (RSS, in 10^6 bytes); on macOS the
+      most it ever held; absent on Windows.
 
     Loggers and History have them as they have every figure.
     """
@@ -35,7 +39,10 @@ class DeviceStats(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         seconds = max(monotonic() - self._began, 1e-9)
         log = self.trainer.log
-        log("samples_per_second", (self.trainer.samples_seen - self._samples) / max(seconds - self._tested, 1e-9))
+        log(
+            "samples_per_second",
+            (self.trainer.samples_seen - self._samples) / max(seconds - self._tested, 1e-9),
+        )
         log("cpu_percent", 100 * (process_time() - self._worked) / seconds)
         memory = _resident_bytes()
         if memory is not None:

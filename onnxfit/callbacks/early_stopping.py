@@ -16,22 +16,26 @@ __all__ = ["EarlyStopping"]
 class EarlyStopping(StatefulCallback):
     """Stops after `patience` epochs in a row without an improvement of the monitored figure.
 
-    - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it neither count nor reset the
-      count.
+    - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it
+      neither count nor reset the count.
     - `min_delta` >= 0: only a change by more than this is an improvement.
-    - `patience` >= 0 epochs; 0 is as 1: the first epoch without improvement stops. The first epoch of all never does.
+    - `patience` >= 0 epochs; 0 is as 1: the first epoch without improvement stops. The first epoch
+      of all never does.
     - `mode`: "min", "max", or "auto" (the metric's own; "min" for a loss).
-    - `baseline`: every epoch counts against `patience`, even an improving one, until a value better than this has been seen. (Keras
-      never stops while the value improves, be it ever so far from the baseline.)
-    - `restore_best_weights`: at the end of training, stopped or not, go back to the weights of the best epoch. NaN is never best.
+    - `baseline`: every epoch counts against `patience`, even an improving one, until a value better
+      than this has been seen. (Keras never stops while the value improves, be it ever so far from
+      the baseline.)
+    - `restore_best_weights`: at the end of training, stopped or not, go back to the weights of the
+      best epoch. NaN is never best.
     - `start_from_epoch`: earlier epochs are not looked at.
     - `stopping_threshold`: stop as soon as the value is better than this.
     - `divergence_threshold`: stop as soon as the value is worse than this.
     - `check_finite`: stop as soon as the value is NaN or infinite.
 
-    Afterwards `stopped_epoch` is the epoch that stopped training (0 if none did), `best` and `best_epoch` the best value and its
-    epoch (None before the first), and `trainer.stop_reason` says why, with the numbers. Every `fit` begins afresh unless a saved
-    state was loaded. SettingError: a setting out of its range.
+    Afterwards `stopped_epoch` is the epoch that stopped training (0 if none did), `best` and
+    `best_epoch` the best value and its epoch (None before the first), and `trainer.stop_reason`
+    says why, with the numbers. Every `fit` begins afresh unless a saved state was loaded.
+    SettingError: a setting out of its range.
 
     >>> EarlyStopping(patience=-1)
     Traceback (most recent call last):
@@ -57,7 +61,9 @@ class EarlyStopping(StatefulCallback):
         if not patience >= 0:
             raise SettingError(f"EarlyStopping needs patience >= 0, got {patience}.")
         if not start_from_epoch >= 0:
-            raise SettingError(f"EarlyStopping needs start_from_epoch >= 0, got {start_from_epoch}.")
+            raise SettingError(
+                f"EarlyStopping needs start_from_epoch >= 0, got {start_from_epoch}."
+            )
         self.monitor = Monitor("EarlyStopping", monitor, mode, min_delta)
         self.patience = patience
         self.baseline = baseline
@@ -111,9 +117,13 @@ class EarlyStopping(StatefulCallback):
         now = f"{self.monitor.name} is {value:.6g} at epoch {epoch}"
         if self.check_finite and not math.isfinite(value):
             return f"{now}, which is not finite."
-        if self.stopping_threshold is not None and self.monitor.beyond(value, self.stopping_threshold):
+        if self.stopping_threshold is not None and self.monitor.beyond(
+            value, self.stopping_threshold
+        ):
             return f"{now}, better than the stopping_threshold {self.stopping_threshold:g}."
-        if self.divergence_threshold is not None and self.monitor.worse(value, self.divergence_threshold):
+        if self.divergence_threshold is not None and self.monitor.worse(
+            value, self.divergence_threshold
+        ):
             return f"{now}, worse than the divergence_threshold {self.divergence_threshold:g}."
         if self.wait < max(self.patience, 1) or epoch == 0:
             return None
@@ -121,5 +131,11 @@ class EarlyStopping(StatefulCallback):
             return f"{now}, and no epoch of {self.wait} had a number to compare with."
         best = f"the best was {self.best:.6g} at epoch {self.best_epoch}"
         if self.baseline is not None and not self.monitor.better(self.best, self.baseline):
-            return f"{now}; {self.wait} epochs have not brought it past the baseline {self.baseline:g}, {best}."
-        return f"{now}; {self.wait} epochs have not improved it by more than {self.monitor.min_delta:g}, {best}."
+            return (
+                f"{now}; {self.wait} epochs have not brought it past the baseline"
+                f" {self.baseline:g}, {best}."
+            )
+        return (
+            f"{now}; {self.wait} epochs have not improved it by more than"
+            f" {self.monitor.min_delta:g}, {best}."
+        )

@@ -9,10 +9,12 @@ __all__ = ["History"]
 
 
 class History(StatefulCallback):
-    """`history`: name -> list of the values at the ends of the epochs that had one; `epoch`: the numbers of those epochs, from 0.
+    """`history`: name -> list of the values at the ends of the epochs that had one;
 
-    `fit` returns one. Every `fit` begins afresh unless a saved state was loaded, so that a resumed history equals an uninterrupted
-    one.
+    `epoch`: the numbers of those epochs, from 0.
+
+    `fit` returns one. Every `fit` begins afresh unless a saved state was loaded, so that a resumed
+    history equals an uninterrupted one.
     """
 
     remembered = ("epoch", "history")

@@ -29,7 +29,8 @@ class LambdaCallback(Callback):
                 raise UnknownNameError("hook", name, HOOKS)
             if function is not None:
                 setattr(self, name, function)
-        self._number = next(_number)  # functions have no state, so that any key serves which no other has
+        # functions have no state, so that any key serves which no other has
+        self._number = next(_number)
 
     @property
     def state_key(self) -> str:

@@ -1,4 +1,6 @@
-"""Change the learning rate between epochs: by a function of the epoch, or when a monitored figure stands still."""
+"""Change the learning rate between epochs: by a function of the epoch, or when a monitored figure
+stands still.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 
 
 class LearningRateScheduler(StatefulCallback):
-    """Sets the learning rate before every epoch to `schedule(epoch)`, or `schedule(epoch, learning_rate)` with the rate in force.
+    """Sets the learning rate before every epoch to `schedule(epoch)`, or `schedule(epoch,
+    learning_rate)` with the rate in force.
 
-    The rate in force is passed where the function has two parameters without defaults, or one called `lr` or `learning_rate`. To
-    change the rate with every update instead, give the optimizer a Schedule. SettingError (a ValueError): the function returns no
-    finite number >= 0. TypeError, before training: the optimizer's learning rate is driven by a Schedule.
+    The rate in force is passed where the function has two parameters without defaults, or one
+    called `lr` or `learning_rate`. To change the rate with every update instead, give the optimizer
+    a Schedule. SettingError (a ValueError): the function returns no finite number >= 0. TypeError,
+    before training: the optimizer's learning rate is driven by a Schedule.
 
     >>> halve = LearningRateScheduler(lambda epoch, lr: lr / 2)
     """
@@ -33,7 +37,9 @@ class LearningRateScheduler(StatefulCallback):
 
     def __init__(self, schedule: Callable[..., float]) -> None:
         if not callable(schedule):
-            raise SettingError(f"LearningRateScheduler needs a function of the epoch, got {schedule!r}.")
+            raise SettingError(
+                f"LearningRateScheduler needs a function of the epoch, got {schedule!r}."
+            )
         self.schedule = schedule
         self._takes_rate = _takes_rate(schedule)
         self.reset()
@@ -47,18 +53,26 @@ class LearningRateScheduler(StatefulCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if self._resumes and epoch == self.epoch:
-            return  # training resumes within this epoch, whose rate the checkpoint holds: `lr / 2` must not halve it again
+            # training resumes within this epoch, whose rate the checkpoint holds: `lr / 2` must not
+            # halve it again
+            return
         self.epoch = epoch
-        rate: Any = self.schedule(epoch, self.trainer.learning_rate) if self._takes_rate else self.schedule(epoch)
+        rate: Any = (
+            self.schedule(epoch, self.trainer.learning_rate)
+            if self._takes_rate
+            else self.schedule(epoch)
+        )
         if not _is_number(rate) or not (math.isfinite(rate) and rate >= 0):
             raise SettingError(
-                f"LearningRateScheduler's schedule must return a finite number >= 0, got {rate!r} for epoch {epoch}."
+                f"LearningRateScheduler's schedule must return a finite number >= 0, got {rate!r}"
+                f" for epoch {epoch}."
             )
         self.trainer.learning_rate = float(rate)
 
 
 class ReduceLROnPlateau(StatefulCallback):
-    """Multiplies the learning rate by `factor` when the monitored figure has not improved for `patience` epochs.
+    """Multiplies the learning rate by `factor` when the monitored figure has not improved for
+    `patience` epochs.
 
     - `monitor`, `mode`: as for EarlyStopping; epochs without the figure are passed over.
     - `factor` in (0, 1); `min_lr` >= 0: the rate never goes below it.
@@ -66,8 +80,9 @@ class ReduceLROnPlateau(StatefulCallback):
     - `min_delta` >= 0: only a change by more than this is an improvement.
     - `cooldown` >= 0 epochs after a reduction in which nothing counts against `patience`.
 
-    Every `fit` begins afresh unless a saved state was loaded. SettingError (a ValueError): a setting out of its range. TypeError,
-    before training: the optimizer's learning rate is driven by a Schedule.
+    Every `fit` begins afresh unless a saved state was loaded. SettingError (a ValueError): a
+    setting out of its range. TypeError, before training: the optimizer's learning rate is driven by
+    a Schedule.
 
     >>> ReduceLROnPlateau(factor=1.0)
     Traceback (most recent call last):
@@ -134,9 +149,12 @@ def _takes_rate(schedule: Callable[..., Any]) -> bool:
         parameters = inspect.signature(schedule).parameters.values()
     except (TypeError, ValueError):  # a built-in without a signature
         return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][
+        :2
+    ]
     return len(positional) == 2 and (
-        positional[1].default is inspect.Parameter.empty or positional[1].name in ("lr", "learning_rate")
+        positional[1].default is inspect.Parameter.empty
+        or positional[1].name in ("lr", "learning_rate")
     )
 
 
@@ -148,6 +166,7 @@ def _refuse_schedule(trainer: Trainer, owner: str) -> None:
     rate = trainer.optimizer.learning_rate
     if callable(rate):
         raise TypeError(
-            f"{owner} cannot change a learning rate that {rate!r} sets at every update: keep the schedule and drop {owner}, or "
-            f"keep {owner} and give {type(trainer.optimizer).__name__} a number as its learning_rate."
+            f"{owner} cannot change a learning rate that {rate!r} sets at every update: keep the"
+            f" schedule and drop {owner}, or keep {owner} and give"
+            f" {type(trainer.optimizer).__name__} a number as its learning_rate."
         )

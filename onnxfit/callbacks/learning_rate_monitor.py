@@ -12,13 +12,16 @@ __all__ = ["LearningRateMonitor"]
 class LearningRateMonitor(Callback):
     """Adds the learning rate that a batch was trained with to the logs of its end, as `name`.
 
-    `TensorBoard(update_freq="batch")` and every other logger of batches behind it write it with the other figures. The logs of an
-    epoch's end have `learning_rate` without this. SettingError: a name that a figure of every batch has.
+    `TensorBoard(update_freq="batch")` and every other logger of batches behind it write it with the
+    other figures. The logs of an epoch's end have `learning_rate` without this. SettingError: a
+    name that a figure of every batch has.
     """
 
     def __init__(self, name: str = "lr") -> None:
         if name in ("", "loss", "batch_loss"):
-            raise SettingError(f"LearningRateMonitor needs a name of its own for the rate, got {name!r}.")
+            raise SettingError(
+                f"LearningRateMonitor needs a name of its own for the rate, got {name!r}."
+            )
         self.name = name
 
     @property
@@ -26,7 +29,8 @@ class LearningRateMonitor(Callback):
         return f"LearningRateMonitor({self.name})"
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        self._rate = self.trainer.learning_rate  # a schedule's next value is in force when the batch ends
+        # a schedule's next value is in force when the batch ends
+        self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self.trainer.log(self.name, self._rate)

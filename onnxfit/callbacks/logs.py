@@ -1,4 +1,5 @@
-"""What hooks are told: a read-only mapping of Python floats, each computed when it is first read."""
+"""What hooks are told: a read-only mapping of Python floats, each computed when it is first read.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ LogValue = Union[SupportsFloat, Callable[[], SupportsFloat]]
 class Logs(Mapping[str, float]):
     """The figures of one event, name -> Python float.
 
-    `values` holds numbers, or functions without arguments that are called at the first reading of their name: a metric that nobody
-    reads costs nothing. A dict becomes part of the logs, since a copy in every batch costs as much as an operator; any other mapping is
-    copied. `dict(logs)` is a copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a batch's hooks what was
-    not read is gone, since the next batch changes it: reading it then is a SettingError.
+    `values` holds numbers, or functions without arguments that are called at the first reading of
+    their name: a metric that nobody reads costs nothing. A dict becomes part of the logs, since a
+    copy in every batch costs as much as an operator; any other mapping is copied. `dict(logs)` is a
+    copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a batch's hooks
+    what was not read is gone, since the next batch changes it: reading it then is a SettingError.
 
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
     >>> logs["auc"], dict(logs)
@@ -40,7 +42,8 @@ class Logs(Mapping[str, float]):
         if type(value) is not float:
             if self._over and callable(value):
                 raise SettingError(
-                    f"logs[{name!r}] was not read while its hook ran: keep a copy, dict(logs), rather than the logs."
+                    f"logs[{name!r}] was not read while its hook ran: keep a copy, dict(logs),"
+                    " rather than the logs."
                 )
             value = self._values[name] = float(value() if callable(value) else value)
         return value
@@ -58,7 +61,9 @@ class Logs(Mapping[str, float]):
         return f"Logs({dict(self)})"
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
-        raise TypeError(f"logs are read-only: use trainer.log({name!r}, value), or change a copy, dict(logs).")
+        raise TypeError(
+            f"logs are read-only: use trainer.log({name!r}, value), or change a copy, dict(logs)."
+        )
 
     def __delitem__(self, name: str) -> NoReturn:
         raise TypeError("logs are read-only: change a copy, dict(logs).")

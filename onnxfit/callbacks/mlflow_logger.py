@@ -18,16 +18,20 @@ __all__ = ["MLflowLogger"]
 
 
 class MLflowLogger(StatefulCallback):
-    """Makes every `fit` a run of MLflow: parameters where it begins, every epoch's figures as metrics at step `epoch`.
+    """Makes every `fit` a run of MLflow: parameters where it begins, every epoch's figures as
+    metrics at step `epoch`.
 
     - `experiment`: its name; it is made if there is none. `run_name`, `tags`: the run's.
-    - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for what MLflow is set to.
-    - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and epochs.
+    - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for what MLflow is
+      set to.
+    - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and
+      epochs.
     - `log_model`: where training ends normally, the inference model as the artifact `model.onnx`.
 
-    The run ends as FINISHED, as FAILED after an exception, or as KILLED after Ctrl-C. A fit that resumes goes on with its run. A
-    character that MLflow has not in names becomes `_`. MLflow's own active run is left alone. `run_id` is the run's.
-    InstallationError, before training: `mlflow` is not installed.
+    The run ends as FINISHED, as FAILED after an exception, or as KILLED after Ctrl-C. A fit that
+    resumes goes on with its run. A character that MLflow has not in names becomes `_`. MLflow's own
+    active run is left alone. `run_id` is the run's. InstallationError, before training: `mlflow` is
+    not installed.
     """
 
     phase: ClassVar[str] = "logger"
@@ -64,13 +68,19 @@ class MLflowLogger(StatefulCallback):
         try:
             mlflow: Any = importlib.import_module("mlflow")
         except ImportError:
-            raise InstallationError("MLflowLogger needs MLflow: pip install onnxfit[mlflow].") from None
+            raise InstallationError(
+                "MLflowLogger needs MLflow: pip install onnxfit[mlflow]."
+            ) from None
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         self._status = "FAILED"
         if self.run_id is None:
             found = client.get_experiment_by_name(self.experiment)
-            experiment_id = client.create_experiment(self.experiment) if found is None else found.experiment_id
-            self.run_id = client.create_run(experiment_id, tags=self.tags, run_name=self.run_name).info.run_id
+            experiment_id = (
+                client.create_experiment(self.experiment) if found is None else found.experiment_id
+            )
+            self.run_id = client.create_run(
+                experiment_id, tags=self.tags, run_name=self.run_name
+            ).info.run_id
             for name, value in self._parameters().items():
                 client.log_param(self.run_id, _allowed(name), value)
         else:
@@ -108,7 +118,9 @@ class MLflowLogger(StatefulCallback):
             "batch_size": trainer.batch_size,
             "epochs": self.params["epochs"],
         }
-        return {name: value for name, value in {**known, **self.parameters}.items() if value is not None}
+        return {
+            name: value for name, value in {**known, **self.parameters}.items() if value is not None
+        }
 
 
 def _allowed(name: str) -> str:

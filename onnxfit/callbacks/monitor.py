@@ -1,4 +1,6 @@
-"""Which of two values of a monitored figure is the better one; shared by the callbacks that watch one."""
+"""Which of two values of a monitored figure is the better one; shared by the callbacks that watch
+one.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ __all__ = ["Monitor"]
 class Monitor:
     """Reads the figure called `name` from logs and compares its values.
 
-    `mode`: "min" (smaller is better), "max", or "auto", which `start` resolves through `trainer.monitor_mode(name)`: the metric's
-    own mode, "min" for a loss. `min_delta` >= 0: a value must be better by more than this. NaN is never better than anything, and
-    anything else is better than None. `owner`, the callback's class, is named in messages.
+    `mode`: "min" (smaller is better), "max", or "auto", which `start` resolves through
+    `trainer.monitor_mode(name)`: the metric's own mode, "min" for a loss. `min_delta` >= 0: a value
+    must be better by more than this. NaN is never better than anything, and anything else is better
+    than None. `owner`, the callback's class, is named in messages.
 
     SettingError: an unknown mode, a negative or NaN `min_delta`.
 
@@ -53,8 +56,8 @@ class Monitor:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.owner} monitors {self.name!r}, which was not computed here; available: {', '.join(logs) or 'nothing'}. "
-                "Such epochs are passed over.",
+                f"{self.owner} monitors {self.name!r}, which was not computed here; available:"
+                f" {', '.join(logs) or 'nothing'}. Such epochs are passed over.",
                 UserWarning,
                 stacklevel=2,
             )
@@ -64,7 +67,11 @@ class Monitor:
         """Whether `value` is better than `reference` by more than `min_delta`."""
         if reference is None or math.isnan(reference):
             return not math.isnan(value)
-        return value < reference - self.min_delta if self.direction == "min" else value > reference + self.min_delta
+        return (
+            value < reference - self.min_delta
+            if self.direction == "min"
+            else value > reference + self.min_delta
+        )
 
     def beyond(self, value: float, threshold: float) -> bool:
         """Whether `value` is strictly better than a threshold, `min_delta` apart."""

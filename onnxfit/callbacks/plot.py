@@ -18,7 +18,9 @@ def plot_curve(
     mark: float | None,
     **axes: Any,
 ) -> None:
-    """Draw y over x, and a line at `mark`; `owner`, the callback's class, is named in InstallationError where matplotlib lacks.
+    """Draw y over x, and a line at `mark`;
+
+    `owner`, the callback's class, is named in InstallationError where matplotlib lacks.
 
     `axes` are matplotlib's settings of axes: labels and scales.
     """
@@ -32,6 +34,11 @@ def plot_curve(
     drawn = figure.add_subplot(**axes)
     drawn.plot(x, y, marker="." if len(x) < 30 else None)
     if mark is not None:
-        drawn.axvline(mark, linestyle="--", color="tab:red", label=f"suggestion {mark:.2g}" if mark < 1 else f"suggestion {mark:g}")
+        drawn.axvline(
+            mark,
+            linestyle="--",
+            color="tab:red",
+            label=f"suggestion {mark:.2g}" if mark < 1 else f"suggestion {mark:g}",
+        )
         drawn.legend()
     write_atomically(path, lambda file: figure.savefig(file, format="png"))

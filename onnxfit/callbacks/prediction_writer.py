@@ -16,10 +16,12 @@ __all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(Callback):
-    """Writes every batch of `trainer.predict(x, callbacks=[PredictionWriter(folder)])` to a file `batch-000000.npz`, counted from 0.
+    """Writes every batch of `trainer.predict(x, callbacks=[PredictionWriter(folder)])` to a file
+    `batch-000000.npz`, counted from 0.
 
-    Each file maps output name -> array, and is written whole or not at all. Files of an earlier prediction are replaced, and those
-    beyond the last batch of this one are deleted when it ends. CheckpointError: the folder cannot be written.
+    Each file maps output name -> array, and is written whole or not at all. Files of an earlier
+    prediction are replaced, and those beyond the last batch of this one are deleted when it ends.
+    CheckpointError: the folder cannot be written.
     """
 
     phase: ClassVar[str] = "logger"

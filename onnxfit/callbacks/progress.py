@@ -19,13 +19,14 @@ __all__ = ["ProgressBar"]
 class ProgressBar(Callback):
     """Writes progress to the standard error.
 
-    - `verbose`: 0 silent; 1 a bar for each epoch with batches, rate, time left and running metrics; 2 one line at the end of each
-      epoch, `epoch 3/20  1.2s  loss 0.123  val_loss 0.2`; "auto" 1 in a terminal, else 2. Epochs are shown counted from 1, so that
-      the last is 20/20.
-    - `interval` >= 0 seconds: the bar is drawn at most this often; between drawings a batch costs a look at the clock and no metric
-      is read.
+    - `verbose`: 0 silent; 1 a bar for each epoch with batches, rate, time left and running metrics;
+      2 one line at the end of each epoch, `epoch 3/20  1.2s  loss 0.123  val_loss 0.2`; "auto" 1 in
+      a terminal, else 2. Epochs are shown counted from 1, so that the last is 20/20.
+    - `interval` >= 0 seconds: the bar is drawn at most this often; between drawings a batch costs a
+      look at the clock and no metric is read.
 
-    With 1 and 2, the reason is written too where a callback stopped training early. SettingError: another `verbose`.
+    With 1 and 2, the reason is written too where a callback stopped training early. SettingError:
+    another `verbose`.
     """
 
     phase: ClassVar[str] = "logger"
@@ -48,9 +49,15 @@ class ProgressBar(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         self._began = time.perf_counter()
         if self.verbose == 1:
-            # this class limits the drawing, for tqdm would want its metrics as text before it knows whether it draws
+            # this class limits the drawing, for tqdm would want its metrics as text before it knows
+            # whether it draws
             self._bar = tqdm(
-                total=self.params.get("steps"), desc=self._title(epoch), unit="batch", mininterval=0, miniters=1, file=sys.stderr
+                total=self.params.get("steps"),
+                desc=self._title(epoch),
+                unit="batch",
+                mininterval=0,
+                miniters=1,
+                file=sys.stderr,
             )
             self._waiting = 0
             self._next = 0.0
@@ -68,7 +75,11 @@ class ProgressBar(Callback):
             self._close()
         elif self.verbose == 2:
             seconds = time.perf_counter() - self._began
-            print("  ".join([self._title(epoch), f"{seconds:.1f}s", *_figures(logs)]), file=sys.stderr, flush=True)
+            print(
+                "  ".join([self._title(epoch), f"{seconds:.1f}s", *_figures(logs)]),
+                file=sys.stderr,
+                flush=True,
+            )
 
     def on_train_end(self, logs: Logs) -> None:
         if self.verbose > 0 and self.trainer.stop_reason:

@@ -24,23 +24,26 @@ __all__ = ["TensorBoard"]
 class TensorBoard(Callback):
     """Writes event files for `tensorboard --logdir`.
 
-    - `log_dir`: its folders `train` and `validation` are the runs, each made at its first write. Give every training its own
-      `log_dir` below a common one to compare them.
-    - `histogram_freq` >= 0: every so many epochs a histogram of each weight, `<weight name>/histogram`, in the train run; 0 for
-      none.
+    - `log_dir`: its folders `train` and `validation` are the runs, each made at its first write.
+      Give every training its own `log_dir` below a common one to compare them.
+    - `histogram_freq` >= 0: every so many epochs a histogram of each weight, `<weight
+      name>/histogram`, in the train run; 0 for none.
     - `write_graph`: the ONNX model in the graph tab.
     - `update_freq`: "epoch"; "batch" for curves over updates too, or n for every n-th update.
-    - `hparams`: what the hparams tab lists besides optimizer, learning rate, loss and batch size; name -> number, string or bool.
-      TensorBoard takes the columns from one of the runs it shows, so runs to be compared should have the same names.
+    - `hparams`: what the hparams tab lists besides optimizer, learning rate, loss and batch size;
+      name -> number, string or bool. TensorBoard takes the columns from one of the runs it shows,
+      so runs to be compared should have the same names.
 
-    Tags: `epoch_<metric>` in both runs (`val_` is dropped, so that the curves lie over each other), `epoch_learning_rate` and
-    `epoch_steps_per_second` (updates per second of training, validation not counted) in train, at the epoch, from 0;
-    `batch_<metric>` and `batch_learning_rate` in train, at `trainer.global_step`, which goes on from fit to fit (`batch_loss` is
-    the batch's own loss as in the logs, the others are means since the epoch began); after each validation
+    Tags: `epoch_<metric>` in both runs (`val_` is dropped, so that the curves lie over each other),
+    `epoch_learning_rate` and `epoch_steps_per_second` (updates per second of training, validation
+    not counted) in train, at the epoch, from 0; `batch_<metric>` and `batch_learning_rate` in
+    train, at `trainer.global_step`, which goes on from fit to fit (`batch_loss` is the batch's own
+    loss as in the logs, the others are means since the epoch began); after each validation
     `evaluation_<metric>_vs_iterations` in validation, at `trainer.global_step`.
 
-    After every epoch all of it is in the files, even if the process is killed. Where training resumes from a checkpoint, the files of the
-    killed run are cut back to what they held at that checkpoint, so that no point is there twice. `writer(run)` gives the tensorboardX writer of a
+    After every epoch all of it is in the files, even if the process is killed. Where training
+    resumes from a checkpoint, the files of the killed run are cut back to what they held at that
+    checkpoint, so that no point is there twice. `writer(run)` gives the tensorboardX writer of a
     run, for images, figures, text and the like. SettingError: a setting out of its range.
 
     >>> TensorBoard(update_freq="step")
@@ -61,15 +64,21 @@ class TensorBoard(Callback):
     ) -> None:
         if not histogram_freq >= 0:
             raise SettingError(f"TensorBoard needs histogram_freq >= 0, got {histogram_freq}.")
-        if update_freq not in ("epoch", "batch") and not (isinstance(update_freq, int) and update_freq >= 1):
-            raise SettingError(f"TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1, got {update_freq!r}.")
+        if update_freq not in ("epoch", "batch") and not (
+            isinstance(update_freq, int) and update_freq >= 1
+        ):
+            raise SettingError(
+                "TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1, got"
+                f" {update_freq!r}."
+            )
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
-        self._session = uuid.uuid4().hex[:12]  # in the names of its files, those of a resumed run included
+        # in the names of its files, those of a resumed run included
+        self._session = uuid.uuid4().hex[:12]
         self._resumes = self._graph_is_written = self._hparams_are_written = False
         self._rate, self._written_step = 0.0, -1
 
@@ -78,11 +87,14 @@ class TensorBoard(Callback):
         return f"TensorBoard({self.log_dir})"
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and not (hook.startswith("on_train_batch") and self.update_freq == "epoch")
+        return super().listens(hook) and not (
+            hook.startswith("on_train_batch") and self.update_freq == "epoch"
+        )
 
     def writer(self, run: str = "train") -> RunWriter:
         """The tensorboardX writer of a run: "train", "validation", or a name of your own."""
-        from onnxfit.callbacks.tensorboard_writer import RunWriter  # tensorboardX imports torch where there is one
+        # tensorboardX imports torch where there is one
+        from onnxfit.callbacks.tensorboard_writer import RunWriter
 
         if run not in self._writers:
             self._writers[run] = RunWriter(os.path.join(self.log_dir, run), self._session)
@@ -135,7 +147,8 @@ class TensorBoard(Callback):
         self._tested = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        self._rate = self.trainer.learning_rate  # a schedule's next value is in force when the batch ends
+        # a schedule's next value is in force when the batch ends
+        self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         step = self.trainer.global_step
@@ -154,7 +167,9 @@ class TensorBoard(Callback):
 
     def on_test_end(self, logs: Logs) -> None:
         for name, value in logs.items():
-            self.writer("validation").add_scalar(f"evaluation_{name}_vs_iterations", value, self.trainer.global_step)
+            self.writer("validation").add_scalar(
+                f"evaluation_{name}_vs_iterations", value, self.trainer.global_step
+            )
         self._tested = time.perf_counter() - self._test_began
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -171,7 +186,9 @@ class TensorBoard(Callback):
         if not self._hparams_are_written:
             tags.pop("learning_rate", None)
             # what settings are compared by comes first: the page is not wide enough for all
-            self._write_hparams(dict(sorted(tags.items(), key=lambda item: item[1][0] != "validation")))
+            self._write_hparams(
+                dict(sorted(tags.items(), key=lambda item: item[1][0] != "validation"))
+            )
         self._flush()
 
     def on_train_end(self, logs: Logs) -> None:
@@ -209,7 +226,9 @@ class TensorBoard(Callback):
             "batch_size": trainer.batch_size,
             **self.hparams,
         }
-        for event in hparams_of_run({k: v for k, v in hparams.items() if v is not None}, metrics, self._started):
+        for event in hparams_of_run(
+            {k: v for k, v in hparams.items() if v is not None}, metrics, self._started
+        ):
             self.writer("").add_event(event)
         self._hparams_are_written = True
 

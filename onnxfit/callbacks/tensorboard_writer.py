@@ -1,4 +1,6 @@
-"""TensorBoard's event files, where what was flushed is in the file; imported when the TensorBoard callback is first used."""
+"""TensorBoard's event files, where what was flushed is in the file; imported when the TensorBoard
+callback is first used.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,20 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tensorboardX import SummaryWriter
-from tensorboardX.proto.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName, Status
+from tensorboardX.proto.api_pb2 import (
+    DataType,
+    Experiment,
+    HParamInfo,
+    MetricInfo,
+    MetricName,
+    Status,
+)
 from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboardX.proto.plugin_hparams_pb2 import (
+    HParamsPluginData,
+    SessionEndInfo,
+    SessionStartInfo,
+)
 from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.writer import FileWriter
@@ -23,7 +36,9 @@ FLUSH_SECONDS = 10.0
 
 
 class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
-    """tensorboardX's SummaryWriter on an EventFile: the same methods, but `flush` leaves nothing behind in a queue."""
+    """tensorboardX's SummaryWriter on an EventFile: the same methods, but `flush` leaves nothing
+    behind in a queue.
+    """
 
     def __init__(self, folder: str, session: str) -> None:
         self._session = session  # the base's constructor asks for a file writer
@@ -42,7 +57,8 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
 
 
 class _RunFileWriter(FileWriter):  # type: ignore[misc]
-    def __init__(self, folder: str, session: str) -> None:  # in place of the base's, which opens a file and starts a thread at once
+    # in place of the base's, which opens a file and starts a thread at once
+    def __init__(self, folder: str, session: str) -> None:
         self.event_writer = EventFile(folder, session)
         self._default_metadata: dict[str, Any] = {}
 
@@ -50,9 +66,10 @@ class _RunFileWriter(FileWriter):  # type: ignore[misc]
 class EventFile:
     """One event file in a folder, both made at the first event.
 
-    Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts after this process's earlier
-    ones, for TensorBoard reads the files of a run in the order of their names. `session` tells whose it is. Events are written at
-    once and reach the file at `flush`, `close`, or ten seconds after the last flush.
+    Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts
+    after this process's earlier ones, for TensorBoard reads the files of a run in the order of
+    their names. `session` tells whose it is. Events are written at once and reach the file at
+    `flush`, `close`, or ten seconds after the last flush.
     """
 
     def __init__(self, folder: str, session: str) -> None:
@@ -89,7 +106,9 @@ class EventFile:
     def _open(self) -> BinaryIO:
         os.makedirs(self._folder, exist_ok=True)
         now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{self._session}.{uuid.uuid4().hex[:8]}"
+        name = (
+            f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{self._session}.{uuid.uuid4().hex[:8]}"
+        )
         return open(os.path.join(self._folder, name), "xb")
 
     def _flush(self) -> None:
@@ -101,11 +120,20 @@ class EventFile:
     def _write(file: BinaryIO, event: Any) -> None:
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        file.write(length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data)))
+        file.write(
+            length
+            + struct.pack("<I", masked_crc32c(length))
+            + data
+            + struct.pack("<I", masked_crc32c(data))
+        )
 
 
-def hparams_of_run(hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, str]], began: float) -> list[Event]:
-    """What the hparams tab reads of a run that began: settings, and columns of metrics: title -> (run folder, tag of the last value)."""
+def hparams_of_run(
+    hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, str]], began: float
+) -> list[Event]:
+    """What the hparams tab reads of a run that began: settings, and columns of metrics: title ->
+    (run folder, tag of the last value).
+    """
     start = SessionStartInfo(start_time_secs=began)
     infos = []
     for name, value in hparams.items():
@@ -116,9 +144,14 @@ def hparams_of_run(hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, 
         else:
             start.hparams[name].string_value, kind = str(value), "DATA_TYPE_STRING"
         infos.append(HParamInfo(name=name, type=DataType.Value(kind)))
-    names = [MetricInfo(name=MetricName(group=group, tag=tag), display_name=title) for title, (group, tag) in metrics.items()]
+    names = [
+        MetricInfo(name=MetricName(group=group, tag=tag), display_name=title)
+        for title, (group, tag) in metrics.items()
+    ]
     return [
-        _hparams_event("_hparams_/experiment", experiment=Experiment(hparam_infos=infos, metric_infos=names)),
+        _hparams_event(
+            "_hparams_/experiment", experiment=Experiment(hparam_infos=infos, metric_infos=names)
+        ),
         _hparams_event("_hparams_/session_start_info", session_start_info=start),
     ]
 
@@ -126,9 +159,16 @@ def hparams_of_run(hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, 
 def hparams_of_end(succeeded: bool) -> Event:
     """What the hparams tab reads of a run that ended."""
     status = Status.Value("STATUS_SUCCESS" if succeeded else "STATUS_FAILURE")
-    return _hparams_event("_hparams_/session_end_info", session_end_info=SessionEndInfo(status=status, end_time_secs=time.time()))
+    return _hparams_event(
+        "_hparams_/session_end_info",
+        session_end_info=SessionEndInfo(status=status, end_time_secs=time.time()),
+    )
 
 
 def _hparams_event(tag: str, **content: Any) -> Event:
-    data = SummaryMetadata.PluginData(plugin_name="hparams", content=HParamsPluginData(version=0, **content).SerializeToString())
-    return Event(summary=Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data))]))
+    data = SummaryMetadata.PluginData(
+        plugin_name="hparams", content=HParamsPluginData(version=0, **content).SerializeToString()
+    )
+    return Event(
+        summary=Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data))])
+    )

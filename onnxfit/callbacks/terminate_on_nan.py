@@ -12,11 +12,12 @@ __all__ = ["TerminateOnNaN"]
 
 
 class TerminateOnNaN(Callback):
-    """Stops in the batch whose loss is NaN or infinite, and takes that batch's update back: the weights are those before the step.
+    """Stops in the batch whose loss is NaN or infinite, and takes that batch's update back: the
+    weights are those before the step.
 
-    `raise_error=True` raises DivergenceError (a RuntimeError) with step, learning rate and the last losses, once the update is
-    taken back; otherwise `trainer.stop_training` is set, `trainer.stop_reason` says the same, and the epoch ends as usual, so that
-    loggers show it.
+    `raise_error=True` raises DivergenceError (a RuntimeError) with step, learning rate and the last
+    losses, once the update is taken back; otherwise `trainer.stop_training` is set,
+    `trainer.stop_reason` says the same, and the epoch ends as usual, so that loggers show it.
     """
 
     def __init__(self, raise_error: bool = False) -> None:
@@ -29,13 +30,14 @@ class TerminateOnNaN(Callback):
         trainer = self.trainer
         last = ", ".join(f"{value:.6g}" for value in trainer.last_losses)
         reason = (
-            f"the loss is {loss} at step {trainer.global_step} (epoch {trainer.epoch}, batch {batch}); "
-            f"learning rate {trainer.learning_rate:g}, last losses {last}"
+            f"the loss is {loss} at step {trainer.global_step} (epoch {trainer.epoch}, batch"
+            f" {batch}); learning rate {trainer.learning_rate:g}, last losses {last}"
         )
         trainer.revert_step()
         if self.raise_error:
             raise DivergenceError(
-                f"TerminateOnNaN: {reason}. The weights are those before the step. Try a lower learning rate or clip_norm."
+                f"TerminateOnNaN: {reason}. The weights are those before the step. Try a lower"
+                " learning rate or clip_norm."
             )
         trainer.stop_reason = f"TerminateOnNaN: {reason}."
         trainer.stop_training = True

@@ -10,10 +10,11 @@ __all__ = ["ThresholdStop"]
 
 
 class ThresholdStop(Callback):
-    """Stops after the epoch in which the monitored figure reaches `threshold`: is as good as it, or better.
+    """Stops after the epoch in which the monitored figure reaches `threshold`: is as good as it, or
+    better.
 
-    `monitor` and `mode` are as for EarlyStopping; epochs without the figure are passed over, and NaN reaches nothing.
-    `trainer.stop_reason` names the figure. SettingError: an unknown mode.
+    `monitor` and `mode` are as for EarlyStopping; epochs without the figure are passed over, and
+    NaN reaches nothing. `trainer.stop_reason` names the figure. SettingError: an unknown mode.
 
     >>> stop = ThresholdStop("val_accuracy", 0.95)
     """
@@ -31,8 +32,11 @@ class ThresholdStop(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self.monitor.read(logs)
-        if value is not None and (value == self.threshold or self.monitor.beyond(value, self.threshold)):
+        if value is not None and (
+            value == self.threshold or self.monitor.beyond(value, self.threshold)
+        ):
             self.trainer.stop_reason = (
-                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch}, and {self.threshold:g} was asked for."
+                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch}, and"
+                f" {self.threshold:g} was asked for."
             )
             self.trainer.stop_training = True

@@ -17,10 +17,12 @@ class Timer(StatefulCallback):
     """Stops training once it has taken `duration`, and tells how long it took.
 
     - `duration`: seconds > 0, or a timedelta; None only measures.
-    - `interval`: "batch" looks at the clock after every batch, "epoch" only after epochs, so that all are whole.
+    - `interval`: "batch" looks at the clock after every batch, "epoch" only after epochs, so that
+      all are whole.
 
-    `elapsed` and `remaining` are seconds: of the fit, validation and callbacks included, and of those it had before it was
-    interrupted and resumed, where it was saved. `remaining` is None without a duration. SettingError: a setting out of its range.
+    `elapsed` and `remaining` are seconds: of the fit, validation and callbacks included, and of
+    those it had before it was interrupted and resumed, where it was saved. `remaining` is None
+    without a duration. SettingError: a setting out of its range.
 
     >>> Timer(duration=0)
     Traceback (most recent call last):
@@ -30,7 +32,9 @@ class Timer(StatefulCallback):
 
     remembered = ("elapsed",)
 
-    def __init__(self, duration: Union[float, timedelta, None] = None, interval: str = "batch") -> None:
+    def __init__(
+        self, duration: Union[float, timedelta, None] = None, interval: str = "batch"
+    ) -> None:
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         if seconds is not None and not seconds > 0:
             raise SettingError(f"Timer needs duration > 0 seconds, got {seconds:g}.")
@@ -58,7 +62,9 @@ class Timer(StatefulCallback):
         return None if self.duration is None else max(self.duration - self.elapsed, 0.0)
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and (hook != "on_train_batch_end" or (self.interval == "batch" and self.duration is not None))
+        return super().listens(hook) and (
+            hook != "on_train_batch_end" or (self.interval == "batch" and self.duration is not None)
+        )
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
@@ -83,5 +89,7 @@ class Timer(StatefulCallback):
 
     def _stop_if_over(self) -> None:
         if self.duration is not None and self.elapsed >= self.duration:
-            self.trainer.stop_reason = f"Timer: {self.elapsed:.1f} seconds have passed, of {self.duration:g}."
+            self.trainer.stop_reason = (
+                f"Timer: {self.elapsed:.1f} seconds have passed, of {self.duration:g}."
+            )
             self.trainer.stop_training = True

@@ -18,10 +18,16 @@ from onnxfit import drawing
     help="The file to write: .svg, .png or .txt; else standard output.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(drawing.FORMATS), help="Whatever the suffix of the file; text if there is no file."
+    "--format",
+    "form",
+    type=click.Choice(drawing.FORMATS),
+    help="Whatever the suffix of the file; text if there is no file.",
 )
 @click.option(
-    "--depth", type=click.IntRange(min=1), metavar="N", help="One box per scope of N steps; 1 leaves the parts of a training step."
+    "--depth",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="One box per scope of N steps; 1 leaves the parts of a training step.",
 )
 def draw(model: str, output: Path | None, form: str | None, depth: int | None) -> None:
     """Draw the graph of MODEL, or list it as text: a line per node.

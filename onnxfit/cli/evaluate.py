@@ -46,4 +46,6 @@ def evaluate(
         given["metrics"] = settings.metrics_of(metrics, given.get("loss"))
     trainer = Trainer.load(model, **given) if is_checkpoint(model) else Trainer(model, **given)
     wanted = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)
-    options.print_figures(trainer.evaluate(*arrays.read(data, wanted), batch_size=batch_size), as_json)
+    options.print_figures(
+        trainer.evaluate(*arrays.read(data, wanted), batch_size=batch_size), as_json
+    )

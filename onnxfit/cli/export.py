@@ -14,12 +14,24 @@ from onnxfit.training import checkpoint
 
 @click.command(short_help="Write the model of a checkpoint as .onnx.")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="CHECKPOINT")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The .onnx file to write.")
 @click.option(
-    "--averaged", is_flag=True, help="Take the averages that an optimizer with ema_momentum keeps, such as adam:ema_momentum=0.99."
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The .onnx file to write.",
+)
+@click.option(
+    "--averaged",
+    is_flag=True,
+    help=(
+        "Take the averages that an optimizer with ema_momentum keeps, such as"
+        " adam:ema_momentum=0.99."
+    ),
 )
 def export(path: str, output: Path, averaged: bool) -> None:
-    """Write the model in CHECKPOINT as a .onnx for inference: the original with the trained weights in place.
+    """Write the model in CHECKPOINT as a .onnx for inference: the original with the trained weights
+    in place.
 
     \b
     onnxfit export checkpoints/last.onnxfit -o trained.onnx

@@ -28,31 +28,49 @@ _FILE = click.Path(dir_okay=False)
     default="sgd",
     show_default=True,
     metavar="NAME",
-    help="sgd, adam, adamw, rmsprop, lion, ...; settings follow a colon, as in sgd:momentum=0.9,nesterov=true.",
+    help=(
+        "sgd, adam, adamw, rmsprop, lion, ...; settings follow a colon, as in"
+        " sgd:momentum=0.9,nesterov=true."
+    ),
 )
 @click.option(
     "--lr",
     "--learning-rate",
     "learning_rate",
     metavar="RATE",
-    help="Above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, counted in updates. By default the optimizer's own: 0.01 for "
-    "sgd, 0.001 for adam.",
+    help=(
+        "Above 0; or a schedule, such as cosine:learning_rate=0.1,decay_steps=1000, counted in"
+        " updates. By default the optimizer's own: 0.01 for sgd, 0.001 for adam."
+    ),
 )
-@click.option("-e", "--epochs", type=_COUNT, default=1, show_default=True, metavar="N", help="Passes over the data, 1 or more.")
+@click.option(
+    "-e",
+    "--epochs",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Passes over the data, 1 or more.",
+)
 @options.batch_size
 @click.option(
     "-w",
     "--weights",
     multiple=True,
     metavar="PATTERN",
-    help="Train only the weights called so, such as 'head.*'; may be repeated, '!PATTERN' leaves out. By default all.",
+    help=(
+        "Train only the weights called so, such as 'head.*'; may be repeated, '!PATTERN' leaves"
+        " out. By default all."
+    ),
 )
 @click.option(
     "--penalty",
     multiple=True,
     metavar="[PATTERN=]NUMBER",
-    help="Add NUMBER times the sum of the squared weights to the loss, or of their absolute values as l1:NUMBER; of all weights, or those called "
-    "like PATTERN. May be repeated.",
+    help=(
+        "Add NUMBER times the sum of the squared weights to the loss, or of their absolute values"
+        " as l1:NUMBER; of all weights, or those called like PATTERN. May be repeated."
+    ),
 )
 @options.metrics
 @click.option(
@@ -68,7 +86,10 @@ _FILE = click.Path(dir_okay=False)
     help="The same with the last PART of the data, between 0 and 1, which is not trained on.",
 )
 @click.option(
-    "--clip-norm", type=_POSITIVE, metavar="NORM", help="Scale the gradients so that their common L2 norm is at most NORM, above 0."
+    "--clip-norm",
+    type=_POSITIVE,
+    metavar="NORM",
+    help="Scale the gradients so that their common L2 norm is at most NORM, above 0.",
 )
 @click.option(
     "--clip-value",
@@ -90,7 +111,10 @@ _FILE = click.Path(dir_okay=False)
     default=0,
     show_default=True,
     metavar="N",
-    help="A whole number for the order of rows and for dropout: the same seed gives the same weights.",
+    help=(
+        "A whole number for the order of rows and for dropout: the same seed gives the same"
+        " weights."
+    ),
 )
 @click.option(
     "--batch-norm",
@@ -111,14 +135,20 @@ _FILE = click.Path(dir_okay=False)
     type=click.Choice(SOURCES),
     default="auto",
     show_default=True,
-    help="Gradients from the rules of `onnxfit ops` (onnx), from onnxruntime's training build (onnxruntime), or from whichever knows every operator.",
+    help=(
+        "Gradients from the rules of `onnxfit ops` (onnx), from onnxruntime's training build"
+        " (onnxruntime), or from whichever knows every operator."
+    ),
 )
 @options.device
 @click.option(
     "--early-stopping",
     type=click.IntRange(min=0),
     metavar="PATIENCE",
-    help="Stop after PATIENCE epochs without a better val_loss (or loss, where nothing validates), and go back to the weights of the best epoch.",
+    help=(
+        "Stop after PATIENCE epochs without a better val_loss (or loss, where nothing validates),"
+        " and go back to the weights of the best epoch."
+    ),
 )
 @click.option(
     "-o",
@@ -131,13 +161,23 @@ _FILE = click.Path(dir_okay=False)
     "--checkpoint",
     type=click.Path(),
     metavar="FOLDER/FILE",
-    help="Save the whole state of the training there after every epoch and on Ctrl-C, for `onnxfit resume`. {epoch} and {val_loss:.3f} in FILE keep "
-    "several; a folder alone keeps last.onnxfit.",
+    help=(
+        "Save the whole state of the training there after every epoch and on Ctrl-C, for `onnxfit"
+        " resume`. {epoch} and {val_loss:.3f} in FILE keep several; a folder alone keeps"
+        " last.onnxfit."
+    ),
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Begin anew where --checkpoint has the checkpoints of an earlier training, which are deleted."
+    "--overwrite",
+    is_flag=True,
+    help=(
+        "Begin anew where --checkpoint has the checkpoints of an earlier training, which are"
+        " deleted."
+    ),
 )
-@click.option("--csv", type=_FILE, metavar="FILE", help="Write the figures of every epoch there, a line each.")
+@click.option(
+    "--csv", type=_FILE, metavar="FILE", help="Write the figures of every epoch there, a line each."
+)
 @click.option(
     "--tensorboard",
     type=click.Path(file_okay=False),
@@ -148,17 +188,22 @@ _FILE = click.Path(dir_okay=False)
 @click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 @options.as_json
 def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
-    """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best with --early-stopping.
+    """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best
+    with --early-stopping.
 
-    After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation; with --checkpoint it can go on
-    later as if nothing had happened: onnxfit resume.
+    After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation;
+    with --checkpoint it can go on later as if nothing had happened: onnxfit resume.
 
     \b
-    onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam --epochs 10 --metrics accuracy \\
-        --validation-split 0.2 --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
+    onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam \\
+        --epochs 10 --metrics accuracy --validation-split 0.2 \\
+        --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
     """
     if not (typed["output"] or typed["checkpoint"]):
-        raise click.UsageError("Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE, or both.")
+        raise click.UsageError(
+            "Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE,"
+            " or both."
+        )
     if typed["validation_data"] and typed["validation_split"]:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")
     typed = job.absolute(typed)
@@ -172,8 +217,9 @@ def _make_room(place: job.CheckpointLayout, overwrite: bool) -> None:
     found = place.checkpoints()
     if found and not overwrite:
         raise SettingError(
-            f"{str(place.folder)!r} has a checkpoint of an earlier training, {found[0].name}: `onnxfit resume` goes on with it, --overwrite "
-            "deletes it and begins anew; or give this training another folder."
+            f"{str(place.folder)!r} has a checkpoint of an earlier training, {found[0].name}:"
+            " `onnxfit resume` goes on with it, --overwrite deletes it and begins anew; or give"
+            " this training another folder."
         )
     for path in filter(is_checkpoint, found):
         path.unlink()

@@ -13,9 +13,19 @@ from onnxfit.gradients import SOURCES, inspection
 @click.command(short_help="Say what of a model trains, and what is in the way.")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "-w", "--weights", multiple=True, metavar="PATTERN", help="A weight's name or pattern; may be repeated, !PATTERN excludes."
+    "-w",
+    "--weights",
+    multiple=True,
+    metavar="PATTERN",
+    help="A weight's name or pattern; may be repeated, !PATTERN excludes.",
 )
-@click.option("--gradient", type=click.Choice(SOURCES), default="auto", show_default=True, help="Where gradients come from.")
+@click.option(
+    "--gradient",
+    type=click.Choice(SOURCES),
+    default="auto",
+    show_default=True,
+    help="Where gradients come from.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) -> None:
     """List every operator of MODEL, whether the gradient passes, and what blocks it.

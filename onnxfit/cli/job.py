@@ -30,7 +30,9 @@ PATHS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv",
 
 
 class CheckpointLayout:
-    """Where a training's checkpoints lie: files of one folder whose names fill a template, and its options beside them."""
+    """Where a training's checkpoints lie: files of one folder whose names fill a template, and its
+    options beside them.
+    """
 
     def __init__(self, template: str) -> None:
         path = Path(template)
@@ -41,16 +43,22 @@ class CheckpointLayout:
         parts = list(_parse(path.name))
         if any(field is not None for _, field in _parse(str(self.folder))):
             raise SettingError(
-                f"--checkpoint takes fields such as {{epoch}} in the name of the file, not of its folder; got {template!r}."
+                "--checkpoint takes fields such as {epoch} in the name of the file, not of its"
+                f" folder; got {template!r}."
             )
         if path.suffix == ".onnx":
             raise SettingError(
-                f"--checkpoint writes a whole training state and no .onnx, got {template!r}; --output writes the model."
+                f"--checkpoint writes a whole training state and no .onnx, got {template!r};"
+                " --output writes the model."
             )
         plain = "".join(text + (field or "") for text, field in parts)
         self.interrupted = self.folder / (plain if plain == path.name else f"interrupted-{plain}")
         self.note = self.folder / f"{plain}.json"
-        self._names = re.compile("".join(re.escape(text) + (_NUMBER if field is not None else "") for text, field in parts))
+        self._names = re.compile(
+            "".join(
+                re.escape(text) + (_NUMBER if field is not None else "") for text, field in parts
+            )
+        )
 
     def has(self, path: Path) -> bool:
         """Whether a file is called like one of these checkpoints."""
@@ -58,7 +66,11 @@ class CheckpointLayout:
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints there are, the newest first."""
-        found = [path for path in self.folder.glob("*") if path.is_file() and path != self.note and self.has(path)]
+        found = [
+            path
+            for path in self.folder.glob("*")
+            if path.is_file() and path != self.note and self.has(path)
+        ]
         return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
     def write_note(self, typed: Options, *, finished: bool = False) -> None:
@@ -71,27 +83,42 @@ def _parse(template: str) -> Iterator[tuple[str, str | None]]:
         for text, field, _, _ in string.Formatter().parse(template):
             yield text, field
     except ValueError as error:
-        raise SettingError(f"--checkpoint cannot read the template {template!r}: {error}.") from None
+        raise SettingError(
+            f"--checkpoint cannot read the template {template!r}: {error}."
+        ) from None
 
 
 def note_of(path: Path) -> tuple[Options, bool]:
-    """The options noted beside the checkpoints of a folder, or beside one of them, and whether that training came to its end."""
+    """The options noted beside the checkpoints of a folder, or beside one of them, and whether that
+    training came to its end.
+    """
     folder = path if path.is_dir() else path.parent
     found = []
     for note in sorted(folder.glob("*.json")):
         try:
             contents = json.loads(note.read_bytes())
-            if contents["onnxfit"] == "fit" and (path.is_dir() or _place(contents["options"], folder).has(path)):
+            if contents["onnxfit"] == "fit" and (
+                path.is_dir() or _place(contents["options"], folder).has(path)
+            ):
                 found.append((note, contents))
         except (ValueError, KeyError, TypeError):
             continue  # somebody else's
     if len(found) != 1:
         there = (
-            f"has those of {len(found)} ({', '.join(note.name for note, _ in found)}): name a checkpoint" if found else "has none"
+            f"has those of {len(found)} ({', '.join(note.name for note, _ in found)}): name a"
+            " checkpoint"
+            if found
+            else "has none"
         )
-        raise CheckpointError(f"`onnxfit fit --checkpoint` notes its options beside its checkpoints; {str(folder)!r} {there}.")
+        raise CheckpointError(
+            f"`onnxfit fit --checkpoint` notes its options beside its checkpoints; {str(folder)!r}"
+            f" {there}."
+        )
     contents = found[0][1]
-    return {**contents["options"], "checkpoint": str(_place(contents["options"], folder).path)}, bool(contents["finished"])
+    return {
+        **contents["options"],
+        "checkpoint": str(_place(contents["options"], folder).path),
+    }, bool(contents["finished"])
 
 
 def _place(typed: Options, folder: Path) -> CheckpointLayout:
@@ -114,17 +141,22 @@ def absolute(typed: Options) -> Options:
 def run(typed: Options, *, quiet: bool, as_json: bool, start: Path | None = None) -> None:
     """Train as the options say, from the beginning or from a checkpoint; print the figures.
 
-    After Ctrl-C the state is saved where the options have a checkpoint, and the process exits with 130.
+    After Ctrl-C the state is saved where the options have a checkpoint, and the process exits with
+    130.
     """
     place = CheckpointLayout(typed["checkpoint"]) if typed["checkpoint"] else None
     trainer = Trainer.load(start) if start else _trainer(typed)
-    wanted = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), typed["label"])
+    wanted = arrays.DataRequest(
+        arrays.inputs_of(trainer.model), list(trainer.objectives), typed["label"]
+    )
     x, y, sample_weight = arrays.read(typed["data"], wanted)
     validation = arrays.read(typed["validation_data"], wanted) if typed["validation_data"] else None
     stopping = None
     if typed["early_stopping"] is not None:
         monitor = "val_loss" if validation or typed["validation_split"] else "loss"
-        stopping = EarlyStopping(monitor=monitor, patience=typed["early_stopping"], restore_best_weights=True)
+        stopping = EarlyStopping(
+            monitor=monitor, patience=typed["early_stopping"], restore_best_weights=True
+        )
     interruption = Interruption()
     callbacks: list[Callback] = [stopping] if stopping else []
     if place:
@@ -155,13 +187,27 @@ def run(typed: Options, *, quiet: bool, as_json: bool, start: Path | None = None
     if place:
         place.write_note(typed, finished=True)
     epochs = history.epoch
-    best = epochs.index(stopping.best_epoch) if stopping and stopping.best_epoch in epochs else len(epochs) - 1
-    figures = {name: values[best] for name, values in history.history.items() if len(values) == len(epochs)}
+    best = (
+        epochs.index(stopping.best_epoch)
+        if stopping and stopping.best_epoch in epochs
+        else len(epochs) - 1
+    )
+    figures = {
+        name: values[best] for name, values in history.history.items() if len(values) == len(epochs)
+    }
     if as_json:
-        report = {"figures": figures, "epochs": len(epochs), "stopped": trainer.stop_reason, "history": history.history}
+        report = {
+            "figures": figures,
+            "epochs": len(epochs),
+            "stopped": trainer.stop_reason,
+            "history": history.history,
+        }
         options.print_figures({**report, "output": typed["output"]}, as_json=True)
     else:
-        options.print_figures({"epochs": len(epochs), **({"best_epoch": best + 1} if stopping else {}), **figures}, as_json=False)
+        options.print_figures(
+            {"epochs": len(epochs), **({"best_epoch": best + 1} if stopping else {}), **figures},
+            as_json=False,
+        )
 
 
 def _trainer(typed: Options) -> Trainer:
@@ -175,7 +221,16 @@ def _trainer(typed: Options) -> Trainer:
         metrics=settings.metrics_of(typed["metrics"], loss),
         **{
             name: typed[name]
-            for name in ("backend", "gradient", "device", "seed", "batch_norm", "clip_norm", "clip_value", "accumulate")
+            for name in (
+                "backend",
+                "gradient",
+                "device",
+                "seed",
+                "batch_norm",
+                "clip_norm",
+                "clip_value",
+                "accumulate",
+            )
         },
     )
 
@@ -189,7 +244,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption(Callback):
-    """Stops training at the end of the batch, or validation, in which a signal comes; a second one stops at once, wherever that is."""
+    """Stops training at the end of the batch, or validation, in which a signal comes; a second one
+    stops at once, wherever that is.
+    """
 
     phase: ClassVar[str] = "checkpoint"  # loggers are told of this moment when training goes on
 
@@ -200,7 +257,8 @@ class Interruption(Callback):
         self._obey()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:  # else it is at its end anyway
+        # else it is at its end anyway
+        if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:
             self._obey()
 
     def _obey(self) -> None:
@@ -210,7 +268,11 @@ class Interruption(Callback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Catch the signals meanwhile, except those that the process was told to ignore (nohup)."""
-        numbers = [signal.SIGINT, signal.SIGTERM] if threading.current_thread() is threading.main_thread() else []
+        numbers = (
+            [signal.SIGINT, signal.SIGTERM]
+            if threading.current_thread() is threading.main_thread()
+            else []
+        )
         before = {number: signal.getsignal(number) for number in numbers}
 
         def note(number: int, _: FrameType | None) -> None:
@@ -235,5 +297,9 @@ def _leave(trainer: Trainer, place: CheckpointLayout | None, number: int) -> Non
         click.echo(f"Interrupted; the state is in {place.interrupted}. To go on:", err=True)
         click.echo(f"  onnxfit resume {shlex.quote(str(place.interrupted))}", err=True)
     else:
-        click.echo("Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on from here.", err=True)
+        click.echo(
+            "Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on"
+            " from here.",
+            err=True,
+        )
     raise SystemExit(128 + number)

@@ -40,15 +40,30 @@ def model_of(path: str) -> onnx.ModelProto:
     return model
 
 
-def predict(model: onnx.ModelProto, x: Any, batch_size: int, device: str) -> dict[str, npt.NDArray[Any]]:
-    """Every output for every row, from the model as it stands: it needs no weight, no loss and no gradient."""
+def predict(
+    model: onnx.ModelProto, x: Any, batch_size: int, device: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Every output for every row, from the model as it stands: it needs no weight, no loss and no
+    gradient.
+    """
     place = Device.parse(device)
     runner = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
     parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
     with source(
-        x, None, None, inputs=inputs_of(model), targets={}, batch_size=batch_size, shuffle=False, seed=0, what="prediction"
+        x,
+        None,
+        None,
+        inputs=inputs_of(model),
+        targets={},
+        batch_size=batch_size,
+        shuffle=False,
+        seed=0,
+        what="prediction",
     ) as data:
         for batch in data.batches(0):
             for name, array in run_on(runner, batch).prediction().items():
                 parts[name].append(array)
-    return {name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays) for name, arrays in parts.items()}
+    return {
+        name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
+        for name, arrays in parts.items()
+    }

@@ -15,16 +15,21 @@ from onnxfit.gradients import coverage
 @click.option("--markdown", is_flag=True, help="Print the page docs/operators.md.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """List the operators of ONNX and how the gradient passes each; all, or those named in OPERATORS.
+    """List the operators of ONNX and how the gradient passes each; all, or those named in
+    OPERATORS.
 
     \b
     onnxfit ops
     onnxfit ops Conv LSTM
     """
     if markdown and (operators or as_json):
-        raise click.UsageError("--markdown prints the whole page: it goes with neither OPERATORS nor --json.")
+        raise click.UsageError(
+            "--markdown prints the whole page: it goes with neither OPERATORS nor --json."
+        )
     if markdown:
         click.echo(coverage.as_markdown(), nl=False)
         return
     chosen = coverage.operators(operators)
-    click.echo(json.dumps([asdict(o) for o in chosen], indent=2) if as_json else coverage.as_text(chosen))
+    click.echo(
+        json.dumps([asdict(o) for o in chosen], indent=2) if as_json else coverage.as_text(chosen)
+    )

@@ -19,29 +19,42 @@ data = click.option(
     multiple=True,
     required=True,
     type=_FILE,
-    help="The data: a .npz whose arrays are called like the model's inputs and outputs, or X and y, and sample_weight if there are any; a .csv "
-    "of numbers under a line of names; or a .npy for each array, X.npy before y.npy, by repeating this option. A .npy may be larger than memory.",
+    help=(
+        "The data: a .npz whose arrays are called like the model's inputs and outputs, or X and y,"
+        " and sample_weight if there are any; a .csv of numbers under a line of names; or a .npy"
+        " for each array, X.npy before y.npy, by repeating this option. A .npy may be larger than"
+        " memory."
+    ),
 )
 label = click.option(
     "--label",
     multiple=True,
     metavar="COLUMN",
-    help="The column of a .csv with the labels; may be repeated. By default the one called like the model's output, or y or label.",
+    help=(
+        "The column of a .csv with the labels; may be repeated. By default the one called like the"
+        " model's output, or y or label."
+    ),
 )
 loss = click.option(
     "-l",
     "--loss",
     multiple=True,
     metavar="[OUTPUT=]NAME",
-    help="What to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (a name that does not exist lists all); for several "
-    "outputs OUTPUT=NAME, once for each. Without it, the model's own scalar output `loss`.",
+    help=(
+        "What to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (a name that"
+        " does not exist lists all); for several outputs OUTPUT=NAME, once for each. Without it,"
+        " the model's own scalar output `loss`."
+    ),
 )
 metrics = click.option(
     "-m",
     "--metrics",
     multiple=True,
     metavar="[OUTPUT=]NAME",
-    help="A figure to report: accuracy, top_k_accuracy:k=3, r2, ... (a name that does not exist lists all); may be repeated.",
+    help=(
+        "A figure to report: accuracy, top_k_accuracy:k=3, r2, ... (a name that does not exist"
+        " lists all); may be repeated."
+    ),
 )
 batch_size = click.option(
     "-b",
@@ -71,13 +84,17 @@ def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
     for name, value in figures.items():
         array = np.asarray(value)
         text = (
-            f"{value:.6g}" if array.ndim == 0 else "\n" + "\n".join("  " + "  ".join(map(str, row)) for row in np.atleast_2d(array))
+            f"{value:.6g}"
+            if array.ndim == 0
+            else "\n" + "\n".join("  " + "  ".join(map(str, row)) for row in np.atleast_2d(array))
         )
         click.echo(f"{name:<{width}}  {text}")
 
 
 def plain(value: Any) -> Any:
-    """Anything made of figures as JSON has it, where numbers that are not finite are the strings NaN, Infinity and -Infinity."""
+    """Anything made of figures as JSON has it, where numbers that are not finite are the strings
+    NaN, Infinity and -Infinity.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

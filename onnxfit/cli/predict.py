@@ -18,18 +18,29 @@ from onnxfit.cli.config import config_option
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .npy for one output, .npz for any number, .csv for tables; else standard output, as .csv.",
+    help=(
+        "The file to write: .npy for one output, .npz for any number, .csv for tables; else"
+        " standard output, as .csv."
+    ),
 )
 @options.batch_size
 @options.device
 @config_option
 @options.as_json
 def predict(
-    model: str, data: tuple[str, ...], label: tuple[str, ...], output: Path | None, batch_size: int, device: str, as_json: bool
+    model: str,
+    data: tuple[str, ...],
+    label: tuple[str, ...],
+    output: Path | None,
+    batch_size: int,
+    device: str,
+    as_json: bool,
 ) -> None:
-    """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in its order. Labels are passed over.
+    """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in its
+    order. Labels are passed over.
 
-    Any model will do, whether it can be trained or not. With --output, a line for each output says what was written.
+    Any model will do, whether it can be trained or not. With --output, a line for each output says
+    what was written.
 
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
@@ -38,7 +49,9 @@ def predict(
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays.check_output(output, names)
-    x, _, _ = arrays.read(data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True))
+    x, _, _ = arrays.read(
+        data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True)
+    )
     found = models.predict(proto, x, batch_size, device)
     if output is not None:
         arrays.write(output, found)

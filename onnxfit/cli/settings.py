@@ -1,4 +1,7 @@
-"""Losses, metrics, penalties, optimizers and schedules as they are typed: NAME, or NAME:SETTING=VALUE,SETTING=VALUE."""
+"""Losses, metrics, penalties, optimizers and schedules as they are typed:
+
+NAME, or NAME:SETTING=VALUE,SETTING=VALUE.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,23 @@ def loss_of(texts: Sequence[str]) -> Any:
     for text in texts:
         output, name = _keyed(text)
         if output in found:
-            raise SettingError(f"--loss is given twice for {output or 'the output'}; several outputs are --loss OUTPUT=NAME each.")
+            raise SettingError(
+                f"--loss is given twice for {output or 'the output'}; several outputs are --loss"
+                " OUTPUT=NAME each."
+            )
         found[output] = _made("loss", name, losses.Loss) if ":" in name else name
     if len(found) > 1 and None in found:
         raise SettingError(
-            f"--loss is one NAME for the only output, or OUTPUT=NAME for each of several; got {' and '.join(texts)}."
+            "--loss is one NAME for the only output, or OUTPUT=NAME for each of several; got"
+            f" {' and '.join(texts)}."
         )
     return found.get(None, found or None)
 
 
 def metrics_of(texts: Sequence[str], loss: Any) -> Any:
-    """What `Trainer(metrics=)` takes; with settings or without, a metric takes outputs as logits where their loss does."""
+    """What `Trainer(metrics=)` takes; with settings or without, a metric takes outputs as logits
+    where their loss does.
+    """
     found: dict[str | None, list[Any]] = {}
     for text in texts:
         output, name = _keyed(text)
@@ -37,17 +46,25 @@ def metrics_of(texts: Sequence[str], loss: Any) -> Any:
         if ":" in name:
             metric = _made("metric", name, metrics.Metric)
             its_loss = loss.get(output) if isinstance(loss, Mapping) else loss
-            logits = its_loss is not None and getattr(losses.get_loss(its_loss), "from_logits", False)
+            logits = its_loss is not None and getattr(
+                losses.get_loss(its_loss), "from_logits", False
+            )
             if logits and hasattr(metric, "from_logits") and "from_logits=" not in name:
                 metric = dataclasses.replace(metric, from_logits=True)
         found.setdefault(output, []).append(metric)
     if len(found) > 1 and None in found:
-        raise SettingError(f"--metrics is NAME for the only output, or OUTPUT=NAME for each of several; got {' and '.join(texts)}.")
+        raise SettingError(
+            "--metrics is NAME for the only output, or OUTPUT=NAME for each of several; got"
+            f" {' and '.join(texts)}."
+        )
     return found.get(None, found)
 
 
 def penalty_of(texts: Sequence[str]) -> Any:
-    """What `Trainer(penalty=)` takes: `NUMBER` (L2) or `l1:NUMBER` for every weight, `PATTERN=...` for those that match."""
+    """What `Trainer(penalty=)` takes:
+
+    `NUMBER` (L2) or `l1:NUMBER` for every weight, `PATTERN=...` for those that match.
+    """
     found: dict[str, Any] = {}
     for text in texts:
         pattern, value = _keyed(text, r".+")
@@ -57,11 +74,16 @@ def penalty_of(texts: Sequence[str]) -> Any:
         except ValueError:
             number = None
         if number is None or factor is None:
-            raise SettingError(f"--penalty is [PATTERN=]NUMBER, [PATTERN=]l1:NUMBER or [PATTERN=]l2:NUMBER, got {text!r}.")
+            raise SettingError(
+                "--penalty is [PATTERN=]NUMBER, [PATTERN=]l1:NUMBER or [PATTERN=]l2:NUMBER, got"
+                f" {text!r}."
+            )
         terms = found.setdefault(pattern or "*", {})
         kind = factor[1] or "l2"
         if kind in terms:
-            raise SettingError(f"--penalty is given twice for {pattern or 'every weight'}: {text!r}.")
+            raise SettingError(
+                f"--penalty is given twice for {pattern or 'every weight'}: {text!r}."
+            )
         terms[kind] = number
     # the first pattern that matches a weight counts, so that "every weight" comes last
     ordered = {key: found[key] for key in sorted(found, key=lambda key: key == "*")}
@@ -88,7 +110,10 @@ def _keyed(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
 
 
 def _made(kind: str, text: str, base: Any) -> Any:
-    """An instance of the class that `text` names, with its settings. UnknownNameError for names and settings that do not exist."""
+    """An instance of the class that `text` names, with its settings.
+
+    UnknownNameError for names and settings that do not exist.
+    """
     name, _, rest = text.partition(":")
     known = registry(base.__module__, base)
     found = known.get(name) or known.get(name.lower())
@@ -105,8 +130,12 @@ def _made(kind: str, text: str, base: Any) -> Any:
         settings[setting] = _value(value)
     try:
         return found(**settings)
-    except TypeError as error:  # a setting that has no default is missing, or has a value of another type
-        raise SettingError(f"{text!r} does not make a {kind}: {error}. Settings: {', '.join(allowed)}.") from None
+    except (
+        TypeError
+    ) as error:  # a setting that has no default is missing, or has a value of another type
+        raise SettingError(
+            f"{text!r} does not make a {kind}: {error}. Settings: {', '.join(allowed)}."
+        ) from None
 
 
 def _value(text: str) -> Any:

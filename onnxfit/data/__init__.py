@@ -1,4 +1,6 @@
-"""Data: arrays, loaders and iterables become batches that fit the model's inputs, or one clear error says why they do not."""
+"""Data: arrays, loaders and iterables become batches that fit the model's inputs, or one clear
+error says why they do not.
+"""
 
 from __future__ import annotations
 
@@ -53,27 +55,46 @@ def source(
     """The batches of whatever a user calls data.
 
     - arrays, dicts and lists of arrays, pandas, `DataLoader`: cast and checked here, once;
-    - `np.memmap`, paths of .npy and .npz files, wherever an array may stand: each batch is read, cast and checked when it comes;
-    - `ParquetLoader`, `ImageFolder`, HF datasets, objects with `__len__` and `__getitem__` of batches, iterables of batches, functions
-      that return an iterator: each batch is cast and checked when it comes;
+    - `np.memmap`, paths of .npy and .npz files, wherever an array may stand: each batch is read,
+      cast and checked when it comes;
+    - `ParquetLoader`, `ImageFolder`, HF datasets, objects with `__len__` and `__getitem__` of
+      batches, iterables of batches, functions that return an iterator: each batch is cast and
+      checked when it comes;
     - `Prefetch` of any that gives batches: the same, in a thread.
 
-    `shuffle` is for the rows of arrays, and for the order of batches that can be had by number (as in Keras); iterables have their own.
-    `targets` maps output -> Target, in the model's order. `what` is "training", "evaluation" or "prediction", which needs no labels.
+    `shuffle` is for the rows of arrays, and for the order of batches that can be had by number (as
+    in Keras); iterables have their own. `targets` maps output -> Target, in the model's order.
+    `what` is "training", "evaluation" or "prediction", which needs no labels.
 
-    DataError: the data does not fit `inputs` or `targets`. SettingError: settings that exclude each other.
+    DataError: the data does not fit `inputs` or `targets`. SettingError: settings that exclude each
+    other.
     """
-    fitted: dict[str, Any] = {"inputs": inputs, "targets": targets, "class_weight": class_weight, "what": what}
+    fitted: dict[str, Any] = {
+        "inputs": inputs,
+        "targets": targets,
+        "class_weight": class_weight,
+        "what": what,
+    }
     if isinstance(x, (Loader, Prefetch)):
         _refuse_beside_batches(x, y, sample_weight)
     if isinstance(x, Prefetch):
-        return PrefetchedSource(source(x.data, None, None, batch_size=batch_size, shuffle=shuffle, seed=seed, **fitted), x.depth)
-    feed = DataAdapter(tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what)
+        return PrefetchedSource(
+            source(x.data, None, None, batch_size=batch_size, shuffle=shuffle, seed=seed, **fitted),
+            x.depth,
+        )
+    feed = DataAdapter(
+        tuple(inputs), dict(targets), checked_class_weight(class_weight, targets), what
+    )
     if isinstance(x, Loader):
         seed = seed if x.seed is None else x.seed
         mixed = x.shuffle and what == "training"
         if isinstance(x, DataLoader):
-            fitted |= {"batch_size": x.batch_size, "shuffle": mixed, "seed": seed, "drop_last": x.drop_last}
+            fitted |= {
+                "batch_size": x.batch_size,
+                "shuffle": mixed,
+                "seed": seed,
+                "drop_last": x.drop_last,
+            }
             made = source(x.X, x.y, x.sample_weight, **fitted)
         else:
             made = loader_source(x, feed, seed if mixed else None)
@@ -92,4 +113,7 @@ def source(
 def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
-            raise SettingError(f"{type(data).__name__} gives batches, which bring their own labels and weights: leave out {name}.")
+            raise SettingError(
+                f"{type(data).__name__} gives batches, which bring their own labels and weights:"
+                f" leave out {name}."
+            )

@@ -1,4 +1,6 @@
-"""Files of columns, as pyarrow reads them: which columns they have, how many rows in how many groups, and the numbers of a group."""
+"""Files of columns, as pyarrow reads them: which columns they have, how many rows in how many
+groups, and the numbers of a group.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,18 @@ class ColumnFile(ABC):
     columns: list[str]  # those that are read
 
     def read(self, group: int, most: int) -> Iterator[dict[str, Array]]:
-        """The columns of a group, in parts of at most `most` rows. DataError for what is not numbers."""
+        """The columns of a group, in parts of at most `most` rows.
+
+        DataError for what is not numbers.
+        """
         with naming(self.path):
             for part in self.parts(group, most):
                 for start in range(0, part.num_rows, most):
                     some = part.slice(start, most)
-                    yield {name: _numbers(some.column(name), f"column {name!r} of {str(self.path)!r}") for name in self.columns}
+                    yield {
+                        name: _numbers(some.column(name), f"column {name!r} of {str(self.path)!r}")
+                        for name in self.columns
+                    }
 
     @abstractmethod
     def parts(self, group: int, most: int) -> Iterator[Any]:
@@ -45,12 +53,16 @@ class ParquetFile(ColumnFile):
         self.groups, self.rows = self._metadata.num_row_groups, self._metadata.num_rows
 
     def parts(self, group: int, most: int) -> Iterator[Any]:
-        with optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(self.path, metadata=self._metadata) as file:
+        with optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(
+            self.path, metadata=self._metadata
+        ) as file:
             yield from file.iter_batches(most, row_groups=[group], columns=self.columns)
 
 
 class ArrowFile(ColumnFile):
-    """Its groups are record batches; where they are not compressed, only those of their bytes are read that are needed."""
+    """Its groups are record batches; where they are not compressed, only those of their bytes are
+    read that are needed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +76,9 @@ class ArrowFile(ColumnFile):
 
     @contextmanager
     def _open(self, fields: list[int] | None = None) -> Iterator[Any]:
-        pyarrow, ipc = (optional(module, "parquet", "pyarrow") for module in ("pyarrow", "pyarrow.ipc"))
+        pyarrow, ipc = (
+            optional(module, "parquet", "pyarrow") for module in ("pyarrow", "pyarrow.ipc")
+        )
         with pyarrow.memory_map(str(self.path)) as source:
             yield ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=fields))
 
@@ -75,10 +89,17 @@ FORMATS: dict[str, type[ParquetFile] | type[ArrowFile]] = {
 
 
 def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) -> list[ColumnFile]:
-    """The files, and those of the folders, of which `columns` will be read. DataError where a file lacks one, or none has a row."""
+    """The files, and those of the folders, of which `columns` will be read.
+
+    DataError where a file lacks one, or none has a row.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
-        found += sorted(p for p in path.rglob("*") if p.suffix in FORMATS and p.is_file()) if path.is_dir() else [path]
+        found += (
+            sorted(p for p in path.rglob("*") if p.suffix in FORMATS and p.is_file())
+            if path.is_dir()
+            else [path]
+        )
     files: list[ColumnFile] = []
     for path in found:
         if path.suffix not in FORMATS:
@@ -88,12 +109,16 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
         missing = [name for name in columns if name not in file.names]
         if missing:
             raise DataError(
-                f"{str(path)!r} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, file.names))}."
+                f"{str(path)!r} has no column {', '.join(map(repr, missing))}; it has"
+                f" {', '.join(map(repr, file.names))}."
             )
         file.columns = columns
         files.append(file)
     if not any(file.rows for file in files):
-        raise DataError(f"No rows in {', '.join(repr(str(path)) for path in paths) or 'no files'} ({', '.join(FORMATS)}).")
+        raise DataError(
+            f"No rows in {', '.join(repr(str(path)) for path in paths) or 'no files'}"
+            f" ({', '.join(FORMATS)})."
+        )
     return files
 
 
@@ -111,7 +136,10 @@ def naming(path: Path) -> Iterator[None]:
 
 def _numbers(column: Any, place: str) -> Array:
     """A column as an array; lists become further dimensions."""
-    types, compute = optional("pyarrow.types", "parquet", "pyarrow"), optional("pyarrow.compute", "parquet", "pyarrow")
+    types, compute = (
+        optional("pyarrow.types", "parquet", "pyarrow"),
+        optional("pyarrow.compute", "parquet", "pyarrow"),
+    )
     shape = [len(column)]
     while True:
         if column.null_count:
@@ -123,10 +151,17 @@ def _numbers(column: Any, place: str) -> Array:
             column = column.storage
         elif types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        elif types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+        elif (
+            types.is_list(column.type)
+            or types.is_large_list(column.type)
+            or types.is_fixed_size_list(column.type)
+        ):
             lengths = compute.unique(compute.list_value_length(column)).to_pylist()
             if len(lengths) > 1:
-                raise DataError(f"{place} has lists of different lengths: {', '.join(map(str, sorted(lengths)[:5]))}.")
+                raise DataError(
+                    f"{place} has lists of different lengths:"
+                    f" {', '.join(map(str, sorted(lengths)[:5]))}."
+                )
             shape += lengths
             column = column.flatten()
         else:

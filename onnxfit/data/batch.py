@@ -30,7 +30,8 @@ class Target(Protocol):
 class Batch:
     """Some rows of the data. Nothing is copied before `write` or `arrays`.
 
-    `signature` is equal for two batches of the same names, types and shapes. It is a string, because a string remembers its hash.
+    `signature` is equal for two batches of the same names, types and shapes. It is a string,
+    because a string remembers its hash.
     """
 
     rows: int
@@ -63,8 +64,8 @@ class Batch:
 class Source(ABC):
     """Where batches come from: `batches(epoch)` is one pass over the data.
 
-    `steps` (batches in a pass), `rows` and `batch_size` are None where only the data can tell. `re_iterable` is False for what can
-    be passed over once.
+    `steps` (batches in a pass), `rows` and `batch_size` are None where only the data can tell.
+    `re_iterable` is False for what can be passed over once.
     """
 
     what: str
@@ -75,21 +76,28 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches of pass number `epoch`, which decides the order of rows, without the first `skip`."""
+        """The batches of pass number `epoch`, which decides the order of rows, without the first
+        `skip`.
+        """
 
     def require_re_iterable(self, passes: int) -> None:
         """DataError where more than one pass is asked of data that can be passed over once."""
         if passes > 1 and not self.re_iterable:
             raise DataError(
-                f"The {self.what} data is an iterator, which can be passed over once, and {passes} epochs need {passes} passes. "
-                "Pass something that can be iterated anew: the function that returns the generator (fit(batches), not "
-                "fit(batches())), a list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
+                f"The {self.what} data is an iterator, which can be passed over once, and {passes}"
+                f" epochs need {passes} passes. Pass something that can be iterated anew: the"
+                " function that returns the generator (fit(batches), not fit(batches())), a list"
+                " of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
 
     def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> Source:
-        """The same data in batches of another size; `drop_last` None: as they are. SettingError where they come in batches already."""
+        """The same data in batches of another size;
+
+        `drop_last` None: as they are. SettingError where they come in batches already.
+        """
         raise SettingError(
-            f"The batch size of the {self.what} data cannot be chosen, as they come in batches: pass arrays, a DataLoader or a loader of files."
+            f"The batch size of the {self.what} data cannot be chosen, as they come in batches:"
+            " pass arrays, a DataLoader or a loader of files."
         )
 
     def close(self) -> None:  # noqa: B027  most sources hold nothing
@@ -98,7 +106,12 @@ class Source(ABC):
     def __enter__(self: S) -> S:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -108,7 +121,9 @@ It = TypeVar("It", bound=Iterator[Any])
 
 @contextmanager
 def ended(iterator: It) -> Iterator[It]:
-    """The iterator, which is closed in the end if it is a generator; one of the caller's own comes as an islice, which leaves it open."""
+    """The iterator, which is closed in the end if it is a generator; one of the caller's own comes
+    as an islice, which leaves it open.
+    """
     try:
         yield iterator
     finally:

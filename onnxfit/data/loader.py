@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from onnxfit.data.convert import as_array
@@ -18,12 +19,21 @@ from onnxfit.errors import DataError, SettingError
 class Loader(ABC):
     """Rows in batches, in a new order every epoch.
 
-    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each whole pass is the next epoch. `state_dict` says where a pass
-    stands; after `load_state_dict` the next iteration goes on there. In `Trainer.fit` the trainer counts the epochs; evaluation and
-    prediction keep the order of the rows.
+    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each whole pass is the next
+    epoch. `state_dict` says where a pass stands; after `load_state_dict` the next iteration goes on
+    there. In `Trainer.fit` the trainer counts the epochs; evaluation and prediction keep the order
+    of the rows.
     """
 
-    def __init__(self, rows: int, batch_size: int, shuffle: bool, seed: int | None, drop_last: bool, prefetch: int) -> None:
+    def __init__(
+        self,
+        rows: int,
+        batch_size: int,
+        shuffle: bool,
+        seed: int | None,
+        drop_last: bool,
+        prefetch: int,
+    ) -> None:
         if prefetch < 0:
             raise SettingError(f"prefetch is a number of batches, 0 or more, got {prefetch}.")
         self.rows = rows
@@ -37,7 +47,10 @@ class Loader(ABC):
         self._skip = 0
         self._running: list[Ahead[Any]] = []
         if not len(self):
-            raise DataError(f"drop_last=True leaves nothing: {self.rows} rows are fewer than batch_size={self.batch_size}.")
+            raise DataError(
+                f"drop_last=True leaves nothing: {self.rows} rows are fewer than"
+                f" batch_size={self.batch_size}."
+            )
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
@@ -63,14 +76,28 @@ class Loader(ABC):
         self.epoch, self._batch, self._skip = operator.index(epoch), 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, epoch and the batches of it handed out, and what the data must be for them to mean the same: plain numbers."""
-        return {"seed": self.seed, "epoch": self.epoch, "batch": self._batch, "rows": self.rows, "batch_size": self.batch_size}
+        """Seed, epoch and the batches of it handed out, and what the data must be for them to mean
+        the same: plain numbers.
+        """
+        return {
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "batch": self._batch,
+            "rows": self.rows,
+            "batch_size": self.batch_size,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. SettingError where it is of other data or another batch size."""
+        """Go on where `state_dict` was taken.
+
+        SettingError where it is of other data or another batch size.
+        """
         for name in ("rows", "batch_size"):
             if state[name] != getattr(self, name):
-                raise SettingError(f"The loader's state has {name} {state[name]}, this loader has {getattr(self, name)}.")
+                raise SettingError(
+                    f"The loader's state has {name} {state[name]}, this loader has"
+                    f" {getattr(self, name)}."
+                )
         self.seed = state["seed"]
         self.set_epoch(state["epoch"])
         self._batch = self._skip = state["batch"]
@@ -83,19 +110,26 @@ class Loader(ABC):
 class DataLoader(Loader):
     """Arrays in batches, in a new order every epoch.
 
-    - `X`, `y`: an array, a dict name -> array or a list of arrays (several inputs or outputs), or what numpy reads as one (pandas);
-      all with the same number of rows. `sample_weight`: shape `(n,)` or `(n, 1)`. In place of an array stands an `np.memmap` or the path
-      of a .npy file, and in place of a dict that of a .npz: they may be larger than memory, as only the rows of a batch are read.
+    - `X`, `y`: an array, a dict name -> array or a list of arrays (several inputs or outputs), or
+      what numpy reads as one (pandas); all with the same number of rows. `sample_weight`: shape
+      `(n,)` or `(n, 1)`. In place of an array stands an `np.memmap` or the path of a .npy file, and
+      in place of a dict that of a .npz: they may be larger than memory, as only the rows of a batch
+      are read.
     - `batch_size`: rows of a batch. The last one may be shorter, unless `drop_last`.
-    - `shuffle`: the order of rows is a permutation that depends on `(seed, epoch)` only, and every row comes once an epoch.
-      `Trainer.fit` counts the epochs itself; evaluation and prediction keep the order of the arrays.
-    - `seed`: None stands for the trainer's seed, and for 0 where the loader is iterated without a trainer.
-    - `prefetch`: batches that a background thread gathers ahead; worth it for memory-mapped arrays. 0: no thread.
+    - `shuffle`: the order of rows is a permutation that depends on `(seed, epoch)` only, and every
+      row comes once an epoch. `Trainer.fit` counts the epochs itself; evaluation and prediction
+      keep the order of the arrays.
+    - `seed`: None stands for the trainer's seed, and for 0 where the loader is iterated without a
+      trainer.
+    - `prefetch`: batches that a background thread gathers ahead; worth it for memory-mapped arrays.
+      0: no thread.
 
-    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, built like `X` and `y`, and each whole pass is the next epoch.
-    `state_dict` says where a pass stands; after `load_state_dict` the next iteration goes on there.
+    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, built like `X` and `y`, and each
+    whole pass is the next epoch. `state_dict` says where a pass stands; after `load_state_dict` the
+    next iteration goes on there.
 
-    DataError: no rows, unequal numbers of rows, or not arrays of numbers. SettingError: an impossible setting.
+    DataError: no rows, unequal numbers of rows, or not arrays of numbers. SettingError: an
+    impossible setting.
 
     >>> import numpy as np
     >>> loader = DataLoader(np.arange(5.0), batch_size=2, shuffle=False)
@@ -121,12 +155,19 @@ class DataLoader(Loader):
         given = {"X": self.X, "y": self.y, "sample_weight": self.sample_weight}
         parts = {name: _arrays(data, name) for name, data in given.items() if data is not None}
         self._parts = list(parts.values())
-        rows = common_rows([leaf for name, part in parts.items() for leaf in leaves_of(part, name)], "loader's")
+        rows = common_rows(
+            [leaf for name, part in parts.items() for leaf in leaves_of(part, name)], "loader's"
+        )
         super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
-            yield tuple(map_arrays(part, lambda array: array[index] if array.ndim else array) for part in self._parts)  # noqa: B023
+            yield tuple(map_arrays(part, partial(_rows, index)) for part in self._parts)
+
+
+def _rows(index: Any, array: Any) -> Any:
+    """The rows of an array; a scalar is the same for every row."""
+    return array[index] if array.ndim else array
 
 
 def _arrays(data: Any, place: str) -> Any:

@@ -1,4 +1,6 @@
-"""Arrays on disk: .npy and .npz files are mapped into memory, so that a batch reads its own rows and nothing else."""
+"""Arrays on disk: .npy and .npz files are mapped into memory, so that a batch reads its own rows
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,28 @@ from onnxfit.data.batch import Array
 from onnxfit.errors import DataError
 
 SUFFIXES = (".npy", ".npz")
-LOCAL_HEADER = 30  # bytes before the name of a file in a zip archive; its last four are the lengths of name and extra field
-VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# bytes before the name of a file in a zip archive; its last four are the lengths of name and extra
+# field
+LOCAL_HEADER = 30
+VERSIONS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def opened(data: Any) -> Any:
-    """Data with every path in it replaced by what the file holds, mapped read-only: an array, or a dict name -> array of a .npz.
+    """Data with every path in it replaced by what the file holds, mapped read-only: an array, or a
+    dict name -> array of a .npz.
 
-    DataError: a path of another kind of file, a .npz that is compressed, arrays of Python objects. FileNotFoundError as it is.
+    DataError: a path of another kind of file, a .npz that is compressed, arrays of Python objects.
+    FileNotFoundError as it is.
     """
     if is_path(data):
         return _map(Path(data))
     if isinstance(data, Mapping) and any(map(is_path, data.values())):
-        return {name: _map(Path(value)) if is_path(value) else value for name, value in data.items()}
+        return {
+            name: _map(Path(value)) if is_path(value) else value for name, value in data.items()
+        }
     if isinstance(data, (list, tuple)) and any(_names_arrays(item) for item in data):
         return [_map(Path(item)) if is_path(item) else item for item in data]
     return data
@@ -52,8 +63,9 @@ def is_mapped(array: Any) -> bool:
 def _map(path: Path) -> Any:
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{str(path)!r} is a path, and those of .npy and .npz files can be passed. Columns of Parquet and Arrow files come through "
-            "onnxfit.ParquetLoader, a folder of images through onnxfit.ImageFolder."
+            f"{str(path)!r} is a path, and those of .npy and .npz files can be passed. Columns of"
+            " Parquet and Arrow files come through onnxfit.ParquetLoader, a folder of images"
+            " through onnxfit.ImageFolder."
         )
     try:
         return np.load(path, mmap_mode="r") if path.suffix == ".npy" else _map_archive(path)
@@ -64,18 +76,24 @@ def _map(path: Path) -> Any:
 def _map_archive(path: Path) -> dict[str, Array]:
     """The arrays of a .npz by name: each is a .npy file at some place of the archive."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        return {member.filename.removesuffix(".npy"): _map_member(path, file, member) for member in archive.infolist()}
+        return {
+            member.filename.removesuffix(".npy"): _map_member(path, file, member)
+            for member in archive.infolist()
+        }
 
 
 def _map_member(path: Path, file: Any, member: zipfile.ZipInfo) -> Array:
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
-            f"{str(path)!r} is compressed, and rows cannot be read from it one by one: pass np.load(path) if it fits into memory, or "
-            "write it with np.savez instead of np.savez_compressed."
+            f"{str(path)!r} is compressed, and rows cannot be read from it one by one: pass"
+            " np.load(path) if it fits into memory, or write it with np.savez instead of"
+            " np.savez_compressed."
         )
     file.seek(member.header_offset)
     header = file.read(LOCAL_HEADER)
-    file.seek(int.from_bytes(header[-4:-2], "little") + int.from_bytes(header[-2:], "little"), os.SEEK_CUR)
+    file.seek(
+        int.from_bytes(header[-4:-2], "little") + int.from_bytes(header[-2:], "little"), os.SEEK_CUR
+    )
     version = np.lib.format.read_magic(file)
     if version not in VERSIONS:
         raise ValueError(f"{member.filename} is of version {version} of the .npy format.")

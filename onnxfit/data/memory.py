@@ -18,7 +18,14 @@ from onnxfit.errors import SettingError
 class ArraySource(Source):
     """Prepared arrays, in batches."""
 
-    def __init__(self, prepared: Prepared, feed: DataAdapter, batch_size: int, seed: int | None, drop_last: bool) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        feed: DataAdapter,
+        batch_size: int,
+        seed: int | None,
+        drop_last: bool,
+    ) -> None:
         """`seed` None keeps the order of the rows."""
         rows = prepared.rows
         check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
@@ -29,7 +36,13 @@ class ArraySource(Source):
         self._size = min(batch_size, rows)
 
     def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> ArraySource:
-        return ArraySource(self._prepared, self._feed, batch_size, self._seed, self._drop_last if drop_last is None else drop_last)
+        return ArraySource(
+            self._prepared,
+            self._feed,
+            batch_size,
+            self._seed,
+            self._drop_last if drop_last is None else drop_last,
+        )
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         columns, scalars, size = self._prepared.columns, self._prepared.scalars, self._size
@@ -43,8 +56,11 @@ class ArraySource(Source):
             yield Batch(rest, self._prepared.signature(rest), columns, scalars, index)
 
 
-def validation_split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Training and validation data, each `(x, y, sample_weight)`: the last `fraction` of the rows, as they stand, validates.
+def validation_split(
+    x: Any, y: Any, sample_weight: Any, fraction: float
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Training and validation data, each `(x, y, sample_weight)`: the last `fraction` of the rows,
+    as they stand, validates.
 
     Of n rows floor(n (1 - fraction)) are trained on, as in Keras.
 
@@ -54,23 +70,29 @@ def validation_split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tup
     (array([0, 1, 2]), array([3, 4, 5, 6]))
     """
     if not 0 < fraction < 1:
-        raise SettingError(f"validation_split is a part of the rows, between 0 and 1, got {fraction}.")
+        raise SettingError(
+            f"validation_split is a part of the rows, between 0 and 1, got {fraction}."
+        )
     x, y, sample_weight = opened(x), opened(y), opened(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
-            f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself and pass validation_data, "
-            "or pass the arrays with validation_split."
+            f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself"
+            " and pass validation_data, or pass the arrays with validation_split."
         )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
-    leaves = [leaf for name, data in given.items() if data is not None for leaf in leaves_of(data, name)]
+    leaves = [
+        leaf for name, data in given.items() if data is not None for leaf in leaves_of(data, name)
+    ]
     rows = common_rows(leaves, "training")
     trained = math.floor(round(rows * (1 - fraction), 9))  # 10 * (1 - 0.9) is a little less than 1
     if not 0 < trained < rows:
         raise SettingError(
-            f"validation_split={fraction} of {rows} rows leaves no row for {'validation' if trained else 'training'}."
+            f"validation_split={fraction} of {rows} rows leaves no row for"
+            f" {'validation' if trained else 'training'}."
         )
     first, last = (
-        tuple(_cut(given[name], with_batch_size) for name in given) for with_batch_size in (slice(0, trained), slice(trained, rows))
+        tuple(_cut(given[name], with_batch_size) for name in given)
+        for with_batch_size in (slice(0, trained), slice(trained, rows))
     )
     return (first[0], first[1], first[2]), (last[0], last[1], last[2])
 

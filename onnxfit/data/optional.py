@@ -13,4 +13,6 @@ def optional(module: str, extra: str, library: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InstallationError(f'This data needs {library} ({error}): pip install "onnxfit[{extra}]"') from error
+        raise InstallationError(
+            f'This data needs {library} ({error}): pip install "onnxfit[{extra}]"'
+        ) from error

@@ -23,20 +23,25 @@ Table = dict[str, Array]  # column -> its values, all with the same number of ro
 
 
 class ParquetLoader(Loader):
-    """Columns of Parquet files (.parquet, .pq) and Arrow files (.arrow, .feather: the IPC file format), which may be larger than memory.
+    """Columns of Parquet files (.parquet, .pq) and Arrow files (.arrow, .feather: the IPC file
+    format), which may be larger than memory.
 
-    - `paths`: a file, several, or a folder of them, whose files are taken in the order of their names. All have the columns asked for.
-    - `inputs`: what x is. A column's name: its values, `(batch,)`, or `(batch, k)` for a column of lists, all of one length. A list of
-      names: those columns side by side, `(batch, columns)`. For several inputs, a dict input name -> one of these.
+    - `paths`: a file, several, or a folder of them, whose files are taken in the order of their
+      names. All have the columns asked for.
+    - `inputs`: what x is. A column's name: its values, `(batch,)`, or `(batch, k)` for a column of
+      lists, all of one length. A list of names: those columns side by side, `(batch, columns)`. For
+      several inputs, a dict input name -> one of these.
     - `labels`, in the same way, is y; `sample_weight` the name of a column.
     - `dtype`: what floats become, as writers of these files make them double. None: what they are.
-    - `shuffle`: groups of rows come in a new order every epoch, and `buffer` rows of them at a time are mixed; both depend on
-      `(seed, epoch)` only, and every row comes once. Files sorted by class want small groups and a buffer of many groups.
+    - `shuffle`: groups of rows come in a new order every epoch, and `buffer` rows of them at a time
+      are mixed; both depend on `(seed, epoch)` only, and every row comes once. Files sorted by
+      class want small groups and a buffer of many groups.
     - `buffer`: rows that are read and kept at a time.
     - `batch_size`, `seed`, `drop_last`, `prefetch`: as in `DataLoader`; two batches are made ahead.
 
-    DataError: files without rows or without a column asked for, by name; while batches are made, a column with nulls, text or lists of
-    different lengths. SettingError: an impossible setting. InstallationError: pyarrow is missing.
+    DataError: files without rows or without a column asked for, by name; while batches are made, a
+    column with nulls, text or lists of different lengths. SettingError: an impossible setting.
+    InstallationError: pyarrow is missing.
     """
 
     def __init__(
@@ -61,12 +66,19 @@ class ParquetLoader(Loader):
         self.buffer = buffer
         self.dtype = None if dtype is None else np.dtype(dtype)
         if self.dtype is not None and not is_float(self.dtype):
-            raise SettingError(f"ParquetLoader's dtype is what floats become, itself a type of floats, got {self.dtype}.")
+            raise SettingError(
+                "ParquetLoader's dtype is what floats become, itself a type of floats, got"
+                f" {self.dtype}."
+            )
         self._parts = [part for part in (inputs, labels, sample_weight) if part is not None]
         columns = list(dict.fromkeys(name for part in self._parts for name in _names(part)))
-        self.files: list[ColumnFile] = column_files([paths] if isinstance(paths, (str, os.PathLike)) else paths, columns)
+        self.files: list[ColumnFile] = column_files(
+            [paths] if isinstance(paths, (str, os.PathLike)) else paths, columns
+        )
         self._groups = [(file, group) for file in self.files for group in range(file.groups)]
-        super().__init__(sum(file.rows for file in self.files), batch_size, shuffle, seed, drop_last, prefetch)
+        super().__init__(
+            sum(file.rows for file in self.files), batch_size, shuffle, seed, drop_last, prefetch
+        )
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         size, number, rest = self.batch_size, 0, Table()
@@ -82,7 +94,9 @@ class ParquetLoader(Loader):
             yield self._batch_of(rest)
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
-        """Tables of `buffer` rows and a shorter last one; with a seed, the groups they are made of and their rows come in a new order."""
+        """Tables of `buffer` rows and a shorter last one; with a seed, the groups they are made of
+        and their rows come in a new order.
+        """
         number, ready = 0, Table()
         for table in self._tables(epoch, seed):
             ready = _joined([ready, table]) if ready else table
@@ -96,10 +110,15 @@ class ParquetLoader(Loader):
     def _tables(self, epoch: int, seed: int | None) -> Iterator[Table]:
         """The groups, each in tables of at most `buffer` rows."""
         groups = len(self._groups)
-        for position in range(groups) if seed is None else permutation(seed, epoch, groups).tolist():
+        for position in (
+            range(groups) if seed is None else permutation(seed, epoch, groups).tolist()
+        ):
             file, group = self._groups[position]
             for table in file.read(group, self.buffer):
-                yield {name: self._floats(column, f"column {name!r} of {str(file.path)!r}") for name, column in table.items()}
+                yield {
+                    name: self._floats(column, f"column {name!r} of {str(file.path)!r}")
+                    for name, column in table.items()
+                }
 
     def _floats(self, array: Array, place: str) -> Array:
         wanted = self.dtype is not None and is_float(array.dtype)
@@ -121,9 +140,16 @@ def _names(part: Columns) -> list[str]:
     """Every column that is asked for. SettingError where none is."""
     if isinstance(part, str):
         return [part]
-    names = [name for columns in part.values() for name in _names(columns)] if isinstance(part, Mapping) else list(part)
+    names = (
+        [name for columns in part.values() for name in _names(columns)]
+        if isinstance(part, Mapping)
+        else list(part)
+    )
     if not names:
-        raise SettingError("ParquetLoader needs the names of columns wherever there is something to feed, got none.")
+        raise SettingError(
+            "ParquetLoader needs the names of columns wherever there is something to feed, got"
+            " none."
+        )
     return names
 
 
@@ -141,7 +167,10 @@ def _joined(tables: list[Table]) -> Table:
     for name in tables[0]:
         columns = [table[name] for table in tables]
         if len({column.shape[1:] for column in columns}) > 1:
-            raise DataError(f"column {name!r} has rows of different shapes: {', '.join(str(c.shape[1:]) for c in columns)}.")
+            raise DataError(
+                f"column {name!r} has rows of different shapes:"
+                f" {', '.join(str(c.shape[1:]) for c in columns)}."
+            )
         joined[name] = np.concatenate(columns)
     return joined
 

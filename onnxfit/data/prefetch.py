@@ -18,13 +18,14 @@ T = TypeVar("T")
 
 
 class Prefetch:
-    """Whatever gives batches, with a background thread that has `depth` of them ready: a source as slow as the step then costs
-    next to nothing.
+    """Whatever gives batches, with a background thread that has `depth` of them ready: a source as
+    slow as the step then costs next to nothing.
 
-    `data` is what `fit` takes as batches: a list, an iterable, batches by number, a torch DataLoader, a function that returns an
-    iterator. In `fit` the thread also checks, casts and copies. The thread ends with the pass, and with `close`; what goes wrong in it
-    is raised where the batch is asked for, with the traceback of where it happened. A thread hides waiting (disk, network) and what
-    numpy, Pillow or pyarrow compute; Python code still takes turns with the loop.
+    `data` is what `fit` takes as batches: a list, an iterable, batches by number, a torch
+    DataLoader, a function that returns an iterator. In `fit` the thread also checks, casts and
+    copies. The thread ends with the pass, and with `close`; what goes wrong in it is raised where
+    the batch is asked for, with the traceback of where it happened. A thread hides waiting (disk,
+    network) and what numpy, Pillow or pyarrow compute; Python code still takes turns with the loop.
 
     SettingError: arrays, which `DataLoader(X, y, prefetch=2)` cuts into batches; a depth below 1.
 
@@ -34,7 +35,10 @@ class Prefetch:
 
     def __init__(self, data: Any, depth: int = 2) -> None:
         if holds_arrays(data):
-            raise SettingError("Prefetch is for what gives batches: DataLoader(X, y, prefetch=2) prefetches arrays.")
+            raise SettingError(
+                "Prefetch is for what gives batches: DataLoader(X, y, prefetch=2) prefetches"
+                " arrays."
+            )
         if depth < 1:
             raise SettingError(f"Prefetch needs depth >= 1, got {depth}.")
         self.data, self.depth = data, depth
@@ -45,9 +49,13 @@ class Prefetch:
         return len(self.data)
 
     def __iter__(self) -> Iterator[Any]:
-        data = self.data if hasattr(self.data, "__iter__") or not callable(self.data) else self.data()
+        data = (
+            self.data if hasattr(self.data, "__iter__") or not callable(self.data) else self.data()
+        )
         return prefetched(
-            islice(data, None) if data is self.data and isinstance(data, Iterator) else data, self.depth, self._running
+            islice(data, None) if data is self.data and isinstance(data, Iterator) else data,
+            self.depth,
+            self._running,
         )
 
     def close(self) -> None:
@@ -56,13 +64,17 @@ class Prefetch:
 
 
 class Ahead(Iterator[T]):
-    """An iterator that a background thread keeps `depth` items ahead; its exceptions are raised here, with their traceback."""
+    """An iterator that a background thread keeps `depth` items ahead; its exceptions are raised
+    here, with their traceback.
+    """
 
     def __init__(self, items: Iterable[T], depth: int) -> None:
         self._ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._over = False
-        self._thread = threading.Thread(target=self._work, args=(items,), name="onnxfit prefetch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(items,), name="onnxfit prefetch", daemon=True
+        )
         self._thread.start()
 
     def _work(self, items: Iterable[T]) -> None:
@@ -103,7 +115,12 @@ class PrefetchedSource(Source):
     """Another source, gathered in the background."""
 
     def __init__(self, inner: Source, depth: int) -> None:
-        self.what, self.rows, self.steps, self.batch_size = inner.what, inner.rows, inner.steps, inner.batch_size
+        self.what, self.rows, self.steps, self.batch_size = (
+            inner.what,
+            inner.rows,
+            inner.steps,
+            inner.batch_size,
+        )
         self.re_iterable = inner.re_iterable
         self._inner = inner
         self._depth = depth
@@ -140,5 +157,13 @@ def _gathered(batches: Iterator[Batch]) -> Iterator[Batch]:
     """The same batches with their rows copied out."""
     with ended(batches):
         for batch in batches:
-            columns = {name: np.ascontiguousarray(array[batch.index]) for name, array in batch.columns}
-            yield Batch(batch.rows, batch.signature, tuple(columns.items()), batch.scalars, slice(0, batch.rows))
+            columns = {
+                name: np.ascontiguousarray(array[batch.index]) for name, array in batch.columns
+            }
+            yield Batch(
+                batch.rows,
+                batch.signature,
+                tuple(columns.items()),
+                batch.scalars,
+                slice(0, batch.rows),
+            )

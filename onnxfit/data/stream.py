@@ -17,7 +17,10 @@ from onnxfit.errors import DataError
 
 
 class StreamSource(Source):
-    """Batches made elsewhere; `passes(epoch, skip)` begins a pass over them, and `make` fits each to the model."""
+    """Batches made elsewhere;
+
+    `passes(epoch, skip)` begins a pass over them, and `make` fits each to the model.
+    """
 
     def __init__(
         self,
@@ -31,14 +34,26 @@ class StreamSource(Source):
         make: Callable[[Any], Batch] | None = None,
         again: Callable[[int, bool | None], Source] | None = None,
     ) -> None:
-        """`again`, for data that are cut here: the source for another batch size, with or without a short last batch."""
-        self.what, self.steps, self.rows, self.batch_size, self.re_iterable = feed.what, steps, rows, batch_size, re_iterable
+        """`again`, for data that are cut here: the source for another batch size, with or without a
+        short last batch.
+        """
+        self.what, self.steps, self.rows, self.batch_size, self.re_iterable = (
+            feed.what,
+            steps,
+            rows,
+            batch_size,
+            re_iterable,
+        )
         self._make = feed.batch if make is None else make
         self._passes = passes
         self._again = again
 
     def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> Source:
-        return super().with_batch_size(batch_size) if self._again is None else self._again(batch_size, drop_last)
+        return (
+            super().with_batch_size(batch_size)
+            if self._again is None
+            else self._again(batch_size, drop_last)
+        )
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         number = skip
@@ -51,43 +66,70 @@ class StreamSource(Source):
                 yield batch
                 number += 1
         if not number:
-            used = "" if self.re_iterable else " An iterator can be passed over once: is it used up?"
+            used = (
+                "" if self.re_iterable else " An iterator can be passed over once: is it used up?"
+            )
             raise DataError(f"The {self.what} data gave no batch.{used}")
 
 
-def stream_source(data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int) -> Source:
+def stream_source(
+    data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int
+) -> Source:
     """The source for whatever gives batches."""
     what, kinds = feed.what, type(data).__mro__
     if hasattr(data, "with_format") and hasattr(data, "iter"):
         return _columns_stream(data.with_format("numpy"), feed, batch_size, shuffle, seed)
-    if any(kind.__name__ == "Dataset" and kind.__module__.startswith("torch.utils.data") for kind in kinds):
+    if any(
+        kind.__name__ == "Dataset" and kind.__module__.startswith("torch.utils.data")
+        for kind in kinds
+    ):
         raise DataError(
-            f"The {what} data is a torch Dataset ({type(data).__name__}), which gives single samples: "
-            "pass torch.utils.data.DataLoader(dataset, batch_size=...)."
+            f"The {what} data is a torch Dataset ({type(data).__name__}), which gives single"
+            " samples: pass torch.utils.data.DataLoader(dataset, batch_size=...)."
         )
     length = length_of(data)
     size = getattr(data, "batch_size", None)
     if not isinstance(size, int):
         size = None
     if hasattr(data, "__getitem__") and length is not None and not isinstance(data, (str, bytes)):
-        return StreamSource(feed, _indexed_passes(data, seed if shuffle else None), steps=length, batch_size=size)
+        return StreamSource(
+            feed, _indexed_passes(data, seed if shuffle else None), steps=length, batch_size=size
+        )
     if hasattr(data, "__iter__") and not isinstance(data, (str, bytes)):
         if isinstance(data, Iterator):
             return StreamSource(
-                feed, lambda epoch, skip: islice(data, skip, None), re_iterable=False, steps=length, batch_size=size
+                feed,
+                lambda epoch, skip: islice(data, skip, None),
+                re_iterable=False,
+                steps=length,
+                batch_size=size,
             )
-        return StreamSource(feed, _iterated_passes(data, lambda: data), steps=length, batch_size=size)
+        return StreamSource(
+            feed, _iterated_passes(data, lambda: data), steps=length, batch_size=size
+        )
     if callable(data):
         return StreamSource(feed, lambda epoch, skip: _from(iter(data()), skip))
     raise DataError(
-        f"The {what} data is {'None' if data is None else 'of type ' + type(data).__name__}: expected arrays, a dict or list of "
-        "arrays, an onnxfit.DataLoader, an iterable of batches, or a function that returns an iterator of batches."
+        f"The {what} data is {'None' if data is None else 'of type ' + type(data).__name__}:"
+        " expected arrays, a dict or list of arrays, an onnxfit.DataLoader, an iterable of"
+        " batches, or a function that returns an iterator of batches."
     )
 
 
-def mapped_source(given: MatchedData, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Source:
-    """Arrays of which some are on disk: each batch is read, cast and checked when it comes, and only a first row before."""
-    given = given.map(lambda place, value: value if hasattr(value, "__array__") else as_array(value, place))
+def mapped_source(
+    given: MatchedData,
+    feed: DataAdapter,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    drop_last: bool,
+) -> Source:
+    """Arrays of which some are on disk: each batch is read, cast and checked when it comes, and
+    only a first row before.
+    """
+    given = given.map(
+        lambda place, value: value if hasattr(value, "__array__") else as_array(value, place)
+    )
     rows = common_rows(given.leaves(), feed.what)
     check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
     check_steps(rows, batch_size, drop_last, feed.what)
@@ -99,9 +141,19 @@ def mapped_source(given: MatchedData, feed: DataAdapter, batch_size: int, shuffl
         return (_some(given, index) for index in indices)
 
     def again(batch_size: int, last: bool | None) -> Source:
-        return mapped_source(given, feed, batch_size, shuffle, seed, drop_last if last is None else last)
+        return mapped_source(
+            given, feed, batch_size, shuffle, seed, drop_last if last is None else last
+        )
 
-    return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, make=feed.matched_batch, again=again)
+    return StreamSource(
+        feed,
+        gather,
+        steps=steps,
+        rows=rows,
+        batch_size=batch_size,
+        make=feed.matched_batch,
+        again=again,
+    )
 
 
 def _some(given: MatchedData, index: Any) -> MatchedData:
@@ -110,11 +162,21 @@ def _some(given: MatchedData, index: Any) -> MatchedData:
 
 def loader_source(loader: Loader, feed: DataAdapter, seed: int | None) -> Source:
     """A loader of files; seed None keeps the order of its rows."""
-    check_fixed(feed.fixed, loader.rows, loader.batch_size, loader.drop_last, feed.what, type(loader).__name__)
+    check_fixed(
+        feed.fixed,
+        loader.rows,
+        loader.batch_size,
+        loader.drop_last,
+        feed.what,
+        type(loader).__name__,
+    )
 
     def again(batch_size: int, drop_last: bool | None) -> Source:
         other = copy(loader)  # of the caller's own nothing changes
-        other.batch_size, other.drop_last = batch_size, loader.drop_last if drop_last is None else drop_last
+        other.batch_size, other.drop_last = (
+            batch_size,
+            (loader.drop_last if drop_last is None else drop_last),
+        )
         return loader_source(other, feed, seed)
 
     return StreamSource(
@@ -127,11 +189,17 @@ def loader_source(loader: Loader, feed: DataAdapter, seed: int | None) -> Source
     )
 
 
-def _columns_stream(data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False) -> Source:
+def _columns_stream(
+    data: Any, feed: DataAdapter, batch_size: int, shuffle: bool, seed: int, drop_last: bool = False
+) -> Source:
     """A HF dataset: rows by their numbers, or, where it is a stream itself, in its own order."""
     rows = length_of(data)
     if rows is None:
-        return StreamSource(feed, _iterated_passes(data, lambda: data.iter(batch_size=batch_size)), batch_size=batch_size)
+        return StreamSource(
+            feed,
+            _iterated_passes(data, lambda: data.iter(batch_size=batch_size)),
+            batch_size=batch_size,
+        )
     size, steps = min(batch_size, max(rows, 1)), count_steps(rows, batch_size, drop_last)
     check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
 
@@ -140,7 +208,9 @@ def _columns_stream(data: Any, feed: DataAdapter, batch_size: int, shuffle: bool
             yield data[index if isinstance(index, slice) else index.tolist()]
 
     def again(batch_size: int, last: bool | None) -> Source:
-        return _columns_stream(data, feed, batch_size, shuffle, seed, drop_last if last is None else last)
+        return _columns_stream(
+            data, feed, batch_size, shuffle, seed, drop_last if last is None else last
+        )
 
     return StreamSource(feed, gather, steps=steps, rows=rows, batch_size=batch_size, again=again)
 
@@ -159,7 +229,9 @@ def _indexed_passes(data: Any, seed: int | None) -> Callable[[int, int], Iterato
     return passes
 
 
-def _iterated_passes(data: Any, begin: Callable[[], Iterable[Any]]) -> Callable[[int, int], Iterator[Any]]:
+def _iterated_passes(
+    data: Any, begin: Callable[[], Iterable[Any]]
+) -> Callable[[int, int], Iterator[Any]]:
     """Batches in the data's own order, which may depend on the epoch that it is told."""
 
     def passes(epoch: int, skip: int) -> Iterator[Any]:

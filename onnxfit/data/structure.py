@@ -17,7 +17,9 @@ def holds_arrays(data: Any) -> bool:
 
 def _is_batch(item: Any) -> bool:
     """Whether an item of a list is a batch, and not an array, a row or a number."""
-    return isinstance(item, Mapping) or (isinstance(item, tuple) and any(hasattr(part, "__len__") for part in item))
+    return isinstance(item, Mapping) or (
+        isinstance(item, tuple) and any(hasattr(part, "__len__") for part in item)
+    )
 
 
 def is_list_of_arrays(data: Any) -> bool:
@@ -29,7 +31,9 @@ def is_list_of_arrays(data: Any) -> bool:
 
 
 def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
-    """Dicts by name, lists by order, an array for the only one; a table for several is taken by its columns."""
+    """Dicts by name, lists by order, an array for the only one; a table for several is taken by its
+    columns.
+    """
     if isinstance(data, Mapping):
         return dict(data)
     if hasattr(data, "columns") and len(names) > 1:
@@ -42,8 +46,9 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
     if not several or len(data) != len(names):
         given = f"{len(data)} arrays" if several else f"one {type(data).__name__}"
         raise DataError(
-            f"{given} for {len(names)} {kind}{'s' * (len(names) != 1)}: pass a dict by name or a list in the order "
-            f"{', '.join(map(repr, names))}." + (" Rows in a list go through np.stack." if len(names) == 1 else "")
+            f"{given} for {len(names)} {kind}{'s' * (len(names) != 1)}: pass a dict by name or a"
+            f" list in the order {', '.join(map(repr, names))}."
+            + (" Rows in a list go through np.stack." if len(names) == 1 else "")
         )
     return dict(zip(names, data))
 
@@ -68,14 +73,18 @@ def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def common_rows(arrays: Iterable[tuple[object, Any]], what: str) -> int:
-    """The number of rows that all of (place, array) share. DataError where they differ or there are none."""
+    """The number of rows that all of (place, array) share.
+
+    DataError where they differ or there are none.
+    """
     sizes = [(place, rows) for place, array in arrays if (rows := length_of(array)) is not None]
     if not sizes:
         raise DataError(f"The {what} data has no array with rows.")
     rows = sizes[0][1]
     if any(size != rows for _, size in sizes):
         raise DataError(
-            f"The {what} data has unequal numbers of rows: {', '.join(f'{place} has {size}' for place, size in sizes)}."
+            f"The {what} data has unequal numbers of rows:"
+            f" {', '.join(f'{place} has {size}' for place, size in sizes)}."
         )
     if not rows:
         raise DataError(f"The {what} data is empty: 0 rows.")

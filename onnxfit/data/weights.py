@@ -19,19 +19,28 @@ def row_weights(sample_weight: Any) -> Array:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise DataError(f"sample_weight has one number a row, shape (n,) or (n, 1), got {array.shape}.")
+        raise DataError(
+            f"sample_weight has one number a row, shape (n,) or (n, 1), got {array.shape}."
+        )
     return array.astype(np.float32, copy=False)
 
 
-def checked_class_weight(class_weight: Mapping[int, float] | None, targets: Mapping[str, Target]) -> dict[int, float] | None:
+def checked_class_weight(
+    class_weight: Mapping[int, float] | None, targets: Mapping[str, Target]
+) -> dict[int, float] | None:
     if class_weight is None:
         return None
     if len(targets) != 1:
-        raise SettingError(f"class_weight needs exactly one output with labels, the model has {len(targets)}: pass sample_weight.")
+        raise SettingError(
+            f"class_weight needs exactly one output with labels, the model has {len(targets)}: pass"
+            " sample_weight."
+        )
     try:
         weights = {operator.index(label): float(weight) for label, weight in class_weight.items()}
     except (AttributeError, TypeError, ValueError):
-        raise SettingError(f"class_weight is a dict class number -> weight, got {class_weight!r}.") from None
+        raise SettingError(
+            f"class_weight is a dict class number -> weight, got {class_weight!r}."
+        ) from None
     if not all(map(math.isfinite, weights.values())):
         raise SettingError(f"class_weight holds finite numbers, got {class_weight!r}.")
     return weights
@@ -41,11 +50,17 @@ def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
     """Each row's weight by its class: its integer label, or the place of the 1 in a one-hot row."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim == 2 and labels.size and np.all((labels == 0) | (labels == 1)) and np.all(labels.sum(axis=1) == 1):
+    if (
+        labels.ndim == 2
+        and labels.size
+        and np.all((labels == 0) | (labels == 1))
+        and np.all(labels.sum(axis=1) == 1)
+    ):
         labels = labels.argmax(axis=1)
     if labels.ndim != 1 or not np.array_equal(labels, np.rint(labels)):
         raise DataError(
-            f"class_weight needs integer classes (n,) or one-hot rows (n, classes), got {labels.dtype} of shape {labels.shape}."
+            "class_weight needs integer classes (n,) or one-hot rows (n, classes), got"
+            f" {labels.dtype} of shape {labels.shape}."
         )
     classes, inverse = np.unique(labels, return_inverse=True)
     return np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)[inverse]

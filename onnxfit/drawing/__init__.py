@@ -23,21 +23,26 @@ def draw(
     format: str | None = None,  # noqa: A002
     depth: int | None = None,
 ) -> str | bytes:
-    """The graph of a model as a picture ("svg", a str; "png", bytes) or as text ("text", a str), also written to `path` if there is one.
+    """The graph of a model as a picture ("svg", a str; "png", bytes) or as text ("text", a str),
+    also written to `path` if there is one.
 
-    `format` is by default what the suffix of `path` says (.svg, .png, .txt), and "text" without a path. Of a training step, as
-    `Trainer.save_onnx_graph` writes it, the parts are told apart: model, training form, loss, penalty, gradient, optimizer. Weights, other
-    state, inputs, constants and outputs have shapes of their own; small constants stand where they are used. Where the file tells, or
-    implies, the type and shape of a tensor, they are shown: at the edges, or in the boxes where there are more than 150 of those.
+    `format` is by default what the suffix of `path` says (.svg, .png, .txt), and "text" without a
+    path. Of a training step, as `Trainer.save_onnx_graph` writes it, the parts are told apart:
+    model, training form, loss, penalty, gradient, optimizer. Weights, other state, inputs,
+    constants and outputs have shapes of their own; small constants stand where they are used. Where
+    the file tells, or implies, the type and shape of a tensor, they are shown: at the edges, or in
+    the boxes where there are more than 150 of those.
 
-    `depth` makes a large graph small: nodes whose scope has that many steps are drawn as one box per scope. The part of the step is the
-    first step of a scope, what the node's name has before each "/" are the others: with 1 a training step is half a dozen boxes.
+    `depth` makes a large graph small: nodes whose scope has that many steps are drawn as one box
+    per scope. The part of the step is the first step of a scope, what the node's name has before
+    each "/" are the others: with 1 a training step is half a dozen boxes.
 
-    The picture is laid out by Graphviz, which `pip install "onnxfit[draw]"` brings; text needs nothing. The same model gives the same bytes on the
-    same installation.
+    The picture is laid out by Graphviz, which `pip install "onnxfit[draw]"` brings; text needs
+    nothing. The same model gives the same bytes on the same installation.
 
-    Raises SettingError for an impossible format or depth, or a graph too large for a picture; InstallationError for a picture without
-    Graphviz; ModelError for a file that is no model; CheckpointError where `path` cannot be written.
+    Raises SettingError for an impossible format or depth, or a graph too large for a picture;
+    InstallationError for a picture without Graphviz; ModelError for a file that is no model;
+    CheckpointError where `path` cannot be written.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -62,9 +67,13 @@ def draw(
     if form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
-        raise SettingError(f"depth is a whole number from 1 on, or None for every node, got {depth!r}.")
+        raise SettingError(
+            f"depth is a whole number from 1 on, or None for every node, got {depth!r}."
+        )
     scene = scene_of(load_model(model_onnx), depth)
-    drawn: str | bytes = as_text(scene) if form == "text" else as_svg(scene) if form == "svg" else as_png(scene)
+    drawn: str | bytes = (
+        as_text(scene) if form == "text" else as_svg(scene) if form == "svg" else as_png(scene)
+    )
     if path is not None:
         data = drawn if isinstance(drawn, bytes) else (drawn + "\n").encode()
         write_atomically(path, lambda file: file.write(data))
@@ -76,5 +85,8 @@ def _form(path: str | os.PathLike[str] | None) -> str:
         return "text"
     form = SUFFIXES.get(Path(path).suffix.lower())
     if form is None:
-        raise SettingError(f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}: name its format, e.g. format='svg'.")
+        raise SettingError(
+            f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}: name its format, e.g."
+            " format='svg'."
+        )
     return form

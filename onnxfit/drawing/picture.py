@@ -12,8 +12,12 @@ from onnxfit.errors import InstallationError, SettingError
 from onnxfit.graph import names
 
 MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
-ROOMY = 150  # up to so many boxes, types stand at the edges; beyond, labels of edges would take most of the room and nearly all of the time
-DOWNWARD = 600  # up to so many boxes, edges lead down from part to part; beyond, parts are laid out one by one, which is faster
+# up to so many boxes, types stand at the edges; beyond, labels of edges would take most of the room
+# and nearly all of the time
+ROOMY = 150
+# up to so many boxes, edges lead down from part to part; beyond, parts are laid out one by one,
+# which is faster
+DOWNWARD = 600
 LINES = 4  # attributes in a box
 FONT = "Helvetica,Arial,sans-serif"
 INK, FAINT = "#1f2937", "#4b5563"
@@ -50,13 +54,15 @@ def _rendered(scene: Scene, form: str) -> bytes:
     boxes = len(scene.calls) + len(scene.inputs) + len(scene.outputs)
     if boxes > MAX_BOXES:
         raise SettingError(
-            f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}): depth=1, 2, … draws a box per scope."
+            f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}):"
+            " depth=1, 2, … draws a box per scope."
         )
     try:
         import pygraphviz
     except ImportError as error:
         raise InstallationError(
-            f'Pictures need pygraphviz 2, which brings Graphviz along: pip install "onnxfit[draw]" ({error}).'
+            'Pictures need pygraphviz 2, which brings Graphviz along: pip install "onnxfit[draw]"'
+            f" ({error})."
         ) from error
     graph = pygraphviz.AGraph(strict=False, directed=True)
     _fill(graph, scene, boxes)
@@ -72,26 +78,45 @@ def _fill(graph: Any, scene: Scene, count: int) -> None:
         rankdir="TB", fontname=FONT, fontsize=13, fontcolor=INK, label=_legend(scene), labelloc="t", nodesep=0.3, ranksep=0.45, pad=0.3,
         newrank=count <= DOWNWARD,
     )  # fmt: skip
-    graph.node_attr.update(fontname=FONT, fontsize=12, fontcolor=INK, penwidth=1.2, margin="0.1,0.04", height=0.3, width=0.3)
-    graph.edge_attr.update(fontname=FONT, fontsize=10, fontcolor=FAINT, color="#6b7280", arrowsize=0.6, penwidth=1.0)
+    graph.node_attr.update(
+        fontname=FONT,
+        fontsize=12,
+        fontcolor=INK,
+        penwidth=1.2,
+        margin="0.1,0.04",
+        height=0.3,
+        width=0.3,
+    )
+    graph.edge_attr.update(
+        fontname=FONT, fontsize=10, fontcolor=FAINT, color="#6b7280", arrowsize=0.6, penwidth=1.0
+    )
     if not roomy:
-        graph.graph_attr.update(nslimit=2, nslimit1=2, mclimit=0.3)  # rounds of the layout: seconds instead of minutes
+        # rounds of the layout: seconds instead of minutes
+        graph.graph_attr.update(nslimit=2, nslimit1=2, mclimit=0.3)
     keys: set[str] = set()
-    makers: dict[str, tuple[str, str]] = {}  # tensor -> its box and the colour of the edges that leave it
+    # tensor -> its box and the colour of the edges that leave it
+    makers: dict[str, tuple[str, str]] = {}
     for tensor in scene.inputs:
-        makers[tensor.name] = (_add_tensor(graph, keys, tensor, tensor.kind), SHAPES[tensor.kind][2])
+        makers[tensor.name] = (
+            _add_tensor(graph, keys, tensor, tensor.kind),
+            SHAPES[tensor.kind][2],
+        )
     boxes = []
     for part in scene.parts:
         fill, line, ground = COLOURS[part]
         inside = graph
-        if len(scene.parts) > 1 and any(call.part == part and call.name != part for call in scene.calls):
+        if len(scene.parts) > 1 and any(
+            call.part == part and call.name != part for call in scene.calls
+        ):
             inside = graph.add_subgraph(
                 name=f"cluster_{part}", label=f"<<b>{PARTS[part]}</b>>", fontcolor=line, color=line, style="rounded,filled", fillcolor=ground,
                 labeljust="l", margin=10, penwidth=0.8,
             )  # fmt: skip
         for call in scene.calls:
             if call.part == part:
-                key = _key(keys, f"{call.operator or 'scope'} {call.name or ', '.join(call.results)}")
+                key = _key(
+                    keys, f"{call.operator or 'scope'} {call.name or ', '.join(call.results)}"
+                )
                 thick = 1.2 if call.operator else 2.4
                 inside.add_node(
                     key,
@@ -114,7 +139,9 @@ def _fill(graph: Any, scene: Scene, count: int) -> None:
             graph.add_edge(makers[tensor.name][0], key, color=makers[tensor.name][1])
 
 
-def _arriving(scene: Scene, call: Call, makers: dict[str, tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+def _arriving(
+    scene: Scene, call: Call, makers: dict[str, tuple[str, str]]
+) -> Iterator[tuple[str, str, str]]:
     """An edge from each box that the call reads: the box, what goes along the edge, its colour."""
     told = {tensor.name for tensor in scene.inputs}  # their boxes say their types
     tensors: dict[tuple[str, str], list[str]] = {}
@@ -138,19 +165,30 @@ def _made(scene: Scene, call: Call) -> str:
 
 
 def _label(call: Call, made: str) -> str:
-    """The operator, and beneath it small constants, attributes that differ from the operator's defaults, and what it makes."""
+    """The operator, and beneath it small constants, attributes that differ from the operator's
+    defaults, and what it makes.
+    """
     if not call.operator:
         return _table(call.name.removeprefix("model/"), [*summary(call).split(": "), made])
     lines = [f"{clean(a.name)} = {a.value}" for a in call.attributes if not a.default][:LINES]
     if any(a.literal for a in call.arguments):
-        lines.insert(0, f"({', '.join(a.literal or '·' for a in call.arguments if not a.captured)})")
+        lines.insert(
+            0, f"({', '.join(a.literal or '·' for a in call.arguments if not a.captured)})"
+        )
     return _table(call.operator, [*lines, made])
 
 
 def _table(title: str, lines: list[str]) -> str:
     rows = [f"<tr><td><b>{_text(title)}</b></td></tr>"]
-    rows += [f'<tr><td><font point-size="10" color="{FAINT}">{_text(line, 2 * LETTERS)}</font></td></tr>' for line in lines if line]
-    return f'<<table border="0" cellborder="0" cellspacing="0" cellpadding="1">{"".join(rows)}</table>>'
+    rows += [
+        f'<tr><td><font point-size="10" color="{FAINT}">{_text(line, 2 * LETTERS)}</font></td></tr>'
+        for line in lines
+        if line
+    ]
+    return (
+        '<<table border="0" cellborder="0" cellspacing="0"'
+        f' cellpadding="1">{"".join(rows)}</table>>'
+    )
 
 
 def _text(text: str, most: int = LETTERS) -> str:
@@ -163,7 +201,9 @@ def _add_tensor(graph: Any, keys: set[str], tensor: Tensor, kind: str) -> str:
     shape, fill, line = SHAPES[kind]
     key = _key(keys, f"{tensor.kind} {tensor.name}")
     ink = "#ffffff" if kind == "output" else INK
-    label = _table(tensor.name, [tensor.type]).replace(FAINT, "#e5e7eb" if kind == "output" else FAINT)
+    label = _table(tensor.name, [tensor.type]).replace(
+        FAINT, "#e5e7eb" if kind == "output" else FAINT
+    )
     graph.add_node(
         key,
         label=label,
@@ -178,7 +218,9 @@ def _add_tensor(graph: Any, keys: set[str], tensor: Tensor, kind: str) -> str:
 
 
 def _key(keys: set[str], text: str) -> str:
-    """What Graphviz calls a box, and a browser shows when the mouse rests on it; it never begins with "<", which would be markup."""
+    """What Graphviz calls a box, and a browser shows when the mouse rests on it; it never begins
+    with "<", which would be markup.
+    """
     text = key = clean(text).replace("&", "&amp;")
     n = 1
     while key in keys:
@@ -192,15 +234,20 @@ def _legend(scene: Scene) -> str:
     """The name of the graph, and what the colours mean."""
     cells = [_swatch(PARTS[part], *COLOURS[part][:2]) for part in scene.parts]
     kinds = [kind for kind in KINDS if any(t.kind == kind for t in (*scene.inputs, *scene.outputs))]
-    cells += [_swatch(KINDS[kind], *SHAPES[kind][1:], "#ffffff" if kind == "output" else INK) for kind in kinds]
+    cells += [
+        _swatch(KINDS[kind], *SHAPES[kind][1:], "#ffffff" if kind == "output" else INK)
+        for kind in kinds
+    ]
     title = f"{_text(scene.name) or 'graph'} · {scene.nodes} node{'s' * (scene.nodes != 1)}"
     return (
-        f'<<table border="0" cellspacing="6" cellpadding="4"><tr><td colspan="{len(cells)}"><font point-size="16"><b>{title}</b></font></td></tr>'
+        f'<<table border="0" cellspacing="6" cellpadding="4"><tr><td colspan="{len(cells)}"><font'
+        f' point-size="16"><b>{title}</b></font></td></tr>'
         f"<tr>{''.join(cells)}</tr></table>>"
     )
 
 
 def _swatch(text: str, fill: str, line: str, ink: str = INK) -> str:
     return (
-        f'<td border="1" style="rounded" bgcolor="{fill}" color="{line}"><font point-size="10" color="{ink}"> {text} </font></td>'
+        f'<td border="1" style="rounded" bgcolor="{fill}" color="{line}"><font point-size="10"'
+        f' color="{ink}"> {text} </font></td>'
     )

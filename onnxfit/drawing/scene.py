@@ -1,4 +1,6 @@
-"""What a drawing shows of a model: its tensors and its calls, whole or scope by scope, in the file's order."""
+"""What a drawing shows of a model: its tensors and its calls, whole or scope by scope, in the
+file's order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from onnxfit.graph import names
 from onnxfit.graph.model import read_model
 from onnxfit.graph.weights import all_weights
 
-# The parts of a step by the scope that a node's name begins with; what has none of these scopes is the model's own.
+# The parts of a step by the scope that a node's name begins with; what has none of these scopes is
+# the model's own.
 PARTS = {
     "model": "model",
     "train": "training form",
@@ -25,7 +28,13 @@ PARTS = {
     "gradient": "gradient",
     "optimizer": "optimizer",
 }
-KINDS = {"input": "input", "weight": "weight", "state": "other state", "constant": "constant", "output": "output"}
+KINDS = {
+    "input": "input",
+    "weight": "weight",
+    "state": "other state",
+    "constant": "constant",
+    "output": "output",
+}
 ELEMENTS = 4  # a constant of so many is written out where it is used
 LETTERS = 40  # of a value that is written out
 
@@ -50,7 +59,10 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Call:
-    """A node, or all nodes of a scope: `result = operator(arguments)`. An argument is a tensor's name, or the text of a constant."""
+    """A node, or all nodes of a scope:
+
+    `result = operator(arguments)`. An argument is a tensor's name, or the text of a constant.
+    """
 
     part: str  # one of PARTS
     name: str
@@ -64,7 +76,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Argument:
-    """`tensor` is "" for a constant and for an input left out; `captured` says that only a body reads it."""
+    """`tensor` is "" for a constant and for an input left out;
+
+    `captured` says that only a body reads it.
+    """
 
     tensor: str
     literal: str = ""
@@ -89,25 +104,35 @@ class Scene:
 
 
 def scene_of(model: onnx.ModelProto, depth: int | None) -> Scene:
-    """The main graph; nodes whose scope, the part of a step included, has `depth` steps or more are one call per scope."""
+    """The main graph; nodes whose scope, the part of a step included, has `depth` steps or more are
+    one call per scope.
+    """
     try:
         weights = set(all_weights(ir.from_proto(read_model(model))))
     except ModelError:  # what cannot be trained has none
         weights = set()
     functions = {(f.domain, f.name): len(f.node) for f in model.functions}
     opsets = {o.domain: o.version for o in model.opset_import}
-    with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError):  # what contradicts itself stays as the file has it
+    # what contradicts itself stays as the file has it
+    with contextlib.suppress(onnx.shape_inference.InferenceError, ValueError):
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
     scene = _scene(model.graph, weights, opsets, functions)
     return scene if depth is None else replace(scene, calls=tuple(_collapsed(scene, depth)))
 
 
 def clean(text: str) -> str:
-    """The text of a stranger on one line: what is not printable, such as the codes that steer a terminal, is written as in Python."""
+    """The text of a stranger on one line: what is not printable, such as the codes that steer a
+    terminal, is written as in Python.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _scene(graph: onnx.GraphProto, weights: set[str], opsets: Mapping[str, int], functions: Mapping[tuple[str, str], int]) -> Scene:
+def _scene(
+    graph: onnx.GraphProto,
+    weights: set[str],
+    opsets: Mapping[str, int],
+    functions: Mapping[tuple[str, str], int],
+) -> Scene:
     types = {v.name: _type(v.type) for v in (*graph.value_info, *graph.input, *graph.output)}
     constants: dict[str, str] = {}  # the literal, or "" for what is too long
     for tensor in graph.initializer:
@@ -130,21 +155,46 @@ def _scene(graph: onnx.GraphProto, weights: set[str], opsets: Mapping[str, int],
             for attribute in node.attribute
             for body_name, body in _graphs(attribute)
         )
-        captured = dict.fromkeys(name for a in node.attribute for _, body in _graphs(a) for name in _captured(body))
-        given = [Argument("" if constants.get(name) else name, constants.get(name, "")) for name in node.input]
+        captured = dict.fromkeys(
+            name for a in node.attribute for _, body in _graphs(a) for name in _captured(body)
+        )
+        given = [
+            Argument("" if constants.get(name) else name, constants.get(name, ""))
+            for name in node.input
+        ]
         given += [Argument(name, captured=True) for name in captured if not constants.get(name)]
         attributes = list(_attributes(node, opsets))
         if (node.domain, node.op_type) in functions:
-            attributes.append(Attribute("function", _count(functions[node.domain, node.op_type], "node")))
-        operator = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-        calls.append(Call(_part(node.name), node.name, operator, tuple(given), tuple(node.output), tuple(attributes), bodies))
+            attributes.append(
+                Attribute("function", _count(functions[node.domain, node.op_type], "node"))
+            )
+        operator = (
+            node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+        )
+        calls.append(
+            Call(
+                _part(node.name),
+                node.name,
+                operator,
+                tuple(given),
+                tuple(node.output),
+                tuple(attributes),
+                bodies,
+            )
+        )
     state = _state(graph, calls)
     kinds = {name: "weight" if name in weights else "constant" for name in constants}
     read = {argument.tensor for call in calls for argument in call.arguments} | results
     made = {name for call in calls for name in call.results}
     # a stranger's file may list an initializer among the inputs, too
-    inputs = [Tensor(v.name, state.get(v.name, "input"), types[v.name]) for v in graph.input if v.name not in constants]
-    inputs += [Tensor(n, kind, types[n]) for n, kind in kinds.items() if n in read and n not in made]
+    inputs = [
+        Tensor(v.name, state.get(v.name, "input"), types[v.name])
+        for v in graph.input
+        if v.name not in constants
+    ]
+    inputs += [
+        Tensor(n, kind, types[n]) for n, kind in kinds.items() if n in read and n not in made
+    ]
     outputs = [Tensor(v.name, "output", types[v.name]) for v in graph.output]
     return Scene(graph.name, len(graph.node), tuple(inputs), tuple(outputs), tuple(calls), types)
 
@@ -159,7 +209,8 @@ def _state(graph: onnx.GraphProto, calls: Sequence[Call]) -> dict[str, str]:
         weight = name.rpartition("/")[0]
         if weight in inputs:
             found[name] = "state"
-            found.setdefault(weight, "weight")  # where gradients are accumulated, the weight itself stays as it is
+            # where gradients are accumulated, the weight itself stays as it is
+            found.setdefault(weight, "weight")
         elif names.updated(name) in learned:
             found[name] = "weight"
         else:
@@ -171,17 +222,22 @@ def _part(node: str) -> str:
     scope = node.split("/", 1)[0]
     if scope in PARTS and scope != "model" and "/" in node:
         return scope
-    return "gradient" if "_Grad/" in node or node.endswith("_Grad") else "model"  # as onnxruntime's builder names them
+    # as onnxruntime's builder names them
+    return "gradient" if "_Grad/" in node or node.endswith("_Grad") else "model"
 
 
 def _collapsed(scene: Scene, depth: int) -> Iterator[Call]:
-    """The calls of the scene, one for each scope of `depth` steps that has several nodes, in the order of their first nodes."""
+    """The calls of the scene, one for each scope of `depth` steps that has several nodes, in the
+    order of their first nodes.
+    """
     scopes: dict[tuple[str, ...], list[Call]] = {}
     for i, call in enumerate(scene.calls):
         path = [call.part, *(step for step in call.name.split("/")[:-1] if step)]
         if len(path) > 1 and path[1] == call.part:
             del path[1]
-        scopes.setdefault(tuple(path[:depth]) if len(path) >= depth else (str(i), ""), []).append(call)
+        scopes.setdefault(tuple(path[:depth]) if len(path) >= depth else (str(i), ""), []).append(
+            call
+        )
     wanted = {v.name for v in scene.outputs}
     readers: dict[str, set[tuple[str, ...]]] = {}
     for scope, calls in scopes.items():
@@ -193,18 +249,34 @@ def _collapsed(scene: Scene, depth: int) -> Iterator[Call]:
             yield calls[0]
             continue
         made = dict.fromkeys(name for call in calls for name in call.results if name)
-        reads = dict.fromkeys(a.tensor for call in calls for a in call.arguments if a.tensor and a.tensor not in made)
+        reads = dict.fromkeys(
+            a.tensor for call in calls for a in call.arguments if a.tensor and a.tensor not in made
+        )
         left = tuple(name for name in made if name in wanted or readers.get(name, set()) - {scope})
         operators = Counter(call.operator for call in calls)
-        yield Call(calls[0].part, "/".join(scope), "", tuple(map(Argument, reads)), left, operators=dict(operators.most_common()))
+        yield Call(
+            calls[0].part,
+            "/".join(scope),
+            "",
+            tuple(map(Argument, reads)),
+            left,
+            operators=dict(operators.most_common()),
+        )
 
 
 def _captured(body: onnx.GraphProto) -> Iterator[str]:
     """What a body reads and does not make itself."""
     own = {v.name for v in body.input} | {t.name for t in body.initializer} | {""}
-    own |= {t.values.name for t in body.sparse_initializer} | {name for node in body.node for name in node.output}
+    own |= {t.values.name for t in body.sparse_initializer} | {
+        name for node in body.node for name in node.output
+    }
     for node in body.node:
-        inner = (name for attribute in node.attribute for _, graph in _graphs(attribute) for name in _captured(graph))
+        inner = (
+            name
+            for attribute in node.attribute
+            for _, graph in _graphs(attribute)
+            for name in _captured(graph)
+        )
         yield from (name for name in (*node.input, *inner) if name not in own)
     yield from (v.name for v in body.output if v.name not in own)
 
@@ -220,10 +292,16 @@ def _attributes(node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[Att
     version = opsets.get(node.domain, opsets.get("", 0))
     if version and onnx.defs.has(node.op_type, version, node.domain):
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
-        defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+        defaults = {
+            name: a.default_value for name, a in schema.attributes.items() if a.default_value.name
+        }
     for attribute in node.attribute:
         value = _value(attribute)
-        yield Attribute(attribute.name, value, attribute.name in defaults and value == _value(defaults[attribute.name]))
+        yield Attribute(
+            attribute.name,
+            value,
+            attribute.name in defaults and value == _value(defaults[attribute.name]),
+        )
 
 
 def _value(attribute: onnx.AttributeProto) -> str:
@@ -234,7 +312,11 @@ def _value(attribute: onnx.AttributeProto) -> str:
         return f"@{attribute.ref_attr_name}"
     if attribute.type == onnx.AttributeProto.TENSOR:
         return _literal(attribute.t) or _tensor_type(attribute.t.data_type, attribute.t.dims)
-    if attribute.type == onnx.AttributeProto.INT and attribute.name in ("to", "dtype", "stash_type"):
+    if attribute.type == onnx.AttributeProto.INT and attribute.name in (
+        "to",
+        "dtype",
+        "stash_type",
+    ):
         return _element_type(attribute.i)
     if attribute.type in (
         onnx.AttributeProto.FLOAT,
@@ -249,7 +331,9 @@ def _value(attribute: onnx.AttributeProto) -> str:
 
 
 def _nodes(graph: onnx.GraphProto) -> int:
-    return len(graph.node) + sum(_nodes(body) for node in graph.node for a in node.attribute for _, body in _graphs(a))
+    return len(graph.node) + sum(
+        _nodes(body) for node in graph.node for a in node.attribute for _, body in _graphs(a)
+    )
 
 
 def _short(value: object) -> str:
@@ -277,7 +361,11 @@ def _literal_of(attribute: onnx.AttributeProto) -> str:
     if attribute.type == onnx.AttributeProto.TENSOR:
         return _literal(attribute.t)
     value = onnx.helper.get_attribute_value(attribute)
-    return "" if isinstance(value, Sequence) and not isinstance(value, bytes) and len(value) > ELEMENTS else _short(value)
+    return (
+        ""
+        if isinstance(value, Sequence) and not isinstance(value, bytes) and len(value) > ELEMENTS
+        else _short(value)
+    )
 
 
 def _literal(tensor: onnx.TensorProto) -> str:
@@ -294,7 +382,9 @@ def _type(proto: onnx.TypeProto) -> str:
         tensor = proto.tensor_type
         if not tensor.HasField("shape"):
             return f"{_element_type(tensor.elem_type)}[?]"
-        dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+        dims = [
+            d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim
+        ]
         return _tensor_type(tensor.elem_type, dims)
     if kind == "sequence_type":
         return f"sequence of {_type(proto.sequence_type.elem_type)}"

@@ -35,9 +35,11 @@ SOURCES = ("auto", "onnx", "onnxruntime")
 class GradientSource:
     """Where gradients come from; `name` is what the user asked for.
 
-    `add_gradients` takes a model, the name of its scalar loss, and the names of its weights, which are inputs; it gives a new model with one
-    more value per weight, of its type and shape, and weight -> name of that value. `add_pullback` takes float outputs in place of the loss.
-    GradientError lists what blocks them; `blockers` lists that without running anything, for a loss.
+    `add_gradients` takes a model, the name of its scalar loss, and the names of its weights, which
+    are inputs; it gives a new model with one more value per weight, of its type and shape, and
+    weight -> name of that value. `add_pullback` takes float outputs in place of the loss.
+    GradientError lists what blocks them; `blockers` lists that without running anything, for a
+    loss.
     """
 
     name: str
@@ -49,8 +51,9 @@ class GradientSource:
 def gradient_source(gradient: str) -> GradientSource:
     """The source that `Trainer(gradient=)` names.
 
-    "onnx" is the table of rules, which runs on any onnxruntime; "onnxruntime" the builder of its training build; "auto" takes the table, and
-    the builder where the table does not know an operator, the builder is installed, and all it would do is known to be right.
+    "onnx" is the table of rules, which runs on any onnxruntime; "onnxruntime" the builder of its
+    training build; "auto" takes the table, and the builder where the table does not know an
+    operator, the builder is installed, and all it would do is known to be right.
     """
     if gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
@@ -58,13 +61,18 @@ def gradient_source(gradient: str) -> GradientSource:
         return GradientSource(gradient, backward.add_gradients, by_rules, backward.blockers)
     if gradient == "auto":
         return GradientSource(gradient, _add_best_gradients, _add_best_pullback, _best_blockers)
-    from onnxfit.gradients.onnxruntime import builder  # lazily: an inference build of onnxruntime has no gradients to offer
+    # lazily: an inference build of onnxruntime has no gradients to offer
+    from onnxfit.gradients.onnxruntime import builder
 
     builder.require_builder()
-    return GradientSource(gradient, builder.add_gradients, through_a_loss(builder.add_gradients), builder.blockers)
+    return GradientSource(
+        gradient, builder.add_gradients, through_a_loss(builder.add_gradients), builder.blockers
+    )
 
 
-def _add_best_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
+def _add_best_gradients(
+    model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
     try:
         return backward.add_gradients(model, loss, weights)
     except BlockedError:

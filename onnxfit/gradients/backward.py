@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of a graph by the table of rules.
 
-First every node on the way is brought into operators that have rules (`prepare`); then the nodes are walked once, from the outputs back:
-each passes the sum of the gradients that arrived at its outputs on to its inputs (the "tape" of Wengert 1964, as in autograd and JAX).
+First every node on the way is brought into operators that have rules (`prepare`); then the nodes
+are walked once, from the outputs back: each passes the sum of the gradients that arrived at its
+outputs on to its inputs (the "tape" of Wengert 1964, as in autograd and JAX).
 """
 
 from __future__ import annotations
@@ -31,14 +32,24 @@ from onnxfit.gradients.table import (
     key_of,
 )
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.values import GraphBuilder, InputsError, UnknownRankError, Value, infer_outputs, schema_of
+from onnxfit.graph.values import (
+    GraphBuilder,
+    InputsError,
+    UnknownRankError,
+    Value,
+    infer_outputs,
+    schema_of,
+)
 
 
-def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
-    """The model with one more value per weight, the gradient of the loss, as a new model; and those values' names.
+def add_gradients(
+    model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
+    """The model with one more value per weight, the gradient of the loss, as a new model; and those
+    values' names.
 
-    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names and order.
-    Raises GradientError with all blockers.
+    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs
+    keep their names and order. Raises GradientError with all blockers.
     """
     work, found, blocking = _differentiated(model, loss, weights)
     refuse(blocking)
@@ -46,11 +57,15 @@ def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[i
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated, found without running anything."""
+    """Every node between `weights` and `loss` that cannot be differentiated, found without running
+    anything.
+    """
     return _differentiated(model, loss, weights)[2]
 
 
-def _differentiated(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str], list[Blocker]]:
+def _differentiated(
+    model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, dict[str, str], list[Blocker]]:
     check_ends(model, loss, weights)
     work = model.clone()
     op = GraphBuilder(work.graph)
@@ -67,7 +82,9 @@ def _differentiated(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple
 
 @dataclass
 class Tape:
-    """One differentiation under way: the builder of the graph, and the nodes that turned out to block it."""
+    """One differentiation under way: the builder of the graph, and the nodes that turned out to
+    block it.
+    """
 
     op: GraphBuilder
     blockers: dict[ir.Node, NoGradientError] = field(default_factory=dict)
@@ -80,17 +97,20 @@ class Tape:
 def gradients(
     op: GraphBuilder, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
 ) -> tuple[dict[ir.Value, Value], list[Blocker]]:
-    """The gradient of sum(output_i * arriving_i) with respect to each value of `wrt`, appended to the graph; and what blocks it.
+    """The gradient of sum(output_i * arriving_i) with respect to each value of `wrt`, appended to
+    the graph; and what blocks it.
 
-    `arriving` is by position among the graph's outputs. Values that the outputs do not depend on are missing in the result. If there are
-    blockers, the result and the graph are of no use.
+    `arriving` is by position among the graph's outputs. Values that the outputs do not depend on
+    are missing in the result. If there are blockers, the result and the graph are of no use.
     """
     tape = Tape(op)
     prepare(tape, arriving, wrt)
     found = backward(tape, arriving, wrt)
     place = {node: i for i, node in enumerate(ir.traversal.RecursiveGraphIterator(op.graph))}
     blocking = sorted(tape.blockers.items(), key=lambda item: place.get(item[0], len(place)))
-    return found, [Blocker(node.name or "", node.op_type, why.reason, why.fix) for node, why in blocking]
+    return found, [
+        Blocker(node.name or "", node.op_type, why.reason, why.fix) for node, why in blocking
+    ]
 
 
 def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> None:
@@ -102,7 +122,8 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
         on_gradient_path = {path_node.node for path_node in _path(op, arriving, wrt)}
         for node in list(op.graph):
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
-                infer_outputs(op.graph, node)  # it came after an operator that ONNX does not know, which may be written out by now
+                # it came after an operator that ONNX does not know, which may be written out by now
+                infer_outputs(op.graph, node)
             if node in on_gradient_path and node not in tape.blockers and _has_no_rule(node):
                 try:
                     waiting |= _rewritten(op, node)
@@ -110,18 +131,25 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
                     tape.blockers[node] = refused
                 except OnnxfitError:
                     raise
-                except _MISFITS as error:  # ONNX's inference, of what the node's simpler form would compute
+                except (
+                    _MISFITS
+                ) as error:  # ONNX's inference, of what the node's simpler form would compute
                     tape.blockers[node] = _misfit(error)
 
 
-def backward(tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
+def backward(
+    tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
+) -> dict[ir.Value, Value]:
     """The walk, over a prepared graph. Of values captured from outside a subgraph, too."""
     op = tape.op
     pending: dict[ir.Value, list[Value]] = {}
     for i, dy in arriving.items():
         pending.setdefault(op.graph.outputs[i], []).append(dy)
     for path_node in reversed(_path(op, arriving, wrt)):
-        dys = [_total(op, pending, v) if i in path_node.outputs else None for i, v in enumerate(path_node.node.outputs)]
+        dys = [
+            _total(op, pending, v) if i in path_node.outputs else None
+            for i, v in enumerate(path_node.node.outputs)
+        ]
         if any(dy is not None for dy in dys):
             with op.scope(f"gradient/{path_node.node.name or path_node.node.op_type}"):
                 for i, dx in _entries(tape, path_node, dys).items():
@@ -137,10 +165,16 @@ def _path(op: GraphBuilder, arriving: Iterable[int], wrt: Iterable[ir.Value]) ->
 def _input(node: ir.Node, index: int) -> ir.Value:
     """The input at a position, counting on through what the node's subgraphs capture."""
     given = node.inputs[index] if index < len(node.inputs) else None
-    return given if given is not None else next(v for i, v in differentiable_inputs(node) if i == index)
+    return (
+        given
+        if given is not None
+        else next(v for i, v in differentiable_inputs(node) if i == index)
+    )
 
 
-def _total(op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.Value) -> Value | None:
+def _total(
+    op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.Value
+) -> Value | None:
     """The sum of the gradients that arrived at a value."""
     parts = pending.get(value)
     if not parts:
@@ -153,7 +187,9 @@ def _total(op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.
 
 
 def _entries(tape: Tape, path_node: PathNode, dys: list[Value | None]) -> dict[int, Value]:
-    """What a node's rule says, by position of the input; only for inputs that derivatives flow through."""
+    """What a node's rule says, by position of the input; only for inputs that derivatives flow
+    through.
+    """
     op, node = tape.op, path_node.node
     try:
         if node in tape.blockers:
@@ -167,39 +203,56 @@ def _entries(tape: Tape, path_node: PathNode, dys: list[Value | None]) -> dict[i
     except OnnxfitError:
         raise  # of whoever wrote the rule
     except (NoGradientError, *_MISFITS) as error:
-        tape.blockers.setdefault(node, error if isinstance(error, NoGradientError) else _misfit(error))
+        tape.blockers.setdefault(
+            node, error if isinstance(error, NoGradientError) else _misfit(error)
+        )
         # go on with any number, to find the other blockers as well
         return {
-            i: zeros_like(op, op.wrap(_input(node, i))) for i in path_node.inputs if isinstance(_input(node, i).type, ir.TensorType)
+            i: zeros_like(op, op.wrap(_input(node, i)))
+            for i in path_node.inputs
+            if isinstance(_input(node, i).type, ir.TensorType)
         }
 
 
-# What a rule meets at a node whose attributes and inputs contradict each other: it counts axes and sizes, which the checker does not compare.
+# What a rule meets at a node whose attributes and inputs contradict each other: it counts axes and
+# sizes, which the checker does not compare.
 _MISFITS = (ValueError, LookupError, ArithmeticError, MemoryError)
 
 
 def _misfit(error: Exception) -> NoGradientError:
     if isinstance(error, InputsError):
-        return NoGradientError(str(error).rstrip("."), STATIC if isinstance(error, UnknownRankError) else FITTING)
+        return NoGradientError(
+            str(error).rstrip("."), STATIC if isinstance(error, UnknownRankError) else FITTING
+        )
     return NoGradientError(
-        f"its attributes and the sizes of its inputs do not fit each other ({type(error).__name__}: {error})", FITTING
+        f"its attributes and the sizes of its inputs do not fit each other ({type(error).__name__}:"
+        f" {error})",
+        FITTING,
     )
 
 
-def _by_rule(op: GraphBuilder, rule: Rule, path_node: PathNode, dys: list[Value | None]) -> dict[int, Value]:
+def _by_rule(
+    op: GraphBuilder, rule: Rule, path_node: PathNode, dys: list[Value | None]
+) -> dict[int, Value]:
     node, signature = path_node.node, rule.signature
     inputs = _matched(op, node.inputs, signature.inputs, signature.many_inputs, node)
     if rule.all_outputs:
         _complete(op, node, len(signature.outputs))
         dys += [None] * (len(node.outputs) - len(dys))
-    outputs = _matched(op, [v if v.name else None for v in node.outputs], signature.outputs, signature.many_outputs, node)
+    outputs = _matched(
+        op,
+        [v if v.name else None for v in node.outputs],
+        signature.outputs,
+        signature.many_outputs,
+        node,
+    )
     arriving = _matched(op, dys, signature.outputs, signature.many_outputs, node)
     given = rule.function(op, *inputs, *outputs, *arriving, **_attributes(op, node, signature))
     entries: tuple[InputGradient, ...] = given if isinstance(given, tuple) else (given,)
     if len(entries) < len(node.inputs):
         raise GradientError(
-            f"The rule of {rule.op_type} returned {len(entries)} entries for the {len(node.inputs)} inputs of {node.name!r}; "
-            "it returns one per input, None where there is no gradient."
+            f"The rule of {rule.op_type} returned {len(entries)} entries for the {len(node.inputs)}"
+            f" inputs of {node.name!r}; it returns one per input, None where there is no gradient."
         )
     found = {}
     for i in path_node.inputs:
@@ -212,16 +265,22 @@ def _by_rule(op: GraphBuilder, rule: Rule, path_node: PathNode, dys: list[Value 
 
 def _fitted(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
     """A rule's gradient in the type and shape of its input."""
-    if x.ir.dtype in FLOATS:  # other numbers on the way stand for floats that were quantised, and so does their gradient
+    # other numbers on the way stand for floats that were quantised, and so does their gradient
+    if x.ir.dtype in FLOATS:
         dx = op.cast(dx, x.dtype)
     if rule.broadcasts:
         dx = reduce_to(op, dx, x)
     _know(dx, x.ir)
     have, want = dx.shape, x.shape
     if have is not None and want is not None:
-        differ = len(have) != len(want) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(have, want))
+        differ = len(have) != len(want) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(have, want)
+        )
         if differ:
-            raise GradientError(f"The rule of {rule.op_type} returned a gradient of shape {have} for an input of shape {want}.")
+            raise GradientError(
+                f"The rule of {rule.op_type} returned a gradient of shape {have} for an input of"
+                f" shape {want}."
+            )
     return dx
 
 
@@ -236,8 +295,12 @@ def _know(dx: Value, x: ir.Value) -> None:
         dx.ir.shape = x.shape.copy()
 
 
-def _matched(op: GraphBuilder, given: Sequence[Any], names: Sequence[str], many: bool, node: ir.Node) -> list[Any]:
-    """Inputs, outputs or gradients as a rule's parameters want them: absent ones None, the rest of a variadic one a tuple."""
+def _matched(
+    op: GraphBuilder, given: Sequence[Any], names: Sequence[str], many: bool, node: ir.Node
+) -> list[Any]:
+    """Inputs, outputs or gradients as a rule's parameters want them: absent ones None, the rest of
+    a variadic one a tuple.
+    """
     values = [op.wrap(v) if isinstance(v, ir.Value) else v for v in given]
     if many:
         alone = len(names) - 1
@@ -269,7 +332,11 @@ def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> di
             if default.type != onnx.AttributeProto.UNDEFINED:
                 attribute = ir.serde.deserialize_attribute(default)
         if attribute is not None:
-            found[name] = attribute.value.numpy() if attribute.type == ir.AttributeType.TENSOR else attribute.value
+            found[name] = (
+                attribute.value.numpy()
+                if attribute.type == ir.AttributeType.TENSOR
+                else attribute.value
+            )
         elif name not in signature.optional:
             found[name] = None
     return found
@@ -296,7 +363,9 @@ def _rewritten(op: GraphBuilder, node: ir.Node) -> bool:
         outputs = made if isinstance(made, tuple) else (made,)
         for i, old in enumerate(node.outputs):
             if (old.uses() or old.is_graph_output()) and (i >= len(outputs) or outputs[i] is None):
-                raise NoGradientError(f"its output {old.name!r} is used, which its simpler form does not compute")
+                raise NoGradientError(
+                    f"its output {old.name!r} is used, which its simpler form does not compute"
+                )
         replace(*outputs)
     return True
 
@@ -305,4 +374,7 @@ def _why_not(key: Key) -> str:
     domain, op_type = key
     if key in NOT_DIFFERENTIABLE:
         return NOT_DIFFERENTIABLE[key]
-    return f"there is no rule for {f'{domain}::' if domain else ''}{op_type}; onnxfit.gradients.register adds one"
+    return (
+        f"there is no rule for {f'{domain}::' if domain else ''}{op_type};"
+        " onnxfit.gradients.register adds one"
+    )

@@ -41,22 +41,34 @@ def refuse(found: Sequence[Blocker]) -> None:
     """GradientError that lists all blockers, if there are any."""
     if found:
         raise BlockedError(
-            "\n  ".join(["These nodes between the weights and the loss cannot be differentiated:", *map(str, found)])
+            "\n  ".join(
+                [
+                    "These nodes between the weights and the loss cannot be differentiated:",
+                    *map(str, found),
+                ]
+            )
         )
 
 
 def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
-    """GradientError unless the loss is a scalar output that depends smoothly on every weight, and the weights are inputs."""
-    outputs, inputs = {v.name: v for v in model.graph.outputs}, {v.name: v for v in model.graph.inputs}
+    """GradientError unless the loss is a scalar output that depends smoothly on every weight, and
+    the weights are inputs.
+    """
+    outputs, inputs = (
+        {v.name: v for v in model.graph.outputs},
+        {v.name: v for v in model.graph.inputs},
+    )
     if loss not in outputs or loss in inputs:
         raise GradientError(
-            f"The graph computes no output {loss!r} to differentiate; its outputs are {', '.join(map(str, outputs))}."
+            f"The graph computes no output {loss!r} to differentiate; its outputs are"
+            f" {', '.join(map(str, outputs))}."
         )
     shape, dtype = outputs[loss].shape, outputs[loss].dtype
     if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise GradientError(
-            f"A loss is a scalar in float32 or float64; {loss!r} is {dtype}{'[?]' if shape is None else list(shape)}. "
-            "A model in half precision must be converted to float32 before it is trained."
+            f"A loss is a scalar in float32 or float64; {loss!r} is"
+            f" {dtype}{'[?]' if shape is None else list(shape)}. A model in half precision must be"
+            " converted to float32 before it is trained."
         )
     missing = [w for w in weights if w not in inputs]
     if missing:
@@ -64,5 +76,6 @@ def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
     lost = set(weights) - set(reachable(model, loss, weights))
     if lost:
         raise GradientError(
-            f"The loss {loss!r} does not depend on {', '.join(w for w in weights if w in lost)} in a differentiable way."
+            f"The loss {loss!r} does not depend on {', '.join(w for w in weights if w in lost)} in"
+            " a differentiable way."
         )

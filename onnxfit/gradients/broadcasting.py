@@ -24,13 +24,20 @@ def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
         return dx
     if dx.shape is not None and x.shape is not None and _broadcast_is_known(x.shape, dx.shape):
         extra = dx.rank - x.rank
-        axes = [*range(extra), *(i + extra for i, d in enumerate(x.shape) if d == 1 and dx.shape[i + extra] != 1)]
+        axes = [
+            *range(extra),
+            *(i + extra for i, d in enumerate(x.shape) if d == 1 and dx.shape[i + extra] != 1),
+        ]
         rows = [d for d in dx.shape[: len(axes)] if isinstance(d, int)]
         if not axes:
             return dx
         if all(dx.shape[axis] == 1 for axis in axes):  # leading ones that x does not have
             return op.Reshape(dx, op.shape(x))
-        if axes == list(range(len(axes))) and len(axes) == len(rows) < dx.rank and math.prod(rows) <= MAX_SUMMED_ROWS:
+        if (
+            axes == list(range(len(axes)))
+            and len(axes) == len(rows) < dx.rank
+            and math.prod(rows) <= MAX_SUMMED_ROWS
+        ):
             total = sum_of_rows(op, dx if dx.rank == 2 else op.Reshape(dx, [math.prod(rows), -1]))
             return total if x.rank == 1 else op.Reshape(total, op.shape(x))
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))
@@ -44,11 +51,15 @@ def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
 
 def _broadcast_is_known(x: Sequence[int | str | None], y: Sequence[int | str | None]) -> bool:
     """Whether the shapes tell along which axes x was broadcast to y."""
-    return all(isinstance(d, int) or (d == e and d is not None) for d, e in zip(x, y[len(y) - len(x) :]))
+    return all(
+        isinstance(d, int) or (d == e and d is not None) for d, e in zip(x, y[len(y) - len(x) :])
+    )
 
 
 def sum_of_rows(op: GraphBuilder, matrix: Value) -> Value:
-    """The gradient of a bias: as a product with a row of ones it takes 0.1 to 0.7 of ReduceSum's time."""
+    """The gradient of a bias: as a product with a row of ones it takes 0.1 to 0.7 of ReduceSum's
+    time.
+    """
     rows = None if matrix.shape is None else matrix.shape[0]
     if not isinstance(rows, int) or rows > MAX_SUMMED_ROWS:
         return op.ReduceSum(matrix, [0], keepdims=0)

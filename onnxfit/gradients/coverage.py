@@ -16,7 +16,8 @@ from onnxfit.gradients.onnxruntime.forms import FORMS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.model import OPSET
 
-FIRST = 13  # the oldest opset whose operators are counted; older models are converted as far as onnx can
+# the oldest opset whose operators are counted; older models are converted as far as onnx can
+FIRST = 13
 
 WAYS = {
     "rule": "a rule of its own",
@@ -29,7 +30,10 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Operator:
-    """How the gradient passes an operator. `builder`: whether onnxruntime's builder is trusted with it, in some configuration at least."""
+    """How the gradient passes an operator.
+
+    `builder`: whether onnxruntime's builder is trusted with it, in some configuration at least.
+    """
 
     domain: str
     op_type: str
@@ -43,13 +47,25 @@ class Operator:
 
 
 def operators(names: Collection[str] = ()) -> list[Operator]:
-    """Every operator of ONNX's default domain from opset 13 to 21, and all others that the table knows, sorted by name; or those named.
+    """Every operator of ONNX's default domain from opset 13 to 21, and all others that the table
+    knows, sorted by name; or those named.
 
     Raises UnknownNameError for a name that is no operator.
     """
-    history = [s for s in onnx.defs.get_all_schemas_with_history() if s.domain == "" and s.since_version <= OPSET]
-    alive = {s.name for s in history if onnx.defs.has(s.name, OPSET, "") and not onnx.defs.get_schema(s.name, OPSET, "").deprecated}
-    keys: set[Key] = {("", name) for name in alive} | set(RULES) | set(DECOMPOSITIONS) | set(NOT_DIFFERENTIABLE)
+    history = [
+        s
+        for s in onnx.defs.get_all_schemas_with_history()
+        if s.domain == "" and s.since_version <= OPSET
+    ]
+    alive = {
+        s.name
+        for s in history
+        if onnx.defs.has(s.name, OPSET, "")
+        and not onnx.defs.get_schema(s.name, OPSET, "").deprecated
+    }
+    keys: set[Key] = (
+        {("", name) for name in alive} | set(RULES) | set(DECOMPOSITIONS) | set(NOT_DIFFERENTIABLE)
+    )
     known = [operator(key) for key in sorted(keys)]
     for name in names:
         if all(name not in (o.name, o.op_type) for o in known):
@@ -61,7 +77,9 @@ def operator(key: Key) -> Operator:
     """How the gradient passes one operator."""
     domain, op_type = key
     way, note = _way(key)
-    return Operator(domain, op_type, way, note, not domain and (op_type in TABLE or op_type in FORMS))
+    return Operator(
+        domain, op_type, way, note, not domain and (op_type in TABLE or op_type in FORMS)
+    )
 
 
 def _way(key: Key) -> tuple[str, str]:
@@ -73,7 +91,8 @@ def _way(key: Key) -> tuple[str, str]:
         return "flat", NOT_DIFFERENTIABLE[key]
     domain, op_type = key
     if onnx.defs.has(op_type, OPSET, domain):
-        schema: Any = onnx.defs.get_schema(op_type, OPSET, domain)  # the stubs of onnx lack half of it
+        # the stubs of onnx lack half of it
+        schema: Any = onnx.defs.get_schema(op_type, OPSET, domain)
         if schema.has_function or schema.has_context_dependent_function:
             return "function", ""
     return "none", ""
@@ -81,11 +100,15 @@ def _way(key: Key) -> tuple[str, str]:
 
 def as_text(chosen: Sequence[Operator]) -> str:
     """The table for a terminal."""
-    rows = [(o.name, WAYS[o.way] + (f": {o.note}" if o.note else ""), "yes" if o.builder else "") for o in chosen]
+    rows = [
+        (o.name, WAYS[o.way] + (f": {o.note}" if o.note else ""), "yes" if o.builder else "")
+        for o in chosen
+    ]
     heads = ("operator", "gradient by the table of rules", "by onnxruntime's builder")
     widths = [max(len(row[i]) for row in (*rows, heads)) for i in range(3)]
     lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in (heads, tuple("─" * w for w in widths), *rows)
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip()
+        for row in (heads, tuple("─" * w for w in widths), *rows)
     ]
     return "\n".join([*lines, "", _totals(chosen)])
 
@@ -106,10 +129,18 @@ onnxruntime-training 1.19.2 with the operator, in some configuration at least. A
 | operator | gradient | builder |
 |---|---|---|
 """
-    rows = [f"| {o.name} | {WAYS[o.way]}{f' ({o.note})' if o.note else ''} | {'yes' if o.builder else ''} |" for o in operators()]
+    rows = [
+        f"| {o.name} | {WAYS[o.way]}{f' ({o.note})' if o.note else ''} |"
+        f" {'yes' if o.builder else ''} |"
+        for o in operators()
+    ]
     return head + "\n".join(rows) + "\n"
 
 
 def _totals(found: Sequence[Operator]) -> str:
     counts = {way: sum(o.way == way for o in found) for way in WAYS}
-    return f"{len(found)} operators: " + "; ".join(f"{n} {WAYS[way].split(':')[0]}" for way, n in counts.items() if n) + "."
+    return (
+        f"{len(found)} operators: "
+        + "; ".join(f"{n} {WAYS[way].split(':')[0]}" for way, n in counts.items() if n)
+        + "."
+    )

@@ -1,7 +1,8 @@
-"""A loss, a penalty or an optimizer's update as an ONNX model of its own, which runs in a bare onnxruntime.
+"""A loss, a penalty or an optimizer's update as an ONNX model of its own, which runs in a bare
+onnxruntime.
 
-`Loss`, `Penalty` and `Optimizer` have a method `build_onnx_function(shape, dtype, ...)`. The names of inputs and outputs are always these,
-in this order; an axis named in `shape` may have any size:
+`Loss`, `Penalty` and `Optimizer` have a method `build_onnx_function(shape, dtype, ...)`. The names
+of inputs and outputs are always these, in this order; an axis named in `shape` may have any size:
 
 | function of | inputs | outputs |
 |---|---|---|
@@ -9,8 +10,9 @@ in this order; an axis named in `shape` may have any size:
 | `Penalty` | `weight` | `penalty`, `weight_grad`* |
 | `Optimizer` | `weight`, `gradient`, `learning_rate`, `step`, `weight/<slot>` for each slot | `weight/next`, `weight/<slot>/next` for each slot |
 
-What has a star is there if it is asked for, by `sample_weight=True`, `by_row=True`, `gradient=True`. The formulas are those of a training
-step, gradients come from the same table of rules.
+What has a star is there if it is asked for, by `sample_weight=True`, `by_row=True`,
+`gradient=True`. The formulas are those of a training step, gradients come from the same table of
+rules.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ __all__ = ["finished", "new_function"]
 
 def new_function(piece: object) -> GraphBuilder:
     """An empty graph named after the class of `piece`."""
-    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(piece).__name__)))
+    return GraphBuilder(
+        ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(piece).__name__))
+    )
 
 
 def finished(op: GraphBuilder, differentiate: tuple[str, str] | None = None) -> onnx.ModelProto:
-    """The graph as a model; with `differentiate`, a scalar output and an input, it also gives the gradient, as `<input>_grad`.
+    """The graph as a model; with `differentiate`, a scalar output and an input, it also gives the
+    gradient, as `<input>_grad`.
 
     Every input stays, needed or not, so that what has to be fed does not depend on settings.
     """
@@ -43,7 +48,9 @@ def finished(op: GraphBuilder, differentiate: tuple[str, str] | None = None) -> 
         scalar, wrt = differentiate
         model, found = gradient_source("onnx").add_gradients(infer_shapes(model), scalar, [wrt])
         op = GraphBuilder(model.graph)
-        values = {v.name: v for node in model.graph for v in node.outputs} | dict(model.graph.initializers)
+        values = {v.name: v for node in model.graph for v in node.outputs} | dict(
+            model.graph.initializers
+        )
         op.output(names.gradient(wrt), op.wrap(values[found[wrt]]))
     TopologicalSortPass()(model)
     RemoveUnusedNodesPass()(model)

@@ -22,18 +22,21 @@ def gradient_model(
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> onnx.ModelProto:
-    r"""The model that also computes its vector-Jacobian product, $\sum_i g_i^T \partial y_i / \partial x$, for gradients $g_i$ that arrive at $y_i$.
+    r"""The model that also computes its vector-Jacobian product, $\sum_i g_i^T \partial y_i /
+    \partial x$, for gradients $g_i$ that arrive at $y_i$.
 
-    Its inputs are the model's, and `<output>_grad` for each of `outputs` (default: every float output), in the output's type and shape. Its
-    outputs are the model's, and `<name>_grad` for each name of `wrt`: inputs or initializers (default: every float input and every weight
-    that the outputs depend on), in the type and shape of that. Where a name is taken, as it is when a gradient is differentiated again, the
-    new one is followed by `_2`, `_3`, …
+    Its inputs are the model's, and `<output>_grad` for each of `outputs` (default: every float
+    output), in the output's type and shape. Its outputs are the model's, and `<name>_grad` for each
+    name of `wrt`: inputs or initializers (default: every float input and every weight that the
+    outputs depend on), in the type and shape of that. Where a name is taken, as it is when a
+    gradient is differentiated again, the new one is followed by `_2`, `_3`, …
 
-    It has no other operators than ONNX's own (opset 21), so it runs in any onnxruntime, unless `gradient="onnxruntime"` asks for those of the
-    training build ("auto" does only where the table of rules does not suffice). Dropout and BatchNormalization are as in inference.
+    It has no other operators than ONNX's own (opset 21), so it runs in any onnxruntime, unless
+    `gradient="onnxruntime"` asks for those of the training build ("auto" does only where the table
+    of rules does not suffice). Dropout and BatchNormalization are as in inference.
 
-    Raises UnknownNameError for a name that the model has not, GradientError with every node that cannot be differentiated, or with the names
-    in `wrt` that the outputs do not depend on smoothly.
+    Raises UnknownNameError for a name that the model has not, GradientError with every node that
+    cannot be differentiated, or with the names in `wrt` that the outputs do not depend on smoothly.
 
     >>> import numpy as np, onnx.parser, onnxruntime
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -51,7 +54,11 @@ def gradient_model(
     work = normalize(read_model(model_onnx))
     differentiated = _outputs(work, outputs)
     leaves = _leaves(work, wrt, differentiated)
-    kept = {name: work.graph.initializers[name].const_value for name in leaves if name in work.graph.initializers}
+    kept = {
+        name: work.graph.initializers[name].const_value
+        for name in leaves
+        if name in work.graph.initializers
+    }
     for name in kept:
         value = work.graph.initializers.pop(name)
         value.const_value = None
@@ -79,21 +86,36 @@ def _outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
         if name not in floats:
             raise UnknownNameError("float output", name, floats)
     if not wanted:
-        raise SettingError("outputs=[] leaves nothing to differentiate; None takes every float output.")
+        raise SettingError(
+            "outputs=[] leaves nothing to differentiate; None takes every float output."
+        )
     return wanted
 
 
-def _leaves(work: ir.Model, wanted: Sequence[str] | str | None, outputs: Sequence[str]) -> list[str]:
+def _leaves(
+    work: ir.Model, wanted: Sequence[str] | str | None, outputs: Sequence[str]
+) -> list[str]:
     inputs = [v.name or "" for v in work.graph.inputs if is_float(v)]
     floats = [*inputs, *(n for n, v in work.graph.initializers.items() if is_float(v))]
-    chosen = [*inputs, *all_weights(work)] if wanted is None else [wanted] if isinstance(wanted, str) else list(wanted)
+    chosen = (
+        [*inputs, *all_weights(work)]
+        if wanted is None
+        else [wanted]
+        if isinstance(wanted, str)
+        else list(wanted)
+    )
     for name in chosen:
         if name not in floats:
             raise UnknownNameError("float input or initializer", name, floats)
     depends = reachable_values(work, outputs, chosen)
     lost = [n for n in chosen if n not in depends]
     if wanted is not None and lost:
-        raise GradientError(f"{', '.join(outputs)} does not depend on {', '.join(lost)} in a differentiable way.")
+        raise GradientError(
+            f"{', '.join(outputs)} does not depend on {', '.join(lost)} in a differentiable way."
+        )
     if not depends:
-        raise GradientError(f"{', '.join(outputs)} does not depend on any float input or weight in a differentiable way.")
+        raise GradientError(
+            f"{', '.join(outputs)} does not depend on any float input or weight in a differentiable"
+            " way."
+        )
     return depends

@@ -11,7 +11,13 @@ from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.blocker import Blocker
 from onnxfit.gradients.coverage import WAYS, operator
-from onnxfit.gradients.paths import differentiable_path, is_float, leaves_of, outputs_of, reachable_values
+from onnxfit.gradients.paths import (
+    differentiable_path,
+    is_float,
+    leaves_of,
+    outputs_of,
+    reachable_values,
+)
 from onnxfit.gradients.table import key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import ModelSource, infer_shapes, model_errors, normalize, read_model
@@ -21,7 +27,9 @@ from onnxfit.graph.weights import select_weights
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """One kind of operator in a model: how many nodes, how many of them between weights and outputs, how the gradient passes."""
+    """One kind of operator in a model: how many nodes, how many of them between weights and
+    outputs, how the gradient passes.
+    """
 
     operator: str
     nodes: int
@@ -31,9 +39,13 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found. `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the builder).
+    """What `inspect` found.
 
-    `idle` are the weights that no output depends on in a way that has a derivative: a Trainer leaves them as they are.
+    `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the
+    builder).
+
+    `idle` are the weights that no output depends on in a way that has a derivative: a Trainer
+    leaves them as they are.
     """
 
     weights: tuple[str, ...]
@@ -50,20 +62,41 @@ class Inspection:
 
     def __str__(self) -> str:
         rows = [("operator", "nodes", "on the way", "gradient")]
-        rows += [(use.operator, str(use.nodes), str(use.on_gradient_path or ""), use.gradient) for use in self.operators]
+        rows += [
+            (use.operator, str(use.nodes), str(use.on_gradient_path or ""), use.gradient)
+            for use in self.operators
+        ]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip() for a, b, c, d in rows]
+        lines = [
+            f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip()
+            for a, b, c, d in rows
+        ]
         lines.insert(1, "  ".join("─" * w for w in widths))
-        who = {"onnx": "the table of rules", "onnxruntime": "onnxruntime's gradient builder"}[self.source]
-        verdict = f"Trains: {len(self.weights)} weight{'s' * (len(self.weights) != 1)}, differentiated by {who}."
+        who = {"onnx": "the table of rules", "onnxruntime": "onnxruntime's gradient builder"}[
+            self.source
+        ]
+        verdict = (
+            f"Trains: {len(self.weights)} weight{'s' * (len(self.weights) != 1)}, differentiated by"
+            f" {who}."
+        )
         if self.blockers:
             verdict = "\n  ".join(
-                ["Does not train. These nodes between the weights and the outputs block the gradient:", *map(str, self.blockers)]
+                [
+                    (
+                        "Does not train. These nodes between the weights and the outputs block the"
+                        " gradient:"
+                    ),
+                    *map(str, self.blockers),
+                ]
             )
         elif not self.weights:
-            verdict = "Does not train: no output depends on a weight in a way that has a derivative."
+            verdict = (
+                "Does not train: no output depends on a weight in a way that has a derivative."
+            )
         if self.idle:
-            verdict += f"\nNo output depends on {', '.join(self.idle)} in a way that has a derivative."
+            verdict += (
+                f"\nNo output depends on {', '.join(self.idle)} in a way that has a derivative."
+            )
         return "\n".join([*lines, "", verdict])
 
 
@@ -74,10 +107,11 @@ def inspect(
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> Inspection:
-    """Every operator of a model, whether the gradient of `outputs` (default: all float outputs) passes on its way to `weights`, and how.
+    """Every operator of a model, whether the gradient of `outputs` (default: all float outputs)
+    passes on its way to `weights`, and how.
 
-    Nothing is run. Printed, it is a table; `blockers` has for each node in the way the reason and the cure. Raises UnknownNameError for an
-    output or a weight that the model has not.
+    Nothing is run. Printed, it is a table; `blockers` has for each node in the way the reason and
+    the cure. Raises UnknownNameError for an output or a weight that the model has not.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -100,12 +134,19 @@ def inspect(
 
 
 @model_errors()
-def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str) -> Inspection:
+def inspect_working(
+    work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str
+) -> Inspection:
     """The same for a model in its working form."""
     work = work.clone()
     blockers = gradient_source(gradient).blockers
     reached = reachable_values(work, outputs, weights)
-    ways = {s.node for s in differentiable_path(work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached))}
+    ways = {
+        s.node
+        for s in differentiable_path(
+            work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached)
+        )
+    }
     source = gradient if gradient != "auto" else "onnx"
     found: list[Blocker] = []
     if reached:
@@ -114,7 +155,9 @@ def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[st
         if found and gradient == "auto" and not blockers(total, names.TOTAL, reached):
             source, found = "onnxruntime", []
     uses = []
-    kinds = dict.fromkeys(key_of(node) for node in work.graph if not names.reserved(node.name or ""))
+    kinds = dict.fromkeys(
+        key_of(node) for node in work.graph if not names.reserved(node.name or "")
+    )
     for key in sorted(kinds):
         nodes = [node for node in work.graph if key_of(node) == key]
         on_gradient_path = sum(node in ways for node in nodes)
@@ -123,11 +166,13 @@ def inspect_working(work: ir.Model, weights: Sequence[str], outputs: Sequence[st
         text = (
             "BLOCKED"
             if blocked
-            else "not needed"
-            if not on_gradient_path
-            else WAYS[known.way]
-            if source == "onnx"
-            else "by the builder"
+            else (
+                "not needed"
+                if not on_gradient_path
+                else WAYS[known.way]
+                if source == "onnx"
+                else "by the builder"
+            )
         )
         if known.way == "flat" and not blocked:
             text = WAYS["flat"]

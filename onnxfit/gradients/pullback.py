@@ -1,4 +1,6 @@
-"""The pullback of a model: from the gradients that arrive at its outputs to those of its inputs (a vector-Jacobian product)."""
+"""The pullback of a model: from the gradients that arrive at its outputs to those of its inputs (a
+vector-Jacobian product).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 
 @dataclass(frozen=True)
 class Pullback:
-    """A model with one more input for each gradient that arrives, and one more output for each that leaves.
+    """A model with one more input for each gradient that arrives, and one more output for each that
+    leaves.
 
-    `arriving` is output -> name of that input, `leaving` input -> name of that output; both are `<name>_grad` where that is free.
+    `arriving` is output -> name of that input, `leaving` input -> name of that output; both are
+    `<name>_grad` where that is free.
     """
 
     model: ir.Model
@@ -34,7 +38,10 @@ AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
 
 
 def by_rules(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
-    """By the table of rules. `outputs` are float outputs, `wrt` are float inputs. GradientError with all blockers."""
+    """By the table of rules.
+
+    `outputs` are float outputs, `wrt` are float inputs. GradientError with all blockers.
+    """
     work = model.clone()
     op = GraphBuilder(work.graph)
     arriving = _seeds(op, outputs)
@@ -55,7 +62,10 @@ def through_a_loss(add_gradients: AddGradients) -> AddPullback:
         work = model.clone()
         op = GraphBuilder(work.graph)
         arriving = _seeds(op, outputs)
-        terms = [op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0) for i, dy in arriving.items()]
+        terms = [
+            op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0)
+            for i, dy in arriving.items()
+        ]
         total = terms[0]
         for term in terms[1:]:
             total = total + op.cast(term, total.dtype)
@@ -79,14 +89,20 @@ def _seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
             del wanted[value.name]  # a model may list an output twice
             y = op.wrap(value)
             if y.shape is None:
-                raise GradientError(f"The rank of output {value.name!r} is unknown, so is that of its gradient.")
+                raise GradientError(
+                    f"The rank of output {value.name!r} is unknown, so is that of its gradient."
+                )
             arriving[i] = op.input(_free(op, names.gradient(value.name)), y.dtype, y.shape)
     return arriving
 
 
-def _handed_out(op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]) -> Pullback:
+def _handed_out(
+    op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]
+) -> Pullback:
     ends = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
-    found = {name: op.output(_free(op, names.gradient(name)), dx).name for name, dx in leaving.items()}
+    found = {
+        name: op.output(_free(op, names.gradient(name)), dx).name for name, dx in leaving.items()
+    }
     return Pullback(ir.Model(op.graph, ir_version=10), ends, found)
 
 

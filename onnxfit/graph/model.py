@@ -1,4 +1,6 @@
-"""From whatever the user has to a graph that can be built upon: one opset, one IR version, no functions, every value named and typed."""
+"""From whatever the user has to a graph that can be built upon: one opset, one IR version, no
+functions, every value named and typed.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 
 
 def load_model(source: ModelSource) -> onnx.ModelProto:
-    """The model as the caller gave it, in memory, external data included; the caller's own object is never touched.
+    """The model as the caller gave it, in memory, external data included; the caller's own object
+    is never touched.
 
-    Raises ModelError for a missing or damaged file, an invalid model, or external data that is not where the model says.
+    Raises ModelError for a missing or damaged file, an invalid model, or external data that is not
+    where the model says.
     """
     return _load(source)[0]
 
@@ -45,14 +49,17 @@ def load_model(source: ModelSource) -> onnx.ModelProto:
 def read_model(source: ModelSource) -> onnx.ModelProto:
     """What `load_model` gives, in the operators and tensors that a step can be built of.
 
-    Raises ModelError as `load_model` does, and for a model without outputs or with sparse initializers.
+    Raises ModelError as `load_model` does, and for a model without outputs or with sparse
+    initializers.
     """
     model, what = _load(source)
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs.")
     if model.graph.sparse_initializer:
         names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
-        raise ModelError(f"{what} has sparse initializers ({names}), which cannot be trained: make them dense.")
+        raise ModelError(
+            f"{what} has sparse initializers ({names}), which cannot be trained: make them dense."
+        )
     _make_dense(model.graph)
     _untie_batch_norms(model)
     write_out_classical(model)
@@ -73,7 +80,9 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
             what = str(Path(source))
             model = onnx.load(what)
         else:
-            raise ModelError(f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}.")
+            raise ModelError(
+                f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}."
+            )
     except FileNotFoundError:
         raise ModelError(f"There is no file {os.fspath(source)!r}.") from None
     except google.protobuf.message.DecodeError as error:
@@ -92,25 +101,34 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
 
 
 def _without_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose larger tensors are inputs: every function of ONNX's copies all that it is given, and takes less than 2 GB."""
+    """A copy whose larger tensors are inputs: every function of ONNX's copies all that it is given,
+    and takes less than 2 GB.
+    """
     copy, _ = detached(model, {}, "")
     known = {value.name for value in copy.graph.input}
     for tensor in [t for t in copy.graph.initializer if is_external(t)]:
         if tensor.name not in known:
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
         copy.graph.initializer.remove(tensor)
     return copy
 
 
 def _put_back(graph: ir.Graph, model: onnx.ModelProto) -> None:
-    """Make inputs that `_without_tensors` made of tensors initializers again, in the model's order; they share the model's memory."""
+    """Make inputs that `_without_tensors` made of tensors initializers again, in the model's order;
+    they share the model's memory.
+    """
     tensors = {t.name: t for t in model.graph.initializer}
     for value in [v for v in graph.inputs if v.name in tensors]:
         graph.inputs.remove(value)
         value.const_value = ir.serde.TensorProtoTensor(tensors[value.name or ""])
         graph.register_initializer(value)
     found = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
-    for name in [*(name for name in tensors if name in found), *(name for name in found if name not in tensors)]:
+    for name in [
+        *(name for name in tensors if name in found),
+        *(name for name in found if name not in tensors),
+    ]:
         graph.register_initializer(found[name])
 
 
@@ -122,21 +140,35 @@ def _make_dense(graph: onnx.GraphProto) -> None:
                 _make_dense(attribute.g)
             elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
                 sparse = attribute.sparse_tensor
-                values, indices = onnx.numpy_helper.to_array(sparse.values), onnx.numpy_helper.to_array(sparse.indices)
+                values, indices = (
+                    onnx.numpy_helper.to_array(sparse.values),
+                    onnx.numpy_helper.to_array(sparse.indices),
+                )
                 dense = np.zeros(tuple(sparse.dims), values.dtype)
-                dense[tuple(indices.T) if indices.ndim == 2 else np.unravel_index(indices, dense.shape)] = values
-                attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(dense)))
+                dense[
+                    (
+                        tuple(indices.T)
+                        if indices.ndim == 2
+                        else np.unravel_index(indices, dense.shape)
+                    )
+                ] = values
+                attribute.CopyFrom(
+                    onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(dense))
+                )
 
 
 def _untie_batch_norms(model: onnx.ModelProto) -> None:
     """Give every BatchNormalization parameters of its own, in place.
 
-    An exporter writes equal tensors once: the scale 1 and the running variance 1 of a fresh network, or the norms of two layers, become
-    one initializer behind Identity nodes. Training would then take one for the other.
+    An exporter writes equal tensors once: the scale 1 and the running variance 1 of a fresh
+    network, or the norms of two layers, become one initializer behind Identity nodes. Training
+    would then take one for the other.
     """
     graph = model.graph
     initializers = {t.name: t for t in graph.initializer}
-    copies = {n.output[0]: n for n in graph.node if n.op_type == "Identity" and n.input[0] in initializers}
+    copies = {
+        n.output[0]: n for n in graph.node if n.op_type == "Identity" and n.input[0] in initializers
+    }
     norms = [n for n in graph.node if n.op_type == "BatchNormalization" and n.domain == ""]
     for node in norms:
         for name in node.input[1:5]:
@@ -163,7 +195,9 @@ def _untie_batch_norms(model: onnx.ModelProto) -> None:
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """ModelError where operators of the model, which nobody but its author put together, do not take each other's outputs."""
+    """ModelError where operators of the model, which nobody but its author put together, do not
+    take each other's outputs.
+    """
     try:
         yield
     except InputsError as error:
@@ -172,7 +206,8 @@ def model_errors() -> Iterator[None]:
 
 @model_errors()
 def normalize(model: onnx.ModelProto) -> ir.Model:
-    """The same computation in the opset and IR version every step is built in, functions inlined, every node and value named.
+    """The same computation in the opset and IR version every step is built in, functions inlined,
+    every node and value named.
 
     Raises ModelError where the model's opset cannot be converted.
     """
@@ -182,7 +217,10 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
         try:
             work = onnx.inliner.inline_local_functions(work)
         except Exception as error:  # functions that call themselves, or call what they do not import: ValidationError, RuntimeError
-            raise ModelError(f"The model's functions cannot be put in the place of their calls: {str(error).strip()}") from None
+            raise ModelError(
+                "The model's functions cannot be put in the place of their calls:"
+                f" {str(error).strip()}"
+            ) from None
     work = _convert(work)
     work.ir_version = IR_VERSION
     _open_negative_sizes(work)
@@ -194,9 +232,12 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     if unroll_sequences(graph_model):
         graph_model = infer_shapes(graph_model)
     _put_back(graph_model.graph, model)
-    for info in model.graph.value_info:  # the converter drops what an exporter noted of its initializers
+    # the converter drops what an exporter noted of its initializers
+    for info in model.graph.value_info:
         if info.metadata_props and info.name in graph_model.graph.initializers:
-            graph_model.graph.initializers[info.name].metadata_props.update({p.key: p.value for p in info.metadata_props})
+            graph_model.graph.initializers[info.name].metadata_props.update(
+                {p.key: p.value for p in info.metadata_props}
+            )
     return graph_model
 
 
@@ -235,16 +276,21 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
         if 18 <= version < 21:
             _scale_groups_as_before(converted)
         return converted
-    except Exception as error:  # the converter raises RuntimeError, ConvertError and plain C++ assertions alike
+    except (
+        Exception
+    ) as error:  # the converter raises RuntimeError, ConvertError and plain C++ assertions alike
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"The model's opset is {version}; training builds on opset {OPSET}, and onnx {onnx.__version__} cannot convert it: {reason}. "
-            f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+            f"The model's opset is {version}; training builds on opset {OPSET}, and onnx"
+            f" {onnx.__version__} cannot convert it: {reason}. Export the model again with opset"
+            f" {OPSET}, or any from 13 to {OPSET}."
         ) from None
 
 
 def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Operators that came after OPSET written in those that define them, which the converter cannot do. ModelError where ONNX has no definition."""
+    """Operators that came after OPSET written in those that define them, which the converter cannot
+    do. ModelError where ONNX has no definition.
+    """
     work = _parsed(onnx.shape_inference.infer_shapes(model))
     NameFixPass()(work)
     op = GraphBuilder(work.graph)
@@ -253,37 +299,55 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         body = function_body(node, work.graph)
         if body is None:
             raise ModelError(
-                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training builds, and ONNX does not define it by "
-                f"older operators. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training"
+                " builds, and ONNX does not define it by older operators. Export the model again"
+                f" with opset {OPSET}, or any from 13 to {OPSET}."
             )
         with op.replacing(node) as put:
             put(*body(op))
-    inside = next((node for node in ir.traversal.RecursiveGraphIterator(work.graph) if _is_newer(node)), None)
+    inside = next(
+        (node for node in ir.traversal.RecursiveGraphIterator(work.graph) if _is_newer(node)), None
+    )
     if inside is not None:
         raise ModelError(
-            f"{inside.op_type} {inside.name!r} came with an opset after {OPSET}, in which training builds. "
-            f"Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+            f"{inside.op_type} {inside.name!r} came with an opset after {OPSET}, in which training"
+            f" builds. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
         )
     return ir.to_proto(work)
 
 
 def _is_newer(node: ir.Node) -> bool:
-    return node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, OPSET, "") and onnx.defs.has(node.op_type)
+    return (
+        node.domain in ("", "ai.onnx")
+        and not onnx.defs.has(node.op_type, OPSET, "")
+        and onnx.defs.has(node.op_type)
+    )
 
 
 def _resize_as_before(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
-    """Until opset 10 places were counted from the corner, which is no longer the default, and which the converter forgets to say."""
-    old = {name for node in model.graph.node if node.op_type in ("Upsample", "Resize") for name in node.output}
+    """Until opset 10 places were counted from the corner, which is no longer the default, and which
+    the converter forgets to say.
+    """
+    old = {
+        name
+        for node in model.graph.node
+        if node.op_type in ("Upsample", "Resize")
+        for name in node.output
+    }
     for node in converted.graph.node:
         if node.op_type == "Resize" and old.intersection(node.output):
             settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             for attribute in [a for a in node.attribute if a.name in settings]:
                 node.attribute.remove(attribute)
-            node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in settings.items())
+            node.attribute.extend(
+                onnx.helper.make_attribute(name, value) for name, value in settings.items()
+            )
 
 
 def _scale_groups_as_before(converted: onnx.ModelProto) -> None:
-    """Until opset 20 GroupNormalization had a scale and a bias for each group; now it has them for each channel, and the converter forgets it."""
+    """Until opset 20 GroupNormalization had a scale and a bias for each group; now it has them for
+    each channel, and the converter forgets it.
+    """
     nodes = list(converted.graph.node)
     del converted.graph.node[:]
     make = onnx.helper.make_node
@@ -295,13 +359,23 @@ def _scale_groups_as_before(converted: onnx.ModelProto) -> None:
             for key, value in constants.items():
                 tensor = onnx.numpy_helper.from_array(np.array(value, np.int64), f"{name}/{key}")
                 converted.graph.node.append(make("Constant", [], [tensor.name], value=tensor))
-            converted.graph.node.append(make("Shape", [node.input[0]], [f"{name}/channels"], start=1, end=2))
-            converted.graph.node.append(make("Div", [f"{name}/channels", f"{name}/groups"], [f"{name}/times"]))
-            converted.graph.node.append(make("Concat", [f"{name}/groups", f"{name}/times"], [f"{name}/sizes"], axis=0))
+            converted.graph.node.append(
+                make("Shape", [node.input[0]], [f"{name}/channels"], start=1, end=2)
+            )
+            converted.graph.node.append(
+                make("Div", [f"{name}/channels", f"{name}/groups"], [f"{name}/times"])
+            )
+            converted.graph.node.append(
+                make("Concat", [f"{name}/groups", f"{name}/times"], [f"{name}/sizes"], axis=0)
+            )
             for i in (1, 2):
                 given, wide, flat = node.input[i], f"{name}/wide_{i}", f"{name}/channels_{i}"
-                converted.graph.node.append(make("Unsqueeze", [given, f"{name}/axis"], [f"{wide}/column"]))
-                converted.graph.node.append(make("Expand", [f"{wide}/column", f"{name}/sizes"], [wide]))
+                converted.graph.node.append(
+                    make("Unsqueeze", [given, f"{name}/axis"], [f"{wide}/column"])
+                )
+                converted.graph.node.append(
+                    make("Expand", [f"{wide}/column", f"{name}/sizes"], [wide])
+                )
                 converted.graph.node.append(make("Reshape", [wide, f"{name}/last"], [flat]))
                 node.input[i] = flat
         converted.graph.node.append(node)
@@ -312,11 +386,19 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     try:
         proto = onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True)
     except onnx.shape_inference.InferenceError as error:
-        raise ModelError(f"The model's shapes contradict each other: {str(error).strip()}") from None
-    except ir.serde.SerdeError as error:  # such as a hidden size of -2^63, of which there are four gates
-        raise ModelError(f"The model has sizes that ONNX cannot write down: {_first_cause(error)}.") from None
+        raise ModelError(
+            f"The model's shapes contradict each other: {str(error).strip()}"
+        ) from None
+    except (
+        ir.serde.SerdeError
+    ) as error:  # such as a hidden size of -2^63, of which there are four gates
+        raise ModelError(
+            f"The model has sizes that ONNX cannot write down: {_first_cause(error)}."
+        ) from None
     except MemoryError:
-        raise ModelError("The model's sizes are too large: there is no memory to infer its shapes.") from None
+        raise ModelError(
+            "The model's sizes are too large: there is no memory to infer its shapes."
+        ) from None
     inferred = ir.from_proto(proto)
     for node in inferred.graph:  # ranks that ONNX does not tell, and what follows from them
         if any(v.shape is None and v.name for v in node.outputs):
@@ -332,7 +414,10 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
-    """The model for inputs of exactly these shapes; every shape inside is inferred anew. ModelError where they cannot be."""
+    """The model for inputs of exactly these shapes; every shape inside is inferred anew.
+
+    ModelError where they cannot be.
+    """
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]
     for value in proto.graph.input:
@@ -344,7 +429,8 @@ def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) ->
             value.type.CopyFrom(inputs[value.name].type)
             continue
         for dim in value.type.tensor_type.shape.dim:
-            dim.ClearField("dim_param")  # a name may stand for a size that is known now; the rank and the numbers stay
+            # a name may stand for a size that is known now; the rank and the numbers stay
+            dim.ClearField("dim_param")
     special = infer_shapes(ir.from_proto(proto))
     try:
         fold_shapes(special)
@@ -363,29 +449,53 @@ def _set_shape(value: onnx.ValueInfoProto, shape: Iterable[Dim]) -> None:
 def spec_of(value: ir.Value) -> TensorSpec:
     """Name, element type and shape of a value."""
     if value.type is not None and not isinstance(value.type, ir.TensorType):
-        raise ModelError(f"{value.name!r} is not a tensor: a training step takes and gives tensors alone.")
+        raise ModelError(
+            f"{value.name!r} is not a tensor: a training step takes and gives tensors alone."
+        )
     if value.dtype is None:
         raise ModelError(f"The element type of {value.name!r} is unknown.")
-    shape = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    shape = (
+        None
+        if value.shape is None
+        else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    )
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
 
 
 def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
-    """The outputs that a loss can be put on: sequences and maps, as converters of classical models add them, stay out of training."""
-    found = {v.name or "": spec_of(v) for v in model.graph.outputs if v.type is None or isinstance(v.type, ir.TensorType)}
+    """The outputs that a loss can be put on: sequences and maps, as converters of classical models
+    add them, stay out of training.
+    """
+    found = {
+        v.name or "": spec_of(v)
+        for v in model.graph.outputs
+        if v.type is None or isinstance(v.type, ir.TensorType)
+    }
     if not found:
-        raise ModelError(f"No output of the model is a tensor ({', '.join(v.name or '' for v in model.graph.outputs)}).")
+        raise ModelError(
+            "No output of the model is a tensor"
+            f" ({', '.join(v.name or '' for v in model.graph.outputs)})."
+        )
     return found
 
 
-def with_initializers(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
-    """A copy of the model in which the named initializers hold these arrays; everything else is byte-identical."""
+def with_initializers(
+    model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]
+) -> onnx.ModelProto:
+    """A copy of the model in which the named initializers hold these arrays; everything else is
+    byte-identical.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     lost = arrays.keys() - {t.name for t in copy.graph.initializer}
     if lost:
-        raise ModelError(f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted from it.")
+        raise ModelError(
+            f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted"
+            " from it."
+        )
     for tensor in copy.graph.initializer:
         if tensor.name in arrays:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(arrays[tensor.name]), tensor.name))
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(np.ascontiguousarray(arrays[tensor.name]), tensor.name)
+            )
     return copy

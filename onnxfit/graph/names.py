@@ -50,7 +50,9 @@ def gradient_sum(weight: str) -> str:
 
 
 def fused(number: int) -> str:
-    """Small weights one after the other, in the place of which they are updated together; the same for each of their slots."""
+    """Small weights one after the other, in the place of which they are updated together; the same
+    for each of their slots.
+    """
     return f"train/pack/{number}"
 
 

@@ -1,7 +1,8 @@
 """Sequences of known length as the tensors they hold.
 
-Exporters write a split into parts of given sizes as a sequence and its elements. Nothing differentiates sequences, and where their length is
-known nothing needs them: every `SequenceAt` and `ConcatFromSequence` is told its tensors.
+Exporters write a split into parts of given sizes as a sequence and its elements. Nothing
+differentiates sequences, and where their length is known nothing needs them: every `SequenceAt` and
+`ConcatFromSequence` is told its tensors.
 """
 
 from __future__ import annotations
@@ -10,13 +11,23 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-MAKERS = {"SplitToSequence", "SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "Identity"}
+MAKERS = {
+    "SplitToSequence",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceInsert",
+    "SequenceErase",
+    "Identity",
+}
 
 MAX_PARTS = 10_000  # each becomes a tensor of its own
 
 
 def unroll_sequences(model: ir.Model) -> bool:
-    """Take known sequences out of the main graph, in place; whether there were any. What is not known stays as it is."""
+    """Take known sequences out of the main graph, in place; whether there were any.
+
+    What is not known stays as it is.
+    """
     op = GraphBuilder(model.graph)
     known: dict[ir.Value, list[Value]] = {}
     for node in list(model.graph):
@@ -36,7 +47,9 @@ def unroll_sequences(model: ir.Model) -> bool:
     return bool(known)
 
 
-def _made(op: GraphBuilder, node: ir.Node, known: dict[ir.Value, list[Value]]) -> list[Value] | None:
+def _made(
+    op: GraphBuilder, node: ir.Node, known: dict[ir.Value, list[Value]]
+) -> list[Value] | None:
     """The elements of the sequence that a node makes."""
     first = node.inputs[0] if node.inputs else None
     if node.op_type == "SequenceEmpty":
@@ -84,12 +97,18 @@ def _split(op: GraphBuilder, node: ir.Node) -> list[Value] | None:
     if tensor is not None and len(tensor.shape) == 1:
         sizes = [int(n) for n in tensor.numpy()]
     else:  # pieces of one size, the last one smaller
-        length = x.shape[axis] if x.shape is not None and -len(x.shape) <= axis < len(x.shape) else None
+        length = (
+            x.shape[axis] if x.shape is not None and -len(x.shape) <= axis < len(x.shape) else None
+        )
         piece = 1 if tensor is None else int(tensor.numpy().item()) if tensor.size == 1 else 0
         if not isinstance(length, int) or piece < 1 or length > MAX_PARTS * piece:
             return None
         sizes = [min(piece, length - start) for start in range(0, length, piece)]
-    keep = given is not None or "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
+    keep = (
+        given is not None
+        or "keepdims" not in node.attributes
+        or node.attributes["keepdims"].as_int()
+    )
     with op.replacing(node):
         parts = op.Split(op.wrap(x), op.constant(sizes), _outputs=len(sizes), axis=axis)
         return list(parts) if keep else [op.Squeeze(p, [axis]) for p in parts]
@@ -104,7 +123,8 @@ def _position(node: ir.Node, index: int, last: int) -> int | None:
     if tensor is None or tensor.size != 1:
         return None
     position = int(tensor.numpy().item())
-    # negative positions count from behind; in SequenceInsert, where `last` is the length, -1 is before the last element
+    # negative positions count from behind; in SequenceInsert, where `last` is the length, -1 is
+    # before the last element
     length = last + 1 if node.op_type != "SequenceInsert" else last
     position = position + length if position < 0 else position
     return position if 0 <= position <= last else None

@@ -25,14 +25,21 @@ class TensorSpec:
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.name}: {self.dtype}[?]"
-        return f"{self.name}: {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        return (
+            f"{self.name}:"
+            f" {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        )
 
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape fits: the same rank, and the same size wherever the spec has a number."""
+        """Whether an array of this shape fits: the same rank, and the same size wherever the spec
+        has a number.
+        """
         if self.shape is None:
             return True
-        return len(shape) == len(self.shape) and all(not isinstance(d, int) or d == s for d, s in zip(self.shape, shape))
+        return len(shape) == len(self.shape) and all(
+            not isinstance(d, int) or d == s for d, s in zip(self.shape, shape)
+        )

@@ -1,4 +1,6 @@
-"""Tensors in files, written one after another, never copied all at once: safetensors, and the external data of an ONNX model."""
+"""Tensors in files, written one after another, never copied all at once: safetensors, and the
+external data of an ONNX model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from onnxfit.errors import ModelError
 from onnxfit.files import write_atomically
 
 Array = npt.NDArray[np.generic]
-MAX_MODEL_BYTES = 2**31 - 2**26  # bytes of tensors: an ONNX message has at most 2 GiB, nodes included
+# bytes of tensors: an ONNX message has at most 2 GiB, nodes included
+MAX_MODEL_BYTES = 2**31 - 2**26
 MAX_INLINE_BYTES = 1024  # bytes: constants of the graph, which stay in the model
 ALIGNMENT_BYTES = 64  # bytes
 CHUNK_BYTES = 2**24  # bytes that are written at a time
@@ -30,24 +33,33 @@ TYPES = {
 }  # fmt: skip
 
 
-def write_model(path: str | os.PathLike[str], model: onnx.ModelProto, weights: Collection[str] = ()) -> Path:
-    """Write a .onnx, atomically; with more than 2 GB of tensors those are in a file `<path>.data` beside it, all of `weights` among them.
+def write_model(
+    path: str | os.PathLike[str], model: onnx.ModelProto, weights: Collection[str] = ()
+) -> Path:
+    """Write a .onnx, atomically; with more than 2 GB of tensors those are in a file `<path>.data`
+    beside it, all of `weights` among them.
 
-    The data is written first. Of one model trained further and exported again, the graph is the same, so that at no moment the graph
-    of one and the data of the other do not fit.
+    The data is written first. Of one model trained further and exported again, the graph is the
+    same, so that at no moment the graph of one and the data of the other do not fit.
     """
     if not is_large(model):
-        return write_atomically(path, lambda file: file.write(model.SerializeToString(deterministic=True)))
+        return write_atomically(
+            path, lambda file: file.write(model.SerializeToString(deterministic=True))
+        )
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
     inside = {tensor.name for tensor in model.graph.initializer}.intersection(weights)
     bare, tensors = detached(model, initializer_arrays(model, inside), data.name)
     write_atomically(data, lambda file: write_tensors(file, tensors))
-    return write_atomically(path, lambda file: file.write(bare.SerializeToString(deterministic=True)))
+    return write_atomically(
+        path, lambda file: file.write(bare.SerializeToString(deterministic=True))
+    )
 
 
 def is_large(model: onnx.ModelProto) -> bool:
-    """Whether the model with its tensors inside is more than a file or an onnxruntime session takes in one piece."""
+    """Whether the model with its tensors inside is more than a file or an onnxruntime session takes
+    in one piece.
+    """
     return sum(map(nbytes, model.graph.initializer)) > MAX_MODEL_BYTES
 
 
@@ -63,7 +75,10 @@ def safetensors_size(arrays: Mapping[str, Array]) -> int:
 
 
 def read_safetensors(data: bytes) -> dict[str, Array]:
-    """Read-only arrays. SafetensorError, KeyError or ValueError for anything but whole safetensors."""
+    """Read-only arrays.
+
+    SafetensorError, KeyError or ValueError for anything but whole safetensors.
+    """
     return {
         name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
         for name, entry in safetensors.deserialize(data)  # type: ignore[no-untyped-call]
@@ -73,21 +88,29 @@ def read_safetensors(data: bytes) -> dict[str, Array]:
 def detached(
     model: onnx.ModelProto, arrays: Mapping[str, Array], location: str
 ) -> tuple[onnx.ModelProto, list[Array | onnx.TensorProto]]:
-    """A copy of the model whose tensors are in a file `location`, and what `write_tensors` is to write there.
+    """A copy of the model whose tensors are in a file `location`, and what `write_tensors` is to
+    write there.
 
-    These are all of `arrays`, in place of the initializers of their names, and the larger ones of the others. ModelError where the
-    model has no such initializer.
+    These are all of `arrays`, in place of the initializers of their names, and the larger ones of
+    the others. ModelError where the model has no such initializer.
     """
     bare, tensors, place = _without_tensors(model), [], 0
     lost = arrays.keys() - {tensor.name for tensor in model.graph.initializer}
     if lost:
-        raise ModelError(f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted from it.")
+        raise ModelError(
+            f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted"
+            " from it."
+        )
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
-        if tensor.name not in arrays and (size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")):
+        if tensor.name not in arrays and (
+            size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")
+        ):
             bare.graph.initializer.append(tensor)
             continue
-        stub = bare.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        stub = bare.graph.initializer.add(
+            name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
+        )
         refer(stub, location, place, size)
         tensors.append(arrays.get(tensor.name, tensor))
         place += size + -size % ALIGNMENT_BYTES
@@ -95,7 +118,10 @@ def detached(
 
 
 def tensors_size(tensors: Iterable[Array | onnx.TensorProto]) -> int:
-    sizes = [nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes for tensor in tensors]
+    sizes = [
+        nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes
+        for tensor in tensors
+    ]
     return sum(size + -size % ALIGNMENT_BYTES for size in sizes)
 
 
@@ -106,7 +132,10 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -
 
 
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
-    """Take what `detached` took out of the model back from the file, to its end. ModelError where it is not there."""
+    """Take what `detached` took out of the model back from the file, to its end.
+
+    ModelError where it is not there.
+    """
     place = 0
     for tensor in model.graph.initializer:
         if is_external(tensor):
@@ -152,7 +181,11 @@ def _header(arrays: Mapping[str, Array]) -> bytes:
     kinds = {np.dtype(kind): name for name, kind in TYPES.items()}
     header, place = {}, 0
     for name, array in arrays.items():
-        header[name] = {"dtype": kinds[array.dtype], "shape": array.shape, "data_offsets": (place, place + array.nbytes)}
+        header[name] = {
+            "dtype": kinds[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (place, place + array.nbytes),
+        }
         place += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -168,7 +201,9 @@ def _without_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _copy_fields(
-    source: Union[onnx.ModelProto, onnx.GraphProto], target: Union[onnx.ModelProto, onnx.GraphProto], but: str
+    source: Union[onnx.ModelProto, onnx.GraphProto],
+    target: Union[onnx.ModelProto, onnx.GraphProto],
+    but: str,
 ) -> None:
     for field, value in source.ListFields():
         if field.name == but:
@@ -182,9 +217,13 @@ def _copy_fields(
 
 
 def _write(file: BinaryIO, tensor: Array | onnx.TensorProto) -> int:
-    """In pieces, between which other threads have their turn: writing a piece leaves Python to them."""
+    """In pieces, between which other threads have their turn: writing a piece leaves Python to
+    them.
+    """
     data = (
-        memoryview(tensor.raw_data) if isinstance(tensor, onnx.TensorProto) else memoryview(tensor.reshape(-1).view(np.uint8).data)
+        memoryview(tensor.raw_data)
+        if isinstance(tensor, onnx.TensorProto)
+        else memoryview(tensor.reshape(-1).view(np.uint8).data)
     )
     for start in range(0, len(data), CHUNK_BYTES):
         file.write(data[start : start + CHUNK_BYTES])

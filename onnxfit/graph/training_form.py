@@ -1,8 +1,10 @@
-"""BatchNormalization, Dropout and random numbers as they behave in training and in evaluation, in plain operators.
+"""BatchNormalization, Dropout and random numbers as they behave in training and in evaluation, in
+plain operators.
 
-An exported model holds the first two in inference form, and onnxruntime's gradient builder switches that form silently to batch statistics;
-so a training step never contains them: each becomes the arithmetic it stands for. What is random draws from (seed, step, number of the
-node), so that a step can be repeated bit for bit.
+An exported model holds the first two in inference form, and onnxruntime's gradient builder switches
+that form silently to batch statistics; so a training step never contains them: each becomes the
+arithmetic it stands for. What is random draws from (seed, step, number of the node), so that a step
+can be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ from onnxfit.graph.random import normal, uniform
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-def to_training_form(op: GraphBuilder, weights: Sequence[str], batch_norm: str, seed: Value, step: Value) -> dict[str, Value]:
-    """Rewrite the graph of `op` in place; returns the next value of every running statistic that the step updates.
+def to_training_form(
+    op: GraphBuilder, weights: Sequence[str], batch_norm: str, seed: Value, step: Value
+) -> dict[str, Value]:
+    """Rewrite the graph of `op` in place; returns the next value of every running statistic that
+    the step updates.
 
-    With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and bias are both frozen or
-    `batch_norm="frozen"`: then it uses its running statistics, like a layer that is not trained in Keras. Dropout and the operators of
-    random numbers draw from (seed, step, number of the node), inside a Loop from the number of the iteration, too; their own attribute
-    `seed` is not looked at. ModelError for what has no such form: batch statistics inside a body, random numbers inside a Scan.
+    With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and
+    bias are both frozen or `batch_norm="frozen"`: then it uses its running statistics, like a layer
+    that is not trained in Keras. Dropout and the operators of random numbers draw from (seed, step,
+    number of the node), inside a Loop from the number of the iteration, too; their own attribute
+    `seed` is not looked at. ModelError for what has no such form: batch statistics inside a body,
+    random numbers inside a Scan.
     """
     next_statistics: dict[str, Value] = {}
     draws = _Draws(seed, step)
@@ -46,19 +53,25 @@ def to_training_form(op: GraphBuilder, weights: Sequence[str], batch_norm: str, 
         else:
             _drawn_anew(op, node, draws)
             for inside, body in _bodies(op, node):
-                _body_in_training_form(inside, node, weights, batch_norm, draws.inside(inside, node, body))
+                _body_in_training_form(
+                    inside, node, weights, batch_norm, draws.inside(inside, node, body)
+                )
     return next_statistics
 
 
 @dataclass
 class _Draws:
-    """Where random numbers come from. Inside a Loop, `iteration` tells its passes apart; inside a Scan nothing does."""
+    """Where random numbers come from.
+
+    Inside a Loop, `iteration` tells its passes apart; inside a Scan nothing does.
+    """
 
     seed: Value
     step: Value
     iteration: Value | None = None
     uncounted: ir.Node | None = None
-    streams: Iterator[int] = field(default_factory=count)  # of what draws, not of nodes: folding leaves more or fewer of these
+    # of what draws, not of nodes: folding leaves more or fewer of these
+    streams: Iterator[int] = field(default_factory=count)
 
     def uniform(self, op: GraphBuilder, shape: Value) -> Value:
         return uniform(op, shape, *self._key(op))
@@ -77,7 +90,12 @@ class _Draws:
         if node.op_type != "Loop":
             return self
         passed = op.wrap(body.inputs[0])
-        return replace(self, iteration=passed if self.iteration is None else op.wrap(self.iteration.ir) * 65537 + passed)
+        return replace(
+            self,
+            iteration=(
+                passed if self.iteration is None else op.wrap(self.iteration.ir) * 65537 + passed
+            ),
+        )
 
 
 def _drawn_anew(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
@@ -86,24 +104,38 @@ def _drawn_anew(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
         return
     if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
         raise ModelError(
-            f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained: it would draw the same numbers in every "
-            "pass. Draw them before the Scan and scan over them, or write it as a Loop."
+            f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained:"
+            " it would draw the same numbers in every pass. Draw them before the Scan and scan"
+            " over them, or write it as a Loop."
         )
     _refuse_other_outputs(node)
     with op.replacing(node) as put:
-        put(_dropout(op, node, draws) if node.op_type == "Dropout" else RANDOM[node.op_type](op, node, draws))
+        put(
+            _dropout(op, node, draws)
+            if node.op_type == "Dropout"
+            else RANDOM[node.op_type](op, node, draws)
+        )
 
 
-def _body_in_training_form(op: GraphBuilder, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws) -> None:
+def _body_in_training_form(
+    op: GraphBuilder, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws
+) -> None:
     for node in list(op.graph):
-        if node.op_type == "BatchNormalization" and node.domain == "" and _by_batch(node, weights, batch_norm):
+        if (
+            node.op_type == "BatchNormalization"
+            and node.domain == ""
+            and _by_batch(node, weights, batch_norm)
+        ):
             raise ModelError(
-                f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot follow the batches, since no running "
-                "statistics leave a body: batch_norm='frozen' trains with those the file has."
+                f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot"
+                " follow the batches, since no running statistics leave a body:"
+                " batch_norm='frozen' trains with those the file has."
             )
         _drawn_anew(op, node, draws)
         for inside, body in _bodies(op, node):
-            _body_in_training_form(inside, node, weights, batch_norm, draws.inside(inside, node, body))
+            _body_in_training_form(
+                inside, node, weights, batch_norm, draws.inside(inside, node, body)
+            )
 
 
 def _bodies(op: GraphBuilder, node: ir.Node) -> Iterator[tuple[GraphBuilder, ir.Graph]]:
@@ -117,30 +149,49 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
     """The running statistics that a training step will update, in the model's order."""
     names: dict[str | None, None] = {}
     for node in model.graph:
-        if node.op_type == "BatchNormalization" and node.domain == "" and _by_batch(node, weights, batch_norm):
-            names |= dict.fromkeys(v.name for v in node.inputs[3:5] if v is not None and v.name in model.graph.initializers)
+        if (
+            node.op_type == "BatchNormalization"
+            and node.domain == ""
+            and _by_batch(node, weights, batch_norm)
+        ):
+            names |= dict.fromkeys(
+                v.name
+                for v in node.inputs[3:5]
+                if v is not None and v.name in model.graph.initializers
+            )
     return [name for name in names if name]
 
 
 def to_evaluation_form(op: GraphBuilder) -> None:
-    """Rewrite the graph of `op` in place: Dropout passes, BatchNormalization uses its running statistics, whatever the file says."""
+    """Rewrite the graph of `op` in place:
+
+    Dropout passes, BatchNormalization uses its running statistics, whatever the file says.
+    """
     for node in list(op.graph):
         if node.op_type == "Dropout" and node.domain == "":
             _refuse_other_outputs(node)
             with op.replacing(node) as put:
                 put(_input(op, node, 0))
-        elif node.op_type == "BatchNormalization" and node.domain == "" and _attribute(node, "training_mode", 0):
+        elif (
+            node.op_type == "BatchNormalization"
+            and node.domain == ""
+            and _attribute(node, "training_mode", 0)
+        ):
             _refuse_other_outputs(node)
             with op.replacing(node) as put:
                 inputs = [_input(op, node, i) for i in range(5)]
-                put(op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5))))
+                put(
+                    op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5)))
+                )
         else:
             for inside, _ in _bodies(op, node):
                 to_evaluation_form(inside)
 
 
 def to_inference_form(model: onnx.ModelProto) -> None:
-    """Let the nodes of a model in place behave as in inference, where the file says otherwise; names and structure stay."""
+    """Let the nodes of a model in place behave as in inference, where the file says otherwise;
+    names and structure stay.
+    """
     _graph_to_inference_form(model.graph)
 
 
@@ -158,23 +209,37 @@ def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
 
 
 def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
-    """Whether a BatchNormalization normalises by the batch: it is asked for, and its scale or bias is trained."""
-    return batch_norm == "train" and any(v is not None and v.name in weights for v in node.inputs[1:3])
+    """Whether a BatchNormalization normalises by the batch: it is asked for, and its scale or bias
+    is trained.
+    """
+    return batch_norm == "train" and any(
+        v is not None and v.name in weights for v in node.inputs[1:3]
+    )
 
 
-def _batch_norm(op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]) -> tuple[Value, Value, Value]:
-    """Normalised by the batch's own mean and (population) variance; running <- momentum running + (1 - momentum) batch.
+def _batch_norm(
+    op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]
+) -> tuple[Value, Value, Value]:
+    """Normalised by the batch's own mean and (population) variance; running <- momentum running +
+    (1 - momentum) batch.
 
     Statistics that two nodes share go on from the first node's update (`so_far`).
     """
     x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
     axes = [a for a in range(_rank(x, node)) if a != 1]
-    epsilon, momentum = float(_attribute(node, "epsilon", 1e-5)), float(_attribute(node, "momentum", 0.9))
+    epsilon, momentum = (
+        float(_attribute(node, "epsilon", 1e-5)),
+        float(_attribute(node, "momentum", 0.9)),
+    )
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
-    variance = op.ReduceMean(centred * centred, axes, keepdims=1)  # ReduceSumSquare takes twice as long as these two
-    # one number per channel is made first, so that the tensors of the batch are passed over as seldom as can be
-    y = centred * (_per_channel(op, scale, x) / op.Sqrt(variance + epsilon)) + _per_channel(op, bias, x)
+    # ReduceSumSquare takes twice as long as these two
+    variance = op.ReduceMean(centred * centred, axes, keepdims=1)
+    # one number per channel is made first, so that the tensors of the batch are passed over as
+    # seldom as can be
+    y = centred * (_per_channel(op, scale, x) / op.Sqrt(variance + epsilon)) + _per_channel(
+        op, bias, x
+    )
 
     def follow(running: Value, batch: Value) -> Value:
         running = so_far.get(running.name, running)
@@ -187,18 +252,23 @@ def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:
     x, scale, bias, mean, variance = (_input(op, node, i) for i in range(5))
     _rank(x, node)
     deviation = op.Sqrt(variance + float(_attribute(node, "epsilon", 1e-5)))
-    return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
+    return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(
+        op, bias, x
+    )
 
 
 def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of ONNX)."""
+    """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of
+    ONNX).
+    """
     x = _input(op, node, 0)
     if _drops_nothing(node):
         return x
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
     mask = op.cast(draws.uniform(op, op.shape(x)), x.dtype) < keep
-    return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))  # ratio 1 drops everything, and divides by 0
+    # ratio 1 drops everything, and divides by 0
+    return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))
 
 
 def _drops_nothing(node: ir.Node) -> bool:
@@ -222,7 +292,9 @@ def _random_normal(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
 def _bernoulli(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     """1 with the probability that the input gives."""
     chance = _input(op, node, 0)
-    return op.cast(op.cast(draws.uniform(op, op.shape(chance)), chance.dtype) < chance, _drawn_type(op, node))
+    return op.cast(
+        op.cast(draws.uniform(op, op.shape(chance)), chance.dtype) < chance, _drawn_type(op, node)
+    )
 
 
 RANDOM = {
@@ -248,7 +320,8 @@ def _refuse_other_outputs(node: ir.Node) -> None:
     used = [v.name for v in node.outputs[1:] if v.uses() or v.is_graph_output()]
     if used:
         raise ModelError(
-            f"{node.op_type} {node.name!r} cannot be trained: its output {used[0]!r} (mask or statistics) is used by the model."
+            f"{node.op_type} {node.name!r} cannot be trained: its output {used[0]!r} (mask or"
+            " statistics) is used by the model."
         )
 
 
@@ -259,7 +332,10 @@ def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
 
 def _rank(x: Value, node: ir.Node) -> int:
     if x.shape is None:
-        raise ModelError(f"{node.op_type} {node.name!r} cannot be trained: the rank of its input {x.name!r} is unknown.")
+        raise ModelError(
+            f"{node.op_type} {node.name!r} cannot be trained: the rank of its input {x.name!r} is"
+            " unknown."
+        )
     return x.rank
 
 

@@ -21,11 +21,13 @@ LAYERS = {"MatMul", "Gemm", "Conv", "ConvTranspose", "PRelu", "Gather", "LSTM", 
 }
 STATISTICS = {("BatchNormalization", 3), ("BatchNormalization", 4)}
 
-# torch's exporter notes what a tensor was to the network, and its optimiser the names of what it computed a tensor from
+# torch's exporter notes what a tensor was to the network, and its optimiser the names of what it
+# computed a tensor from
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-# Among those names, what is surely no parameter: constants (`lifted_tensor_0`), well-known buffers (the frequencies of rotary positions), and
-# intermediate results, which are called after the operator that made them.
+# Among those names, what is surely no parameter: constants (`lifted_tensor_0`), well-known buffers
+# (the frequencies of rotary positions), and intermediate results, which are called after the
+# operator that made them.
 NO_PARAMETER = re.compile(
     r"(.*\.)?(lifted_tensor_\d+|\w*inv_freq|embed_scale)|(val|value|shape|zeros|ones|full|empty|eye|arange|linspace|scalar_tensor|clone|_?to_copy|to|alias|fill|"
     r"slice|select|index|view|reshape|flatten|expand|repeat|permute|transpose|t|unsqueeze|squeeze|cat|stack|gather|where|masked_fill|tril|triu|"
@@ -43,10 +45,12 @@ def statistics(model: ir.Model) -> set[str]:
 def all_weights(model: ir.Model) -> list[str]:
     """Every float initializer that is a weight, in the model's order.
 
-    Not weights: constants of the graph and the running statistics of BatchNormalization. Where torch's exporter notes what was a parameter
-    and what a buffer, that decides. Else constants are tensors of rank 0, of one element unless they are what a layer multiplies by or adds
-    (`MatMul`, `Gemm`, `Conv`, … and the `Add` after one), settings of an operator (the bounds of Clip), and masks with infinities. A larger
-    constant, such as a table of positions, cannot be told from a weight: exclude it by `"!name"`, or name a weight that is left out.
+    Not weights: constants of the graph and the running statistics of BatchNormalization. Where
+    torch's exporter notes what was a parameter and what a buffer, that decides. Else constants are
+    tensors of rank 0, of one element unless they are what a layer multiplies by or adds (`MatMul`,
+    `Gemm`, `Conv`, … and the `Add` after one), settings of an operator (the bounds of Clip), and
+    masks with infinities. A larger constant, such as a table of positions, cannot be told from a
+    weight: exclude it by `"!name"`, or name a weight that is left out.
     """
     found = []
     for name, roles in _roles(model):
@@ -60,7 +64,11 @@ def all_weights(model: ir.Model) -> list[str]:
         if not value.shape or roles & SETTINGS:
             continue
         tensor = value.const_value
-        if tensor is not None and bool(np.isfinite(tensor.numpy()).all()) and (tensor.size != 1 or _of_a_layer(value)):
+        if (
+            tensor is not None
+            and bool(np.isfinite(tensor.numpy()).all())
+            and (tensor.size != 1 or _of_a_layer(value))
+        ):
             found.append(name)
     return found
 
@@ -74,11 +82,14 @@ def _noted(value: ir.Value) -> bool | None:
     parameters = [s for s in sources if not NO_PARAMETER.fullmatch(s)]
     if sources and not parameters:
         return False
-    return True if any("." in s for s in parameters) else None  # intermediate results belong to no module
+    # intermediate results belong to no module
+    return True if any("." in s for s in parameters) else None
 
 
 def _of_a_layer(value: ir.Value) -> bool:
-    """Whether a tensor of one element belongs to a layer; exporters write factors, epsilons and exponents in the same form."""
+    """Whether a tensor of one element belongs to a layer; exporters write factors, epsilons and
+    exponents in the same form.
+    """
     for node, _ in value.uses():
         if node.op_type in LAYERS:
             return True
@@ -89,10 +100,16 @@ def _of_a_layer(value: ir.Value) -> bool:
 
 
 def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
-    """Those of the known weights that are named, or that an fnmatch pattern matches, in their order. UnknownNameError for one that finds none."""
+    """Those of the known weights that are named, or that an fnmatch pattern matches, in their
+    order. UnknownNameError for one that finds none.
+    """
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        more = {pattern} if pattern in known else {name for name in known if fnmatchcase(name, pattern)}
+        more = (
+            {pattern}
+            if pattern in known
+            else {name for name in known if fnmatchcase(name, pattern)}
+        )
         if not more:
             raise UnknownNameError("trained weight", pattern, known)
         found |= more
@@ -100,38 +117,55 @@ def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
 
 
 def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> list[str]:
-    """The weights that `patterns` (names or fnmatch patterns in any order, "!pattern" excludes) select, in the model's order.
+    """The weights that `patterns` (names or fnmatch patterns in any order, "!pattern" excludes)
+    select, in the model's order.
 
-    Raises ModelError for a model without float weights, UnknownNameError for a pattern that matches nothing (the error lists the
-    weights), SettingError when nothing is left.
+    Raises ModelError for a model without float weights, UnknownNameError for a pattern that matches
+    nothing (the error lists the weights), SettingError when nothing is left.
     """
-    floats = [n for n, v in model.graph.initializers.items() if _is_float(v) and v.shape is not None]
+    floats = [
+        n for n, v in model.graph.initializers.items() if _is_float(v) and v.shape is not None
+    ]
     default = all_weights(model)
     if not floats:
         constants = sum(node.op_type == "Constant" for node in model.graph)
         bodies = sum(len(graph.initializers) for graph in model.graph.subgraphs())
-        hint = f" Its {constants} Constant nodes cannot be trained: lift them into initializers first." if constants else ""
+        hint = (
+            f" Its {constants} Constant nodes cannot be trained: lift them into initializers first."
+            if constants
+            else ""
+        )
         if bodies:
-            hint += f" The {bodies} initializers inside the bodies of its If, Loop or Scan cannot be trained: lift them into the main graph."
+            hint += (
+                f" The {bodies} initializers inside the bodies of its If, Loop or Scan cannot be"
+                " trained: lift them into the main graph."
+            )
         raise ModelError(
-            f"The model has no float weights: none of its {len(model.graph.initializers)} initializers is float.{hint}"
+            f"The model has no float weights: none of its {len(model.graph.initializers)}"
+            f" initializers is float.{hint}"
         )
     if patterns is None:
         if not default:
             raise ModelError(
-                f"The model has no float weights: its float initializers ({', '.join(floats)}) are constants. Name those to train."
+                f"The model has no float weights: its float initializers ({', '.join(floats)}) are"
+                " constants. Name those to train."
             )
         return default
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     running = statistics(model)
 
     def matching(pattern: str) -> set[str]:
-        found = {pattern} if pattern in floats else {n for n in floats if fnmatchcase(n, pattern) and n not in running}
+        found = (
+            {pattern}
+            if pattern in floats
+            else {n for n in floats if fnmatchcase(n, pattern) and n not in running}
+        )
         if not found:
             raise UnknownNameError("weight", pattern, default or floats)
         if found & running:
             raise SettingError(
-                f"{pattern!r} is a running statistic of a BatchNormalization: batch_norm='train' updates it, no gradient does."
+                f"{pattern!r} is a running statistic of a BatchNormalization: batch_norm='train'"
+                " updates it, no gradient does."
             )
         return found
 
@@ -141,12 +175,20 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     chosen = set().union(*included) if included or not excluded else set(default)
     chosen -= set().union(*excluded)
     if not chosen:
-        raise SettingError(f"weights={patterns!r} leaves nothing to train; the model's weights are {', '.join(default)}.")
+        raise SettingError(
+            f"weights={patterns!r} leaves nothing to train; the model's weights are"
+            f" {', '.join(default)}."
+        )
     return [n for n in floats if n in chosen]
 
 
 def _is_float(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return value.dtype in (
+        ir.DataType.FLOAT,
+        ir.DataType.DOUBLE,
+        ir.DataType.FLOAT16,
+        ir.DataType.BFLOAT16,
+    )
 
 
 def _roles(model: ir.Model) -> Iterator[tuple[str, set[tuple[str, int]]]]:

@@ -15,14 +15,19 @@ from onnxfit.errors import InstallationError, SettingError
 
 @dataclass(frozen=True)
 class Device:
-    """Where a step runs: `cpu`, or `cuda`, `cuda:1`, … with an onnxruntime that offers the provider."""
+    """Where a step runs:
+
+    `cpu`, or `cuda`, `cuda:1`, … with an onnxruntime that offers the provider.
+    """
 
     kind: str
     index: int
 
     @staticmethod
     def parse(name: str) -> Device:
-        """SettingError for a name that is none, InstallationError for a device this onnxruntime does not offer."""
+        """SettingError for a name that is none, InstallationError for a device this onnxruntime
+        does not offer.
+        """
         match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
         if match is None:
             raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.")
@@ -35,7 +40,8 @@ class Device:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which is not to be had here: {reason}."
+                f"device={name!r} needs onnxruntime's {device.provider}, which is not to be had"
+                f" here: {reason}."
             ) from None
         return device
 
@@ -49,7 +55,9 @@ class Device:
 
     @property
     def handle(self) -> Any:
-        return C.OrtDevice(getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index)
+        return C.OrtDevice(
+            getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index
+        )
 
 
 CPU = Device("cpu", 0)

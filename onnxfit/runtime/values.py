@@ -18,12 +18,16 @@ Array = npt.NDArray[Any]
 
 
 def from_dlpack(capsule: object, boolean: bool) -> Any:
-    """An OrtValue that shares the memory of a DLPack capsule and keeps it alive; booleans arrive as bytes."""
+    """An OrtValue that shares the memory of a DLPack capsule and keeps it alive; booleans arrive as
+    bytes.
+    """
     return C.OrtValue.from_dlpack(capsule, boolean)
 
 
 def ort_value(array: Array, device: Device) -> Any:
-    """An array as onnxruntime sees it: on the CPU it borrows the array's memory, which must live on."""
+    """An array as onnxruntime sees it: on the CPU it borrows the array's memory, which must live
+    on.
+    """
     return C.OrtValue.ortvalue_from_numpy(array, device.handle)
 
 
@@ -35,7 +39,9 @@ def inner_value(value: Any) -> Any:
     """The value inside of what a caller gives as an OrtValue."""
     value = getattr(value, "_ortvalue", value)
     if not isinstance(value, C.OrtValue):
-        raise DataError(f"Expected a numpy array or an onnxruntime.OrtValue, got {type(value).__name__}.")
+        raise DataError(
+            f"Expected a numpy array or an onnxruntime.OrtValue, got {type(value).__name__}."
+        )
     return value
 
 
@@ -48,7 +54,9 @@ def look(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Element type and shape of an array or OrtValue."""
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type())), tuple(value.shape())
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type())), tuple(
+        value.shape()
+    )
 
 
 def array_of(value: Any) -> Array:
@@ -64,5 +72,6 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     if size == 0:
         return np.zeros(shape, dtype)
     memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
-    memory.owner = value  # type: ignore[attr-defined]  # a view that outlives the buffer keeps the memory
+    # a view that outlives the buffer keeps the memory
+    memory.owner = value  # type: ignore[attr-defined]
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)

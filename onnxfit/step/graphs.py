@@ -1,7 +1,10 @@
-"""model + loss + penalty + gradient + optimizer -> the graphs of a training, an evaluation and a prediction step.
+"""model + loss + penalty + gradient + optimizer -> the graphs of a training, an evaluation and a
+prediction step.
 
-Pure functions from a `Recipe` and the shapes of a batch to an `onnx.ModelProto`. A graph describes itself by the names of `graph.names`:
-an input that is part of the training state is read from it, an output `<state>/next` is its value after the step."""
+Pure functions from a `Recipe` and the shapes of a batch to an `onnx.ModelProto`. A graph describes
+itself by the names of `graph.names`: an input that is part of the training state is read from it,
+an output `<state>/next` is its value after the step.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +52,29 @@ def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> onnx.ModelProto:
     """The same in fewer operators, for a machine rather than a reader.
 
-    `fused` are weights that it updates together: it reads them as they are, but they and their slots leave it as one tensor each. Where the
-    update is w - lr g, what is differentiated is the loss times the learning rate: one number is multiplied in the place of all gradients.
+    `fused` are weights that it updates together: it reads them as they are, but they and their
+    slots leave it as one tensor each. Where the update is w - lr g, what is differentiated is the
+    loss times the learning rate: one number is multiplied in the place of all gradients.
     """
-    floats = all(recipe.model.graph.initializers[name].dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for name in recipe.weights)
-    scaled = recipe.optimizer.is_plain_sgd and floats and recipe.clip_norm is None and recipe.clip_value is None
+    floats = all(
+        recipe.model.graph.initializers[name].dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        for name in recipe.weights
+    )
+    scaled = (
+        recipe.optimizer.is_plain_sgd
+        and floats
+        and recipe.clip_norm is None
+        and recipe.clip_value is None
+    )
     op, gradients = _gradient(recipe, batch, scaled=scaled)
     add_update(op, recipe, gradients, fused, scaled=scaled)
     return finished(op)
 
 
 def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Forward, loss, penalty and gradient, added to the gradients of the window (`Trainer(accumulate=)`)."""
+    """Forward, loss, penalty and gradient, added to the gradients of the window
+    (`Trainer(accumulate=)`).
+    """
     op, gradients = _gradient(recipe, batch)
     first = op.input(names.FIRST, np.bool_, ())
     for weight, g in gradients.items():
@@ -83,7 +97,9 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         op.input(weight, w.dtype, w.shape)
         if window is None:
             window = op.input(names.WINDOW, np.float32, ())
-        gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(window, w.dtype)
+        gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(
+            window, w.dtype
+        )
     add_update(op, recipe, gradients)
     return finished(op)
 
@@ -108,14 +124,18 @@ def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 @model_errors()
 def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -> onnx.ModelProto:
-    """The model with its trained weights inside, which onnxruntime optimises as it does the exported one."""
+    """The model with its trained weights inside, which onnxruntime optimises as it does the
+    exported one.
+    """
     op = GraphBuilder(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
     to_evaluation_form(op)
     return finished(op)
 
 
 def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
-    """The model with its training state as inputs, specialised to the shapes of the batch where they are numbers."""
+    """The model with its training state as inputs, specialised to the shapes of the batch where
+    they are numbers.
+    """
     model = recipe.model.clone()
     for name in (*recipe.state, *recipe.constants):
         value = model.graph.initializers.pop(name)
@@ -138,7 +158,9 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[s
 
 @model_errors()
 def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
-    """Every node between the weights and the loss that the source of gradients cannot differentiate, without running anything."""
+    """Every node between the weights and the loss that the source of gradients cannot
+    differentiate, without running anything.
+    """
     return recipe.gradient.blockers(with_loss(recipe, batch), names.TOTAL, recipe.weights)
 
 
@@ -153,7 +175,9 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
 
 
 @model_errors()
-def _gradient(recipe: Recipe, batch: Batch, *, scaled: bool = False) -> tuple[GraphBuilder, dict[str, Value]]:
+def _gradient(
+    recipe: Recipe, batch: Batch, *, scaled: bool = False
+) -> tuple[GraphBuilder, dict[str, Value]]:
     """The gradients of the loss, or of the loss times the learning rate."""
     model, loss = with_loss(recipe, batch), names.TOTAL
     if scaled:
@@ -176,9 +200,11 @@ def add_loss(
     loss_weights: Mapping[str, float] | None = None,
     sample_weight: bool = False,
 ) -> onnx.ModelProto:
-    """The model with its loss as one more output, `train/loss`, and its labels as inputs `y_true/<output>`: it runs in any onnxruntime.
+    """The model with its loss as one more output, `train/loss`, and its labels as inputs
+    `y_true/<output>`: it runs in any onnxruntime.
 
-    `penalty` counts the weights that `weights` selects; `sample_weight=True` adds an input of that name, shape `(batch,)`.
+    `penalty` counts the weights that `weights` selects; `sample_weight=True` adds an input of that
+    name, shape `(batch,)`.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -192,14 +218,24 @@ def add_loss(
     penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
     objectives = get_objectives(loss, loss_weights, outputs)
     op = GraphBuilder(work.graph)
-    batch = {names.target(name): objective.loss.target(outputs[name]) for name, objective in objectives.items()}
+    batch = {
+        names.target(name): objective.loss.target(outputs[name])
+        for name, objective in objectives.items()
+    }
     if sample_weight:
-        batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",))
+        batch[names.SAMPLE_WEIGHT] = TensorSpec(
+            names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",)
+        )
     add_loss_to(op, objectives, penalties, batch)
     return finished(op)
 
 
-def add_loss_to(op: GraphBuilder, objectives: Mapping[str, Objective], penalties: Mapping[str, Penalty], batch: Batch) -> None:
+def add_loss_to(
+    op: GraphBuilder,
+    objectives: Mapping[str, Objective],
+    penalties: Mapping[str, Penalty],
+    batch: Batch,
+) -> None:
     """Add labels, the loss of every output, penalties, and their sum as output `names.TOTAL`."""
     outputs = {v.name or "": v for v in op.graph.outputs}
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
@@ -211,12 +247,16 @@ def add_loss_to(op: GraphBuilder, objectives: Mapping[str, Objective], penalties
     terms: list[Value] = []
     if not objectives:
         own = op.wrap(outputs[names.LOSS])
-        terms.append(own if own.shape == () else op.Reshape(own, op.constant(np.zeros(0, np.int64))))
+        terms.append(
+            own if own.shape == () else op.Reshape(own, op.constant(np.zeros(0, np.int64)))
+        )
     for output, objective in objectives.items():
         y_pred = op.wrap(outputs[output])
         spec = batch[names.target(output)]
         if y_pred.ir.shape is None or spec.shape is None:
-            raise ModelError(f"The rank of output {output!r} is unknown, so that no loss can be put on it.")
+            raise ModelError(
+                f"The rank of output {output!r} is unknown, so that no loss can be put on it."
+            )
         y_true = op.input(names.target(output), spec.dtype, spec.shape)
         try:
             with op.scope(f"loss/{output}"):
@@ -225,7 +265,8 @@ def add_loss_to(op: GraphBuilder, objectives: Mapping[str, Objective], penalties
             raise
         except ValueError as error:
             raise SettingError(
-                f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with labels {spec}: {error}"
+                f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
+                f" labels {spec}: {error}"
             ) from error
         if len(objectives) > 1:
             op.output(names.part(output), value)
@@ -244,7 +285,9 @@ def add_loss_to(op: GraphBuilder, objectives: Mapping[str, Objective], penalties
 
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
     """Drop the model's outputs that nobody asked for; those that a step reports stay."""
-    op.graph.outputs[:] = [v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")]
+    op.graph.outputs[:] = [
+        v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")
+    ]
 
 
 def pruned(op: GraphBuilder) -> ir.Model:
@@ -258,7 +301,9 @@ def pruned(op: GraphBuilder) -> ir.Model:
 
 
 def _remove_unused(model: ir.Model) -> None:
-    """onnx-ir takes away a node, but goes on to count what its bodies capture as used: these are emptied, and it looks again."""
+    """onnx-ir takes away a node, but goes on to count what its bodies capture as used: these are
+    emptied, and it looks again.
+    """
     emptied: list[ir.Graph] | None = None
     while emptied is None or emptied:
         before = list(model.graph)

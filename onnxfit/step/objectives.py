@@ -16,7 +16,9 @@ from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
-Metrics = Union[MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]], None]
+Metrics = Union[
+    MetricLike, Sequence[MetricLike], Mapping[str, Union[MetricLike, Sequence[MetricLike]]], None
+]
 
 
 @dataclass(frozen=True)
@@ -55,26 +57,38 @@ class OutputMetric:
         return self.metric.mode
 
     def copy(self) -> OutputMetric:
-        """The same metric with a memory of its own, so that an evaluation inside an epoch leaves the epoch's figures alone."""
+        """The same metric with a memory of its own, so that an evaluation inside an epoch leaves
+        the epoch's figures alone.
+        """
         metric = copy.copy(self.metric)
         metric.reset()
         return replace(self, metric=metric)
 
 
 def get_objectives(
-    loss: Losses, loss_weights: Mapping[str, float] | None, outputs: Mapping[str, TensorSpec], *, needed: bool = True
+    loss: Losses,
+    loss_weights: Mapping[str, float] | None,
+    outputs: Mapping[str, TensorSpec],
+    *,
+    needed: bool = True,
 ) -> dict[str, Objective]:
-    """A loss per output that has one, in the model's order; `needed=False` lets a model do without any."""
+    """A loss per output that has one, in the model's order;
+
+    `needed=False` lets a model do without any.
+    """
     if loss is None:
         if loss_weights:
-            raise SettingError("loss_weights needs a dict of losses; with loss=None the model's own output counts.")
+            raise SettingError(
+                "loss_weights needs a dict of losses; with loss=None the model's own output counts."
+            )
         own = outputs.get(names.LOSS)
         if own is None and not needed:
             return {}
         if own is None or own.shape not in ((), (1,)):
             found = ", ".join(map(str, outputs.values()))
             raise SettingError(
-                f"loss=None needs a model with a scalar output {names.LOSS!r}; its outputs are {found}. Name a loss."
+                f"loss=None needs a model with a scalar output {names.LOSS!r}; its outputs are"
+                f" {found}. Name a loss."
             )
         return {}
     if not isinstance(loss, Mapping):
@@ -83,18 +97,26 @@ def get_objectives(
             outputs = floats
         if len(outputs) > 1:
             raise SettingError(
-                f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which loss, loss={{{next(iter(outputs))!r}: ...}}."
+                f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which"
+                f" loss, loss={{{next(iter(outputs))!r}: ...}}."
             )
         loss = dict.fromkeys(outputs, loss)
     if loss_weights is not None and not isinstance(loss_weights, Mapping):
         raise SettingError(f"loss_weights is a dict output name -> number, got {loss_weights!r}.")
     if len(loss) > 1 and "val" in loss:
-        raise SettingError("An output called 'val' cannot have a loss beside others: 'val_loss' is the validation loss.")
+        raise SettingError(
+            "An output called 'val' cannot have a loss beside others: 'val_loss' is the validation"
+            " loss."
+        )
     weights = dict(loss_weights or {})
     for name in (*loss, *weights):
         if name not in outputs:
             raise UnknownNameError("output", name, outputs)
-    return {name: Objective(get_loss(loss[name]), float(weights.get(name, 1.0))) for name in outputs if name in loss}
+    return {
+        name: Objective(get_loss(loss[name]), float(weights.get(name, 1.0)))
+        for name in outputs
+        if name in loss
+    }
 
 
 def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) -> list[OutputMetric]:
@@ -103,7 +125,10 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
     A metric given by name takes outputs as logits where their loss does.
     """
     outputs = list(objectives)
-    from_logits = {output: getattr(objective.loss, "from_logits", False) for output, objective in objectives.items()}
+    from_logits = {
+        output: getattr(objective.loss, "from_logits", False)
+        for output, objective in objectives.items()
+    }
     if isinstance(metrics, Mapping):
         for name in metrics:
             if name not in outputs:
@@ -112,14 +137,25 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
     else:
         chosen = {name: _listed(metrics) for name in outputs} if metrics else {}
         if metrics and not outputs:
-            raise SettingError("metrics compare outputs with labels; with loss=None there are none.")
+            raise SettingError(
+                "metrics compare outputs with labels; with loss=None there are none."
+            )
     bound = []
     for output, entries in chosen.items():
         for entry in entries:
             metric = get_metric(entry)
-            if isinstance(entry, str) and from_logits.get(output) and hasattr(metric, "from_logits"):
-                metric = replace(metric, from_logits=True)  # type: ignore[call-arg]  # the loss says what the output is
-            bound.append(OutputMetric(metric.name if len(outputs) == 1 else f"{output}_{metric.name}", output, metric))
+            if (
+                isinstance(entry, str)
+                and from_logits.get(output)
+                and hasattr(metric, "from_logits")
+            ):
+                # the loss says what the output is
+                metric = replace(metric, from_logits=True)  # type: ignore[call-arg]
+            bound.append(
+                OutputMetric(
+                    metric.name if len(outputs) == 1 else f"{output}_{metric.name}", output, metric
+                )
+            )
     reserved = (
         {"loss", "batch_loss", "learning_rate", *(f"{output}_loss" for output in outputs)}
         if len(outputs) > 1
@@ -129,10 +165,14 @@ def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) ->
     for name in taken:
         if name in reserved or name.startswith("val_"):
             raise SettingError(
-                f"A metric cannot be called {name!r}, the name of another figure: give it another one, such as Accuracy(name='...')."
+                f"A metric cannot be called {name!r}, the name of another figure: give it another"
+                " one, such as Accuracy(name='...')."
             )
         if taken.count(name) > 1:
-            raise SettingError(f"Two metrics are called {name!r}: give one another name, such as Accuracy(name='...').")
+            raise SettingError(
+                f"Two metrics are called {name!r}: give one another name, such as"
+                " Accuracy(name='...')."
+            )
     return bound
 
 

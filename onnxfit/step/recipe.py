@@ -1,4 +1,6 @@
-"""The parts of a training step: model, weights, losses, penalties, optimizer and source of gradients."""
+"""The parts of a training step: model, weights, losses, penalties, optimizer and source of
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, samp
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a step is made of. `model` is the working form of the user's model and is never changed.
+    """Everything a step is made of.
 
-    `objectives` is empty for a model that brings its own scalar output `loss`; `metric_outputs` are the outputs that a training or evaluation
-    step hands out because a metric looks at them; `slots` holds each weight's slots before the first update.
+    `model` is the working form of the user's model and is never changed.
+
+    `objectives` is empty for a model that brings its own scalar output `loss`; `metric_outputs` are
+    the outputs that a training or evaluation step hands out because a metric looks at them; `slots`
+    holds each weight's slots before the first update.
     """
 
     model: ir.Model
@@ -42,13 +47,24 @@ class Recipe:
     clip_value: float | None = None
     statistics: tuple[str, ...] = field(init=False)
     large: bool = field(init=False)  # more than one graph can hold
-    constants: tuple[str, ...] = field(init=False)  # then, frozen tensors that are inputs of every step, too
+    # then, frozen tensors that are inputs of every step, too
+    constants: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm)))
-        sizes = {name: value.const_value.nbytes for name, value in self.model.graph.initializers.items() if value.const_value}
+        object.__setattr__(
+            self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm))
+        )
+        sizes = {
+            name: value.const_value.nbytes
+            for name, value in self.model.graph.initializers.items()
+            if value.const_value
+        }
         large = sum(sizes.values()) > tensors.MAX_MODEL_BYTES
-        frozen = [name for name, size in sizes.items() if large and size > tensors.MAX_INLINE_BYTES and name not in self.state]
+        frozen = [
+            name
+            for name, size in sizes.items()
+            if large and size > tensors.MAX_INLINE_BYTES and name not in self.state
+        ]
         object.__setattr__(self, "constants", tuple(frozen))
         object.__setattr__(self, "large", large)
 

@@ -1,9 +1,11 @@
-"""A training step in parts: forward, loss, backward, penalty and update are graphs of their own, and a caller can stand between them.
+"""A training step in parts: forward, loss, backward, penalty and update are graphs of their own,
+and a caller can stand between them.
 
     inputs, weights ─► forward ─► outputs ─► loss ─► gradients of the outputs ─► backward ─► gradients of the weights ─► penalty ─► update
                           └──────────── what the backward pass needs of the forward pass ──────┘
 
-Pure functions, as in `step`, from which each differs only in where it is cut: the weights after a step are the same.
+Pure functions, as in `step`, from which each differs only in where it is cut: the weights after a
+step are the same.
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ from onnxfit.step.graphs import add_loss_to, finished, pruned, training_forward
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import add_update
 
-SIZES = {"Shape", "Size"}  # computed in the forward pass, so that a tensor is not kept for its sizes alone
+# computed in the forward pass, so that a tensor is not kept for its sizes alone
+SIZES = {"Shape", "Size"}
 
 
 @dataclass(frozen=True)
 class Passes:
     """The forward and the backward pass of a model.
 
-    `forward` has the model's `outputs`, then the next running statistics, then what is `kept`; `backward` takes that, and gradients of the
-    outputs (`arriving`: output -> input of the graph), and gives gradients (`leaving`: weight or input -> output of the graph). Of `kept`,
-    the model's own inputs and weights are no outputs of `forward`: whoever runs it has them.
+    `forward` has the model's `outputs`, then the next running statistics, then what is `kept`;
+    `backward` takes that, and gradients of the outputs (`arriving`: output -> input of the graph),
+    and gives gradients (`leaving`: weight or input -> output of the graph). Of `kept`, the model's
+    own inputs and weights are no outputs of `forward`: whoever runs it has them.
     """
 
     forward: onnx.ModelProto
@@ -46,7 +50,10 @@ class Passes:
 
 
 def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]) -> Passes:
-    """Both passes for a batch of these shapes: `outputs` are computed, and those that depend on `wrt` (weights and inputs) differentiated."""
+    """Both passes for a batch of these shapes:
+
+    `outputs` are computed, and those that depend on `wrt` (weights and inputs) differentiated.
+    """
     pulled, statistics = pullback(recipe, batch, outputs, wrt)
     TopologicalSortPass()(pulled.model)
     graph = pulled.model.graph
@@ -54,11 +61,20 @@ def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[s
     behind = _before([v for v in graph.outputs if v.name in pulled.leaving.values()])
     seeds = {v for v in graph.inputs if v.name in pulled.arriving.values()}
     late = _after(graph, seeds)
-    ahead |= {n for n in behind if n.op_type in SIZES and n not in late and n.inputs[0] is not None and _is_of(n.inputs[0], ahead)}
+    ahead |= {
+        n
+        for n in behind
+        if n.op_type in SIZES
+        and n not in late
+        and n.inputs[0] is not None
+        and _is_of(n.inputs[0], ahead)
+    }
     back = [node for node in graph if node in behind and node not in ahead]
     made = {v for node in back for v in node.outputs}
     read = dict.fromkeys(v for node in back for v in _reads(node) if v not in made)
-    read |= dict.fromkeys(v for v in graph.outputs if v.name in pulled.leaving.values() and v not in made)
+    read |= dict.fromkeys(
+        v for v in graph.outputs if v.name in pulled.leaving.values() and v not in made
+    )
     kept = [v for v in read if v not in seeds and v.name not in graph.initializers]
     for value in kept:
         if value.type is None and (maker := value.producer()) is not None:
@@ -83,7 +99,9 @@ def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[s
 
 
 @model_errors()
-def pullback(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]) -> tuple[Pullback, list[str]]:
+def pullback(
+    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
+) -> tuple[Pullback, list[str]]:
     """Both passes as one graph; and its outputs that are the next running statistics."""
     op, statistics = training_forward(recipe, batch)
     chosen = {v.name: v for v in op.graph.outputs}
@@ -91,13 +109,21 @@ def pullback(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     model = infer_shapes(pruned(op))
-    differentiable = [v.name or "" for v in model.graph.outputs if is_float(v) and v.name in outputs]
+    differentiable = [
+        v.name or "" for v in model.graph.outputs if is_float(v) and v.name in outputs
+    ]
     differentiable = [name for name in differentiable if reachable_values(model, [name], wrt)]
-    return recipe.gradient.add_pullback(model, differentiable, wrt), [names.updated(name) for name in statistics]
+    return recipe.gradient.add_pullback(model, differentiable, wrt), [
+        names.updated(name) for name in statistics
+    ]
 
 
-def loss_graph(recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Loss of the model's `outputs` against labels, without penalty; and output -> name of its gradient."""
+def loss_graph(
+    recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Loss of the model's `outputs` against labels, without penalty; and output -> name of its
+    gradient.
+    """
     op = _empty("loss")
     for value in outputs:
         y = spec_of(value)
@@ -109,7 +135,10 @@ def loss_graph(recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]) -> tup
     model, found = recipe.gradient.add_gradients(infer_shapes(pruned(op)), names.TOTAL, wrt)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
-    handed = {output: op.output(names.gradient(output), op.wrap(values[name])).name for output, name in found.items()}
+    handed = {
+        output: op.output(names.gradient(output), op.wrap(values[name])).name
+        for output, name in found.items()
+    }
     return finished(op), handed
 
 
@@ -124,7 +153,9 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         total = term if total is None else total + op.cast(term, total.dtype)
     assert total is not None
     op.output(names.PENALTY, total)
-    model, found = recipe.gradient.add_gradients(infer_shapes(pruned(op)), names.PENALTY, list(weights))
+    model, found = recipe.gradient.add_gradients(
+        infer_shapes(pruned(op)), names.PENALTY, list(weights)
+    )
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     for name, gradient in found.items():
@@ -177,9 +208,15 @@ def _gradient(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
 def _reads(node: ir.Node) -> list[ir.Value]:
     """What a node reads, what its subgraphs capture included."""
     graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    inner = [v for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph) for v in n.inputs]
+    inner = [
+        v for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph) for v in n.inputs
+    ]
     inner += [v for graph in graphs for v in graph.outputs]
-    return [v for v in (*node.inputs, *(v for v in inner if v is None or v.graph is node.graph)) if v is not None]
+    return [
+        v
+        for v in (*node.inputs, *(v for v in inner if v is None or v.graph is node.graph))
+        if v is not None
+    ]
 
 
 def _before(values: Iterable[ir.Value]) -> set[ir.Node]:
@@ -209,8 +246,12 @@ def _is_of(value: ir.Value, nodes: set[ir.Node]) -> bool:
     return value.producer() is None or value.producer() in nodes
 
 
-def _part(graph: ir.Graph, name: str, inputs: Sequence[str], given: Sequence[str], outputs: Iterable[str]) -> onnx.ModelProto:
-    """What computes `outputs` from these `inputs` of the graph, and from `given` values of it, which become inputs."""
+def _part(
+    graph: ir.Graph, name: str, inputs: Sequence[str], given: Sequence[str], outputs: Iterable[str]
+) -> onnx.ModelProto:
+    """What computes `outputs` from these `inputs` of the graph, and from `given` values of it,
+    which become inputs.
+    """
     copy = graph.clone()
     copy.name = name
     values = values_of(copy)

@@ -15,7 +15,9 @@ Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 
 
 class StepResult(Protocol):
-    """What a step tells of its batch: scalars by name, copies of the outputs, and the batch's arrays as they were fed."""
+    """What a step tells of its batch: scalars by name, copies of the outputs, and the batch's
+    arrays as they were fed.
+    """
 
     @property
     def scalars(self) -> Mapping[str, npt.NDArray[Any]]: ...
@@ -46,7 +48,9 @@ class Mean:
 class Tracker:
     """Adds up what every batch reports; the means are exact whatever the sizes of the batches."""
 
-    def __init__(self, objectives: Mapping[str, Objective], metrics: Sequence[OutputMetric]) -> None:
+    def __init__(
+        self, objectives: Mapping[str, Objective], metrics: Sequence[OutputMetric]
+    ) -> None:
         self._weights = {output: objective.weight for output, objective in objectives.items()}
         self._several = len(objectives) > 1
         self._count = names.count(next(iter(objectives), ""))
@@ -55,7 +59,8 @@ class Tracker:
 
     def reset(self) -> None:
         self.rows = 0
-        self._loss = Mean()  # of the whole loss; with several outputs, of what is not theirs: the penalties
+        # of the whole loss; with several outputs, of what is not theirs: the penalties
+        self._loss = Mean()
         self._parts = {output: Mean() for output in self._weights} if self._several else {}
         for bound in self._metrics:
             bound.metric.reset()
@@ -103,16 +108,24 @@ class Tracker:
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for bound in self._metrics:
             labels = arrays[names.target(bound.output)]
-            bound.metric.update(labels, predictions[bound.output], weight if bound.metric.weighted else None)
+            bound.metric.update(
+                labels, predictions[bound.output], weight if bound.metric.weighted else None
+            )
 
     @property
     def loss(self) -> float:
         if not self._parts:
             return self._loss.value
-        return self._loss.value + sum(self._weights[output] * mean.value for output, mean in self._parts.items() if mean.weight)
+        return self._loss.value + sum(
+            self._weights[output] * mean.value
+            for output, mean in self._parts.items()
+            if mean.weight
+        )
 
     def figures(self) -> Figures:
-        """Name -> mean so far; metrics as functions, since some are dear and few are read in every batch."""
+        """Name -> mean so far; metrics as functions, since some are dear and few are read in every
+        batch.
+        """
         figures: Figures = {"loss": self.loss}
         for output, mean in self._parts.items():
             figures[f"{output}_loss"] = mean.value

@@ -1,8 +1,11 @@
-"""One file with a whole training state: a zip archive of `onnxfit.json`, `model.onnx`, `model.onnx.data` and `state.safetensors`.
+"""One file with a whole training state: a zip archive of `onnxfit.json`, `model.onnx`,
+`model.onnx.data` and `state.safetensors`.
 
-No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or not there; every entry carries zip's CRC-32.
-`model.onnx` is the trained model, its weights in `model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Weights go
-from memory to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX can hold.
+No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or
+not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
+`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Weights go from memory
+to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
+can hold.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from onnxfit.registry import from_config, to_config
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = "onnxfit.json", "model.onnx", "model.onnx.data", "state.safetensors"
-REGISTRIES = tuple(f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules"))
+REGISTRIES = tuple(
+    f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules")
+)
 DAMAGE = (  # what readers raise at bytes that are not what they should be
     zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError, struct.error,
     AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError, ValueError,
@@ -49,7 +54,11 @@ DAMAGE = (  # what readers raise at bytes that are not what they should be
 
 @dataclass
 class Contents:
-    """What a checkpoint holds. `state` is `Trainer.get_state`, whose weights stand for those in `model`; `resume` are the fields of `loop.Resume`."""
+    """What a checkpoint holds.
+
+    `state` is `Trainer.get_state`, whose weights stand for those in `model`; `resume` are the
+    fields of `loop.Resume`.
+    """
 
     model: onnx.ModelProto
     settings: dict[str, Any]
@@ -58,12 +67,16 @@ class Contents:
     train_losses: list[float]
     resume: Sequence[Any]
     tracker: Mapping[str, Any]  # `Tracker.state_dict` of the epoch under way
-    ended: Mapping[str, Any]  # the figures of an epoch of which the loggers were not told yet, and whether training stops there
+    # the figures of an epoch of which the loggers were not told yet, and whether training stops
+    # there
+    ended: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
 
 
 class Snapshot:
-    """A training state as it was at one moment, whatever has become of the training since; any thread may write it."""
+    """A training state as it was at one moment, whatever has become of the training since; any
+    thread may write it.
+    """
 
     def __init__(self, contents: Contents) -> None:
         """The arrays are kept and not copied: nobody may write into them any more."""
@@ -87,7 +100,10 @@ class Snapshot:
         self._info = json.dumps(info).encode()
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as a checkpoint, atomically. CheckpointError where the folder or the disk refuses: nothing is changed then."""
+        """Write it as a checkpoint, atomically.
+
+        CheckpointError where the folder or the disk refuses: nothing is changed then.
+        """
         try:
             return write_atomically(path, self._write)
         except CheckpointError as error:
@@ -123,21 +139,30 @@ class Snapshot:
 
 
 def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
-    """Read a checkpoint; `settings` replace those of the same name in it. CheckpointError for anything but a whole, known one."""
+    """Read a checkpoint;
+
+    `settings` replace those of the same name in it. CheckpointError for anything but a whole, known
+    one.
+    """
     name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:
             for entry in (INFO, MODEL, DATA, STATE):
-                if archive.getinfo(entry).compress_type != zipfile.ZIP_STORED or archive.getinfo(entry).flag_bits & 1:
+                if (
+                    archive.getinfo(entry).compress_type != zipfile.ZIP_STORED
+                    or archive.getinfo(entry).flag_bits & 1
+                ):
                     raise CheckpointError(
-                        f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or encrypted."
+                        f"{name!r} is not a checkpoint that onnxfit wrote: its entries are"
+                        " compressed or encrypted."
                     )
             info = json.loads(archive.read(INFO))
             if not isinstance(info, dict) or not isinstance(info.get("format"), int):
                 raise CheckpointError(f"{name!r} is not an onnxfit checkpoint.")
             if info["format"] > FORMAT:
                 raise CheckpointError(
-                    f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to {FORMAT}: upgrade."
+                    f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up"
+                    f" to {FORMAT}: upgrade."
                 )
             model = onnx.ModelProto.FromString(archive.read(MODEL))
             with archive.open(DATA) as data:
@@ -153,7 +178,14 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     try:
         return Contents(
             model=model,
-            settings={**{k: _decode_setting(k, v, name) for k, v in info["settings"].items() if k not in settings}, **settings},
+            settings={
+                **{
+                    k: _decode_setting(k, v, name)
+                    for k, v in info["settings"].items()
+                    if k not in settings
+                },
+                **settings,
+            },
             state={
                 "weights": initializer_arrays(model, info["weights"]),
                 "slots": _with_arrays(info["slots"], arrays),
@@ -182,8 +214,14 @@ def _in_folder(path: Path) -> Path:
         return path
     found = sorted(path.glob(f"*{SUFFIX}"))
     if len(found) != 1:
-        there = f"has {len(found)} ({', '.join(p.name for p in found)}): name the file" if found else "has none"
-        raise CheckpointError(f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {there}.")
+        there = (
+            f"has {len(found)} ({', '.join(p.name for p in found)}): name the file"
+            if found
+            else "has none"
+        )
+        raise CheckpointError(
+            f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {there}."
+        )
     return found[0]
 
 
@@ -213,14 +251,16 @@ def _decode_setting(setting: str, value: Any, path: str) -> Any:
     if isinstance(value, dict):
         if set(value) == {"onnxfit:custom"}:
             raise CheckpointError(
-                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a checkpoint holds no code: "
-                f"Trainer.load(path, {setting}=...)."
+                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a"
+                f" checkpoint holds no code: Trainer.load(path, {setting}=...)."
             )
         if set(value) == {"onnxfit:class"}:
             try:
                 return from_config(value["onnxfit:class"], *REGISTRIES)
             except (SettingError, TypeError) as error:
-                raise CheckpointError(f"{path!r} asks for a {setting} that this onnxfit does not know: {error}") from None
+                raise CheckpointError(
+                    f"{path!r} asks for a {setting} that this onnxfit does not know: {error}"
+                ) from None
         return {k: _decode_setting(setting, v, path) for k, v in value.items()}
     return value
 

@@ -11,12 +11,16 @@ from onnxfit.training.position import Position
 
 
 class EpochIterator:
-    """Which batches an epoch has: one pass over the data, or `steps_per_epoch` of passes that go on and wrap.
+    """Which batches an epoch has: one pass over the data, or `steps_per_epoch` of passes that go on
+    and wrap.
 
-    `number` is the number of the first pass, which decides its order of rows; `start` is where an interrupted fit stood.
+    `number` is the number of the first pass, which decides its order of rows; `start` is where an
+    interrupted fit stood.
     """
 
-    def __init__(self, data: Source, steps_per_epoch: int | None, number: int, start: Position) -> None:
+    def __init__(
+        self, data: Source, steps_per_epoch: int | None, number: int, start: Position
+    ) -> None:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
         self.data = data
@@ -29,7 +33,10 @@ class EpochIterator:
         self._in_pass = 0  # batches taken from the pass under way; 0: the next pass has not begun
 
     def with_batch_size(self, batch_size: int) -> None:
-        """Batches of so many rows from now on; for a pass that has not begun. DataError or SettingError for data that do not allow it."""
+        """Batches of so many rows from now on; for a pass that has not begun.
+
+        DataError or SettingError for data that do not allow it.
+        """
         data = self.data.with_batch_size(batch_size)
         self.data.close()
         self.data = data
@@ -80,5 +87,7 @@ class EpochIterator:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"ran out of data: the epoch has {index} batches, steps_per_epoch={self._steps} asks for more.", stacklevel=5
+                f"ran out of data: the epoch has {index} batches, steps_per_epoch={self._steps}"
+                " asks for more.",
+                stacklevel=5,
             )

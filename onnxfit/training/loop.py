@@ -25,27 +25,37 @@ class FitState:
     telling: tuple[str, int, Logs] | None = None  # what callbacks are told right now
     running: bool = True
     warned: bool = False  # of a loss that is not finite
-    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # their states when an error ended the fit
+    # their states when an error ended the fit
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def now(self) -> Position:
-        """Where the next fit goes on, from a checkpoint written now; the very beginning after a fit that came to its end."""
+        """Where the next fit goes on, from a checkpoint written now; the very beginning after a fit
+        that came to its end.
+        """
         if self.place == Position():
             return self.place
         number, in_pass = self.epochs.place
-        return replace(self.place, number=number, in_pass=in_pass, batch_size=self.epochs.data.batch_size)
+        return replace(
+            self.place, number=number, in_pass=in_pass, batch_size=self.epochs.data.batch_size
+        )
 
     def require_same_batches(self) -> None:
-        """SettingError in the middle of a pass whose batches were of another size: some rows would come twice, others never."""
+        """SettingError in the middle of a pass whose batches were of another size: some rows would
+        come twice, others never.
+        """
         was, size = self.place.batch_size, self.epochs.data.batch_size
         if self.place.in_pass and was != size and None not in (was, size):
             raise SettingError(
-                f"The checkpoint was written after {self.place.in_pass} batches of {was} rows, in the middle of an epoch: go on with "
-                f"batch_size={was}, not {size}, or begin the next epoch, initial_epoch={self.place.epoch + 1}."
+                f"The checkpoint was written after {self.place.in_pass} batches of {was} rows, in"
+                f" the middle of an epoch: go on with batch_size={was}, not {size}, or begin the"
+                f" next epoch, initial_epoch={self.place.epoch + 1}."
             )
 
 
 def validation_due(freq: Union[int, Sequence[int]]) -> Callable[[int], bool]:
-    """Whether epoch number `epoch`, from 0, is validated: every `freq`-th, or those listed, counted from 1 as in Keras."""
+    """Whether epoch number `epoch`, from 0, is validated: every `freq`-th, or those listed, counted
+    from 1 as in Keras.
+    """
     if isinstance(freq, int):
         if freq < 1:
             raise SettingError(f"validation_freq is at least 1, got {freq}.")

@@ -1,4 +1,7 @@
-"""Hooks, their order and their logs; History, the file loggers, TerminateOnNaN, ProgressBar, LambdaCallback."""
+"""Hooks, their order and their logs;
+
+History, the file loggers, TerminateOnNaN, ProgressBar, LambdaCallback.
+"""
 
 import csv
 import json
@@ -34,7 +37,8 @@ X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
 def trainer(learning_rate=0.1, **settings):
     """y = w x with w = 1 at first; on X and Y every update brings w nearer to 0."""
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }'
+        '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1,'
+        " 1] w = {1}> { y = MatMul(x, w) }"
     )
     return onnxfit.Trainer(model, loss="mse", optimizer=learning_rate, **settings)
 
@@ -59,11 +63,14 @@ class Recorder(Callback):
         return f"Recorder({self.name})"
 
     def _record(self, hook, *arguments):
-        self.calls.append((self.name + hook, *(dict(a) if isinstance(a, Logs) else a for a in arguments)))
+        self.calls.append(
+            (self.name + hook, *(dict(a) if isinstance(a, Logs) else a for a in arguments))
+        )
 
     def hooks(self):
         return [
-            call[0].removeprefix("on_") + (str(call[1]) if len(call) > 1 and isinstance(call[1], int) else "")
+            call[0].removeprefix("on_")
+            + (str(call[1]) if len(call) > 1 and isinstance(call[1], int) else "")
             for call in self.calls
         ]
 
@@ -75,8 +82,17 @@ def test_the_order_of_hooks():
     recorder = Recorder()
     on = fit(recorder, epochs=2, validation_data=(X, Y))
     batches = ["train_batch_begin0", "train_batch_end0", "train_batch_begin1", "train_batch_end1"]
-    tests = ["test_begin", "test_batch_begin0", "test_batch_end0", "test_batch_begin1", "test_batch_end1", "test_end"]
-    epochs = [call for n in (0, 1) for call in [f"epoch_begin{n}", *batches, *tests, f"epoch_end{n}"]]
+    tests = [
+        "test_begin",
+        "test_batch_begin0",
+        "test_batch_end0",
+        "test_batch_begin1",
+        "test_batch_end1",
+        "test_end",
+    ]
+    epochs = [
+        call for n in (0, 1) for call in [f"epoch_begin{n}", *batches, *tests, f"epoch_end{n}"]
+    ]
     assert recorder.hooks() == ["train_begin", *epochs, "train_end", "close"]
     assert recorder.params == {"epochs": 2, "steps": 2, "verbose": 0}
     assert recorder.trainer is on
@@ -95,18 +111,40 @@ def test_prediction_and_evaluation_have_their_hooks():
 def test_what_logs_hold():
     x = np.array([[1], [1], [3], [3], [5]], np.float32)
     recorder = Recorder()
-    fit(recorder, on=trainer(0.0, metrics=["mean_absolute_error"]), x=x, y=0 * x, shuffle=False, validation_data=(x, 0 * x))
+    fit(
+        recorder,
+        on=trainer(0.0, metrics=["mean_absolute_error"]),
+        x=x,
+        y=0 * x,
+        shuffle=False,
+        validation_data=(x, 0 * x),
+    )
     logs = {}
     for hook, *arguments in recorder.calls:
         logs.setdefault(hook, []).append(arguments[-1] if arguments else None)
-    assert [entry["loss"] for entry in logs["on_train_batch_end"]] == [1, 5, 9]  # means over the rows so far
+    # means over the rows so far
+    assert [entry["loss"] for entry in logs["on_train_batch_end"]] == [1, 5, 9]
     assert [entry["batch_loss"] for entry in logs["on_train_batch_end"]] == [1, 9, 25]
-    assert [entry["mean_absolute_error"] for entry in logs["on_train_batch_end"]] == pytest.approx([1, 2, 13 / 5])
+    assert [entry["mean_absolute_error"] for entry in logs["on_train_batch_end"]] == pytest.approx(
+        [1, 2, 13 / 5]
+    )
     assert logs["on_test_end"] == [{"loss": 9, "mean_absolute_error": pytest.approx(2.6)}]
     (end,) = logs["on_epoch_end"]
-    assert set(end) == {"loss", "mean_absolute_error", "val_loss", "val_mean_absolute_error", "learning_rate"}
+    assert set(end) == {
+        "loss",
+        "mean_absolute_error",
+        "val_loss",
+        "val_mean_absolute_error",
+        "learning_rate",
+    }
     assert logs["on_train_end"] == [end]
-    assert all(type(value) is float for entries in logs.values() for entry in entries if entry for value in entry.values())
+    assert all(
+        type(value) is float
+        for entries in logs.values()
+        for entry in entries
+        if entry
+        for value in entry.values()
+    )
 
 
 def test_the_learning_rate_in_logs_is_the_one_the_epoch_used():
@@ -123,7 +161,9 @@ def test_phases_come_before_the_order_of_the_list():
     for recorder, phase in zip(recorders, ("logger", "checkpoint", "monitor", "monitor")):
         recorder.phase = phase
     fit(*recorders)
-    assert [name for name, *_ in calls if name.endswith("epoch_end")] == [f"{name}on_epoch_end" for name in "cdba"]
+    assert [name for name, *_ in calls if name.endswith("epoch_end")] == [
+        f"{name}on_epoch_end" for name in "cdba"
+    ]
 
 
 def test_what_a_callback_logs_is_seen_by_those_after_it_in_that_event_only():
@@ -132,7 +172,10 @@ def test_what_a_callback_logs_is_seen_by_those_after_it_in_that_event_only():
         on_epoch_end=lambda epoch, logs: first.trainer.log("mine", np.float32(epoch)),
         on_train_batch_end=lambda batch, logs: first.trainer.log("other", 1),
     )
-    before, after = (LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append("mine" in logs)) for _ in range(2))
+    before, after = (
+        LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append("mine" in logs))
+        for _ in range(2)
+    )
     history = fit(before, first, after, epochs=2).history.history
     assert seen == [False, True] * 2
     assert history["mine"] == [0.0, 1.0]
@@ -149,23 +192,51 @@ def test_a_stop_within_an_epoch_skips_its_batches_but_not_its_end():
         recorder.trainer.stop_training = True
 
     recorder = Recorder()
-    fit(LambdaCallback(on_train_batch_end=stop), recorder, epochs=3, validation_data=(X, Y), batch_size=1)
+    fit(
+        LambdaCallback(on_train_batch_end=stop),
+        recorder,
+        epochs=3,
+        validation_data=(X, Y),
+        batch_size=1,
+    )
     hooks = [hook for hook in recorder.hooks() if "batch" not in hook]
-    assert hooks == ["train_begin", "epoch_begin0", "test_begin", "test_end", "epoch_end0", "train_end", "close"]
+    assert hooks == [
+        "train_begin",
+        "epoch_begin0",
+        "test_begin",
+        "test_end",
+        "epoch_end0",
+        "train_end",
+        "close",
+    ]
     assert recorder.hooks().count("train_batch_end0") == 1
     assert "train_batch_end1" not in recorder.hooks()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
 @pytest.mark.parametrize(
-    "hook", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end"]
+    "error", [RuntimeError("no"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_test_end",
+        "on_epoch_end",
+    ],
 )
 def test_an_exception_is_told_to_all_that_began_then_they_are_closed_then_it_is_raised(error, hook):
     def fail(*arguments):
         raise error
 
     calls = []
-    first, failing, last = Recorder(calls, "first."), Recorder(calls, "failing."), Recorder(calls, "last.")
+    first, failing, last = (
+        Recorder(calls, "first."),
+        Recorder(calls, "failing."),
+        Recorder(calls, "last."),
+    )
     setattr(failing, hook, fail)
     with pytest.raises(type(error)) as raised:
         fit(first, failing, last, validation_data=(X, Y))
@@ -207,7 +278,9 @@ def test_a_hook_that_the_backend_never_calls_is_refused_by_name():
             pass
 
     on = trainer()
-    with pytest.raises(SettingError, match=r"Clip overrides on_gradients, which backend='full' never calls"):
+    with pytest.raises(
+        SettingError, match=r"Clip overrides on_gradients, which backend='full' never calls"
+    ):
         fit(Clip(), on=on)
     assert on.global_step == 0
     assert on.history.epoch == []
@@ -216,7 +289,10 @@ def test_a_hook_that_the_backend_never_calls_is_refused_by_name():
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        ([EarlyStopping(), EarlyStopping()], r"Two callbacks have the state_key 'EarlyStopping\(val_loss\)'"),
+        (
+            [EarlyStopping(), EarlyStopping()],
+            r"Two callbacks have the state_key 'EarlyStopping\(val_loss\)'",
+        ),
         ([EarlyStopping], r"instances of .*Callback, got <class .*; write EarlyStopping\(\.\.\.\)"),
         ([print], "instances of"),
     ],
@@ -228,16 +304,32 @@ def test_a_list_that_cannot_work_is_refused_before_training(callbacks, message):
 
 def test_only_overridden_hooks_are_listened_to():
     calls = CallbackList(
-        trainer(), [LambdaCallback(on_epoch_end=lambda epoch, logs: None), History(), ProgressBar(2), TerminateOnNaN()]
+        trainer(),
+        [
+            LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+            History(),
+            ProgressBar(2),
+            TerminateOnNaN(),
+        ],
     )
     listened = {hook for hook in HOOKS if len(getattr(calls, hook.removeprefix("on_")))}
-    assert listened == {"on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_epoch_end", "on_train_end", "on_close"}
+    assert listened == {
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_train_batch_end",
+        "on_epoch_end",
+        "on_train_end",
+        "on_close",
+    }
     assert len(calls.epoch_end) == 3
 
 
 def test_the_registry_is_what_the_package_exports():
     assert package.__all__ == sorted(package.__all__)
-    assert all(issubclass(kind, Callback) and kind.__doc__ for kind in registry("onnxfit.callbacks", Callback).values())
+    assert all(
+        issubclass(kind, Callback) and kind.__doc__
+        for kind in registry("onnxfit.callbacks", Callback).values()
+    )
 
 
 # ---------------------------------------------------------------- logs
@@ -282,7 +374,11 @@ def test_what_a_batch_s_logs_no_longer_know_is_an_error_not_another_batch_s_valu
 
 @pytest.mark.parametrize(
     ("settings", "epochs"),
-    [({"epochs": 0}, []), ({"epochs": 2, "initial_epoch": 3}, []), ({"initial_epoch": 3, "epochs": 5}, [3, 4])],
+    [
+        ({"epochs": 0}, []),
+        ({"epochs": 2, "initial_epoch": 3}, []),
+        ({"initial_epoch": 3, "epochs": 5}, [3, 4]),
+    ],
 )
 def test_history_of(settings, epochs):
     on = trainer()
@@ -333,7 +429,11 @@ def test_csv_rows_are_the_history_wherever_the_logger_stands(tmp_path, separator
 @pytest.mark.parametrize(("freq", "rows_with_validation"), [(3, [2]), ([1, 4], [0, 3])])
 def test_csv_figures_that_an_epoch_lacks_are_empty(tmp_path, freq, rows_with_validation):
     fit(
-        CSVLogger(tmp_path / "log.csv"), JSONLLogger(tmp_path / "log.jsonl"), epochs=5, validation_data=(X, Y), validation_freq=freq
+        CSVLogger(tmp_path / "log.csv"),
+        JSONLLogger(tmp_path / "log.jsonl"),
+        epochs=5,
+        validation_data=(X, Y),
+        validation_freq=freq,
     )
     table = rows(tmp_path / "log.csv")
     assert [i for i, row in enumerate(table) if row["val_loss"]] == rows_with_validation
@@ -376,7 +476,9 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_a_resumed_file_has_no_epoch_twi
 
 def test_appending_to_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "log.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(SettingError, match=r"was not written by CSVLogger: it has rows without 'epoch'"):
+    with pytest.raises(
+        SettingError, match=r"was not written by CSVLogger: it has rows without 'epoch'"
+    ):
         fit(CSVLogger(tmp_path / "log.csv", append=True))
     with pytest.raises(SettingError, match="one character as separator, got ''"):
         CSVLogger(tmp_path / "log.csv", separator="")
@@ -386,7 +488,9 @@ def test_appending_to_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def poisoned():
-    """Four batches of one row; the third row's loss is infinite, and its update would make w infinite or NaN."""
+    """Four batches of one row; the third row's loss is infinite, and its update would make w
+    infinite or NaN.
+    """
     x = np.ones((4, 1), np.float32)
     x[2] = 3e38
     return x, np.zeros((4, 1), np.float32)
@@ -396,8 +500,20 @@ def test_terminate_on_nan_stops_in_that_batch_with_the_weights_before_it(tmp_pat
     x, y = poisoned()
     weights = []
     record = Recorder()
-    look = LambdaCallback(on_train_batch_begin=lambda batch, logs: weights.append(look.trainer.get_weights()["w"]))
-    on = fit(look, TerminateOnNaN(), CSVLogger(tmp_path / "log.csv"), record, x=x, y=y, batch_size=1, shuffle=False, epochs=3)
+    look = LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: weights.append(look.trainer.get_weights()["w"])
+    )
+    on = fit(
+        look,
+        TerminateOnNaN(),
+        CSVLogger(tmp_path / "log.csv"),
+        record,
+        x=x,
+        y=y,
+        batch_size=1,
+        shuffle=False,
+        epochs=3,
+    )
     assert len(weights) == 3
     assert np.array_equal(on.get_weights()["w"], weights[2])
     assert np.isfinite(weights[2])
@@ -411,8 +527,12 @@ def test_terminate_on_nan_takes_back_what_was_accumulated(bad):
     x = np.ones((4, 1), np.float32)
     x[bad] = 3e38
     weights = []
-    look = LambdaCallback(on_train_batch_begin=lambda batch, logs: weights.append(look.trainer.get_weights()["w"]))
-    on = fit(look, TerminateOnNaN(), on=trainer(accumulate=2), x=x, y=0 * x, batch_size=1, shuffle=False)
+    look = LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: weights.append(look.trainer.get_weights()["w"])
+    )
+    on = fit(
+        look, TerminateOnNaN(), on=trainer(accumulate=2), x=x, y=0 * x, batch_size=1, shuffle=False
+    )
     assert len(weights) == bad + 1
     assert np.array_equal(on.get_weights()["w"], weights[-1])
 
@@ -420,7 +540,9 @@ def test_terminate_on_nan_takes_back_what_was_accumulated(bad):
 def test_terminate_on_nan_raises_with_step_rate_and_last_losses():
     x, y = poisoned()
     on = trainer()
-    with pytest.raises(RuntimeError, match=r"step \d.*learning rate 0\.1, last losses 1, 0\.64, inf") as raised:
+    with pytest.raises(
+        RuntimeError, match=r"step \d.*learning rate 0\.1, last losses 1, 0\.64, inf"
+    ) as raised:
         fit(TerminateOnNaN(raise_error=True), on=on, x=x, y=y, batch_size=1, shuffle=False)
     assert type(raised.value) is DivergenceError
     assert np.isfinite(on.get_weights()["w"])
@@ -430,7 +552,13 @@ def test_without_it_training_goes_on_with_one_warning(tmp_path):
     x, y = poisoned()
     with pytest.warns(Warning, match=r"(?i)loss") as warned:
         on = fit(
-            CSVLogger(tmp_path / "log.csv"), JSONLLogger(tmp_path / "log.jsonl"), x=x, y=y, batch_size=1, shuffle=False, epochs=2
+            CSVLogger(tmp_path / "log.csv"),
+            JSONLLogger(tmp_path / "log.jsonl"),
+            x=x,
+            y=y,
+            batch_size=1,
+            shuffle=False,
+            epochs=2,
         )
     assert len(warned) == 1
     assert on.history.epoch == [0, 1]
@@ -475,7 +603,10 @@ def test_a_bar_shows_epoch_batches_rate_time_left_and_running_figures(capfd):
     output, errors = capfd.readouterr()
     assert output == ""
     drawn = errors.replace("\n", "\r").split("\r")
-    assert any(line.startswith("epoch 1/2:  50%") and "1/2 [" in line and "loss 1" in line for line in drawn)
+    assert any(
+        line.startswith("epoch 1/2:  50%") and "1/2 [" in line and "loss 1" in line
+        for line in drawn
+    )
     last = [line for line in drawn if line.startswith("epoch 2/2: 100%")][-1]
     assert "2/2 [" in last
     assert "batch/s" in last
@@ -512,7 +643,9 @@ def test_the_reason_of_a_stop_is_shown(capfd):
 
 
 def test_lambda_callback_takes_hooks_only():
-    with pytest.raises(UnknownNameError, match=r"No hook is called 'on_epoch_ends'. Did you mean 'on_epoch_end'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"No hook is called 'on_epoch_ends'. Did you mean 'on_epoch_end'\?"
+    ):
         LambdaCallback(on_epoch_ends=print)
     calls = []
     fit(

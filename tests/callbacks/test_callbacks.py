@@ -1,4 +1,6 @@
-"""BackupAndRestore, weight averaging, freezing, and what else stands beside the loop: each by numbers computed by hand or in numpy."""
+"""BackupAndRestore, weight averaging, freezing, and what else stands beside the loop: each by
+numbers computed by hand or in numpy.
+"""
 
 import json
 import sys
@@ -51,7 +53,9 @@ X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
 
 def line(optimizer=0.1, **settings):
     """y = w x with w = 1 at first."""
-    return onnxfit.Trainer(linear(w=1.0), loss="mse", optimizer=optimizer, **{"gradient": "onnx"} | settings)
+    return onnxfit.Trainer(
+        linear(w=1.0), loss="mse", optimizer=optimizer, **{"gradient": "onnx"} | settings
+    )
 
 
 def fit(*callbacks, on=None, x=X, y=Y, **settings):
@@ -96,7 +100,14 @@ def ten_rows():
 
 def network(backend="full", **settings):
     optimizer = SGD(Cosine(0.1, 40), momentum=0.9)
-    return onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer=optimizer, backend=backend, gradient="onnx", **settings)
+    return onnxfit.Trainer(
+        mlp(),
+        loss="cross_entropy",
+        optimizer=optimizer,
+        backend=backend,
+        gradient="onnx",
+        **settings,
+    )
 
 
 @both_backends
@@ -110,11 +121,18 @@ def test_a_killed_fit_goes_on_exactly_where_it_was(tmp_path, backend, killed_aft
     folder = tmp_path / "backup"
 
     def callbacks(kill):
-        return [BackupAndRestore(folder, every_n_steps=1), EarlyStopping(patience=9), CSVLogger(tmp_path / "log.csv"), kill]
+        return [
+            BackupAndRestore(folder, every_n_steps=1),
+            EarlyStopping(patience=9),
+            CSVLogger(tmp_path / "log.csv"),
+            kill,
+        ]
 
     first = KillAfter(killed_after)
     with pytest.raises(Killed):
-        network(backend, accumulate=accumulate, metrics=["accuracy"]).fit(x, y, epochs=5, callbacks=callbacks(first), **settings)
+        network(backend, accumulate=accumulate, metrics=["accuracy"]).fit(
+            x, y, epochs=5, callbacks=callbacks(first), **settings
+        )
     again = network(backend, accumulate=accumulate, metrics=["accuracy"])
     second = KillAfter(-1)
     history = again.fit(x, y, epochs=5, callbacks=callbacks(second), **settings)
@@ -124,7 +142,10 @@ def test_a_killed_fit_goes_on_exactly_where_it_was(tmp_path, backend, killed_aft
     assert same(again.get_state()["slots"], whole.get_state()["slots"])
     assert (history.epoch, history.history) == (expected.epoch, expected.history)
     assert again.train_losses_ == whole.train_losses_
-    assert [row.split(",")[0] for row in (tmp_path / "log.csv").read_text().splitlines()] == ["epoch", *"01234"]
+    assert [row.split(",")[0] for row in (tmp_path / "log.csv").read_text().splitlines()] == [
+        "epoch",
+        *"01234",
+    ]
     assert not folder.exists()
 
 
@@ -135,7 +156,8 @@ def test_the_same_trainer_goes_on_after_an_exception(tmp_path):
         fit(backup, kill, on=on, epochs=4)
     assert on.global_batch == 5
     assert len(list(tmp_path.glob("*.onnxfit"))) == 2
-    fit(backup, kill, on=on, epochs=4)  # the backup is of the end of epoch 1: the batch after it runs again
+    # the backup is of the end of epoch 1: the batch after it runs again
+    fit(backup, kill, on=on, epochs=4)
     assert (on.global_batch, kill.ran) == (8, 9)
     assert same(on.get_weights(), fit(epochs=4).get_weights())
 
@@ -159,7 +181,9 @@ def test_a_spoiled_backup_is_named_and_the_one_before_taken(tmp_path):
     stop()
     newer = max(tmp_path.glob("*.onnxfit"))
     newer.write_bytes(newer.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=rf"{newer.name}.* cannot be read; the one before is tried"):
+    with pytest.warns(
+        UserWarning, match=rf"{newer.name}.* cannot be read; the one before is tried"
+    ):
         on = fit(BackupAndRestore(tmp_path, every_n_steps=1), epochs=4)
     assert same(on.get_weights(), fit(epochs=4).get_weights())
     stop()
@@ -196,7 +220,10 @@ def test_backups_of_another_model_are_refused_and_change_nothing(tmp_path):
 
 def test_a_backup_has_the_state_of_checkpoints_after_the_event_whatever_the_order(tmp_path):
     def callbacks():
-        return [BackupAndRestore(tmp_path / "b"), ModelCheckpoint(tmp_path / "{epoch}", monitor="loss", top_k=2)]
+        return [
+            BackupAndRestore(tmp_path / "b"),
+            ModelCheckpoint(tmp_path / "{epoch}", monitor="loss", top_k=2),
+        ]
 
     def kill(epoch, logs):
         if epoch == 2:
@@ -205,7 +232,8 @@ def test_a_backup_has_the_state_of_checkpoints_after_the_event_whatever_the_orde
     with pytest.raises(Killed):
         fit(*callbacks(), LambdaCallback(on_epoch_begin=kill), epochs=4)
     fit(*callbacks(), epochs=4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]  # 1: from there training went on
+    # 1: from there training went on
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 
 
 def test_a_stop_by_a_callback_is_a_normal_end_and_a_failing_close_is_not(tmp_path):
@@ -216,7 +244,12 @@ def test_a_stop_by_a_callback_is_a_normal_end_and_a_failing_close_is_not(tmp_pat
         raise OSError("disk full")
 
     on = line()
-    fit(BackupAndRestore(tmp_path / "b", every_n_steps=1), LambdaCallback(on_train_batch_end=stop), on=on, epochs=3)
+    fit(
+        BackupAndRestore(tmp_path / "b", every_n_steps=1),
+        LambdaCallback(on_train_batch_end=stop),
+        on=on,
+        epochs=3,
+    )
     assert not (tmp_path / "b").exists()
     late = LambdaCallback(on_train_end=fail)
     late.phase = "logger"
@@ -237,7 +270,13 @@ def test_restore_is_not_for_a_running_fit(tmp_path):
 
 
 def averaging(backend="full", momentum=0.5):
-    return onnxfit.Trainer(linear(w=1.0), loss="mse", optimizer=SGD(0.1, ema_momentum=momentum), backend=backend, gradient="onnx")
+    return onnxfit.Trainer(
+        linear(w=1.0),
+        loss="mse",
+        optimizer=SGD(0.1, ema_momentum=momentum),
+        backend=backend,
+        gradient="onnx",
+    )
 
 
 @both_backends
@@ -249,7 +288,10 @@ def test_averages_are_in_place_in_validation_and_at_the_end_and_back_between(bac
 
     on = averaging(backend)
     looking = LambdaCallback(
-        on_test_begin=look("test"), on_epoch_end=look("epoch end"), on_epoch_begin=look("epoch begin"), on_train_end=look("end")
+        on_test_begin=look("test"),
+        on_epoch_end=look("epoch end"),
+        on_epoch_begin=look("epoch begin"),
+        on_train_end=look("end"),
     )
     swap = SwapEMAWeights()
     fit(swap, looking, on=on, epochs=2, batch_size=4, validation_data=(X, Y))
@@ -269,7 +311,9 @@ def test_averages_are_in_place_in_validation_and_at_the_end_and_back_between(bac
 
 
 @both_backends
-def test_averages_of_an_epoch_are_what_checkpoints_see_and_training_resumes_from_the_weights(tmp_path, backend):
+def test_averages_of_an_epoch_are_what_checkpoints_see_and_training_resumes_from_the_weights(
+    tmp_path, backend
+):
     def callbacks():
         return [
             SwapEMAWeights(swap_on_epoch=True, at_end=False),
@@ -285,7 +329,9 @@ def test_averages_of_an_epoch_are_what_checkpoints_see_and_training_resumes_from
     on = averaging(backend)
     fit(*callbacks(), on=on, epochs=4)
     assert same(on.get_weights(), whole.get_weights())
-    assert not np.array_equal(on.get_weights()["w"], on.get_state()["slots"][names.slot("w", "ema")])
+    assert not np.array_equal(
+        on.get_weights()["w"], on.get_state()["slots"][names.slot("w", "ema")]
+    )
     saved = onnxfit.Trainer((tmp_path / "3.onnx").read_bytes(), loss="mse").get_weights()
     assert saved["w"] == on.get_state()["slots"][names.slot("w", "ema")]
 
@@ -296,7 +342,12 @@ def test_averages_leave_after_an_exception_and_are_refused_where_there_are_none(
 
     on, plain = averaging(), averaging()
     with pytest.raises(RuntimeError, match="no"):
-        fit(SwapEMAWeights(), LambdaCallback(on_test_end=fail, on_test_begin=fail), on=on, validation_data=(X, Y))
+        fit(
+            SwapEMAWeights(),
+            LambdaCallback(on_test_end=fail, on_test_begin=fail),
+            on=on,
+            validation_data=(X, Y),
+        )
     fit(on=plain)
     assert same(on.get_weights(), plain.get_weights())
     with pytest.raises(SettingError, match="ema_momentum"):
@@ -314,9 +365,17 @@ def test_averages_leave_after_an_exception_and_are_refused_where_there_are_none(
 def test_stochastic_weight_averaging_is_the_mean_of_the_last_epochs(backend, start, first):
     seen, rates = [], []
     look = LambdaCallback(
-        on_epoch_end=lambda epoch, logs: (seen.append(look.trainer.get_weights()["w"].item()), rates.append(logs["learning_rate"]))
+        on_epoch_end=lambda epoch, logs: (
+            seen.append(look.trainer.get_weights()["w"].item()),
+            rates.append(logs["learning_rate"]),
+        )
     )
-    on = fit(StochasticWeightAveraging(start, learning_rate=0.02), look, on=line(backend=backend), epochs=4)
+    on = fit(
+        StochasticWeightAveraging(start, learning_rate=0.02),
+        look,
+        on=line(backend=backend),
+        epochs=4,
+    )
     assert on.get_weights()["w"].item() == pytest.approx(np.mean(seen[first:]), rel=1e-6)
     assert rates == pytest.approx([0.1] * first + [0.02] * (4 - first))
 
@@ -329,19 +388,35 @@ def test_stochastic_weight_averaging_computes_the_statistics_of_the_data_anew(ba
 
     def train(epochs, *callbacks, rate=0.05):
         on = onnxfit.Trainer(
-            convolutional(), loss="cross_entropy", optimizer=SGD(rate, momentum=0.9), backend=backend, gradient="onnx"
+            convolutional(),
+            loss="cross_entropy",
+            optimizer=SGD(rate, momentum=0.9),
+            backend=backend,
+            gradient="onnx",
         )
         size = 12 if data == "all" else 6
-        on.fit(x, y, epochs=epochs, batch_size=size, shuffle=False, verbose=0, callbacks=list(callbacks))
+        on.fit(
+            x,
+            y,
+            epochs=epochs,
+            batch_size=size,
+            shuffle=False,
+            verbose=0,
+            callbacks=list(callbacks),
+        )
         return on, size
 
     plain, size = train(3)
     on, _ = train(3, StochasticWeightAveraging(1))
     weights = on.get_weights()
-    # the statistics that the averaged weights have on each batch, in numpy: of the convolution's outputs
+    # the statistics that the averaged weights have on each batch, in numpy: of the convolution's
+    # outputs
     padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (1, 1), (1, 1)])
     windows = np.lib.stride_tricks.sliding_window_view(padded[:, 0], (3, 3), (1, 2))
-    outputs = np.einsum("nhwij,kij->nkhw", windows, weights["conv.weight"][:, 0]) + weights["conv.bias"][:, None, None]
+    outputs = (
+        np.einsum("nhwij,kij->nkhw", windows, weights["conv.weight"][:, 0])
+        + weights["conv.bias"][:, None, None]
+    )
     parts = [outputs[i : i + size] for i in range(0, 12, size)]
     mean = np.mean([part.mean((0, 2, 3)) for part in parts], 0)
     var = np.mean([part.var((0, 2, 3)) for part in parts], 0)
@@ -357,7 +432,13 @@ def test_stochastic_weight_averaging_averages_statistics_where_no_pass_is_wanted
     x, y = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32), np.arange(8) % 3
     seen = []
     look = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(on.get_weights()["bn.mean"]))
-    on.fit(x, y, epochs=2, verbose=0, callbacks=[StochasticWeightAveraging(0, update_batch_norm=False), look])
+    on.fit(
+        x,
+        y,
+        epochs=2,
+        verbose=0,
+        callbacks=[StochasticWeightAveraging(0, update_batch_norm=False), look],
+    )
     assert on.get_weights()["bn.mean"] == pytest.approx(np.mean(seen, 0), abs=1e-6)
 
 
@@ -367,8 +448,13 @@ def test_stochastic_weight_averaging_resumes_and_knows_its_limits(tmp_path):
 
     with pytest.raises(Killed):
         fit(*callbacks(), KillAfter(7), epochs=6)
-    assert same(fit(*callbacks(), epochs=6).get_weights(), fit(StochasticWeightAveraging(1), epochs=6).get_weights())
-    assert same(fit(StochasticWeightAveraging(5), epochs=3).get_weights(), fit(epochs=3).get_weights())
+    assert same(
+        fit(*callbacks(), epochs=6).get_weights(),
+        fit(StochasticWeightAveraging(1), epochs=6).get_weights(),
+    )
+    assert same(
+        fit(StochasticWeightAveraging(5), epochs=3).get_weights(), fit(epochs=3).get_weights()
+    )
     with pytest.raises(TypeError, match="drop either"):
         fit(StochasticWeightAveraging(learning_rate=0.1), on=line(SGD(Cosine(0.1, 9))))
     for settings in ({"start_epoch": -1}, {"start_epoch": 1.5}, {"learning_rate": -1.0}):
@@ -382,7 +468,9 @@ def test_stochastic_weight_averaging_resumes_and_knows_its_limits(tmp_path):
 @both_backends
 def test_gradients_are_accumulated_over_as_many_batches_as_the_epoch_says(backend):
     seen = []
-    look = LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(look.trainer.get_weights()["w"].item()))
+    look = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(look.trainer.get_weights()["w"].item())
+    )
     on = line(accumulate=3, backend=backend)
     fit(GradientAccumulationScheduler({1: 1, 2: 2}), look, on=on, epochs=3, batch_size=1)
     step = 0.8
@@ -448,10 +536,18 @@ ADAM = Adam(0.1, weight_decay=0.1, ema_momentum=0.9)
 @both_backends
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("optimizer", [ADAM, SGD(0.1, momentum=0.9)])
-def test_frozen_weights_and_slots_are_byte_identical_until_their_epoch(backend, accumulate, optimizer):
+def test_frozen_weights_and_slots_are_byte_identical_until_their_epoch(
+    backend, accumulate, optimizer
+):
     x, y = ten_rows()
     on = onnxfit.Trainer(
-        mlp(), loss="cross_entropy", optimizer=optimizer, penalty=0.1, backend=backend, gradient="onnx", accumulate=accumulate
+        mlp(),
+        loss="cross_entropy",
+        optimizer=optimizer,
+        penalty=0.1,
+        backend=backend,
+        gradient="onnx",
+        accumulate=accumulate,
     )
     states = [on.get_state()]
     look = LambdaCallback(
@@ -460,16 +556,31 @@ def test_frozen_weights_and_slots_are_byte_identical_until_their_epoch(backend, 
         on_epoch_end=lambda epoch, logs: states.append(on.get_state()),
     )
     on.fit(
-        x, y, epochs=2, batch_size=4, verbose=0, validation_data=(x, y), callbacks=[look, Freeze("fc0.*", until_epoch=1)]
+        x,
+        y,
+        epochs=2,
+        batch_size=4,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[look, Freeze("fc0.*", until_epoch=1)],
     )  # after `look`, for the order must not matter
-    fc0 = [name for part in ("weights", "slots") for name in states[0][part] if "fc0" in name and "sum" not in name]
+    fc0 = [
+        name
+        for part in ("weights", "slots")
+        for name in states[0][part]
+        if "fc0" in name and "sum" not in name
+    ]
     assert len(fc0) >= 4
     for state in states[1:6]:
         for name in fc0:
             part = "weights" if name in state["weights"] else "slots"
             assert state[part][name].tobytes() == states[0][part][name].tobytes(), name
-    assert not np.array_equal(states[5]["weights"]["fc1.weight"], states[0]["weights"]["fc1.weight"])
-    assert not np.array_equal(states[-1]["weights"]["fc0.weight"], states[0]["weights"]["fc0.weight"])
+    assert not np.array_equal(
+        states[5]["weights"]["fc1.weight"], states[0]["weights"]["fc1.weight"]
+    )
+    assert not np.array_equal(
+        states[-1]["weights"]["fc0.weight"], states[0]["weights"]["fc0.weight"]
+    )
     assert on.frozen == ()
 
 
@@ -478,7 +589,14 @@ def test_what_is_not_frozen_trains_as_if_the_rest_were_no_weights(backend):
     x, y = ten_rows()
 
     def train(callbacks, **settings):
-        on = onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer=ADAM, backend=backend, gradient="onnx", **settings)
+        on = onnxfit.Trainer(
+            mlp(),
+            loss="cross_entropy",
+            optimizer=ADAM,
+            backend=backend,
+            gradient="onnx",
+            **settings,
+        )
         on.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=callbacks)
         return on.get_weights()
 
@@ -493,11 +611,15 @@ def test_freezing_by_hand_by_several_and_layer_after_layer():
     frozen = []
     look = LambdaCallback(on_epoch_begin=lambda epoch, logs: frozen.append(on.frozen))
     settings = {"epochs": 4, "batch_size": 4, "verbose": 0}
-    on.fit(x, y, callbacks=[Freeze("fc0.bias", 3), Freeze("fc0.*", 2, from_epoch=1), look], **settings)
+    on.fit(
+        x, y, callbacks=[Freeze("fc0.bias", 3), Freeze("fc0.*", 2, from_epoch=1), look], **settings
+    )
     assert frozen == [("fc0.bias",), ("fc0.weight", "fc0.bias"), ("fc0.bias",), ()]
     frozen.clear()
     on.frozen = "fc1.bias"
-    on.fit(x, y, callbacks=[Unfreeze({3: "fc0.*", 1: ["fc1.weight", "fc0.bias"]}), look], **settings)
+    on.fit(
+        x, y, callbacks=[Unfreeze({3: "fc0.*", 1: ["fc1.weight", "fc0.bias"]}), look], **settings
+    )
     whole, one = ("fc0.weight", "fc0.bias", "fc1.weight", "fc1.bias"), ("fc0.weight", "fc1.bias")
     assert frozen == [whole, one, one, ("fc1.bias",)]
     assert on.frozen == ("fc1.bias",)
@@ -529,7 +651,9 @@ def test_frozen_statistics_stay_and_gradients_by_hand_pass_over_frozen_weights()
     before = on.get_weights()
     fit(Freeze("bn.*"), on=on, x=x, y=y)
     after = on.get_weights()
-    assert [name for name in before if np.array_equal(before[name], after[name])] == [n for n in before if n.startswith("bn.")]
+    assert [name for name in before if np.array_equal(before[name], after[name])] == [
+        n for n in before if n.startswith("bn.")
+    ]
     on = line(backend="forward_backward")
     on.frozen = "w"
     on.apply_gradients(on.backward(np.ones_like(on.forward(X)))["weights"])
@@ -537,7 +661,11 @@ def test_frozen_statistics_stay_and_gradients_by_hand_pass_over_frozen_weights()
 
 
 def test_freeze_and_unfreeze_refuse_epochs_that_make_no_sense():
-    for make in (lambda: Freeze("w", 1, from_epoch=2), lambda: Freeze("w", from_epoch=-1), lambda: Unfreeze({-1: "w"})):
+    for make in (
+        lambda: Freeze("w", 1, from_epoch=2),
+        lambda: Freeze("w", from_epoch=-1),
+        lambda: Unfreeze({-1: "w"}),
+    ):
         with pytest.raises(SettingError, match="got"):
             make()
 
@@ -604,7 +732,11 @@ def test_the_finder_passes_over_few_data_again_and_knows_linear_rates_and_flat_l
     fit(finder, epochs=0)
     assert finder.rates == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     flat = LearningRateFinder(steps=5)
-    on = fit(flat, on=onnxfit.Trainer(linear(w=0.0), loss="mse", optimizer=0.1, gradient="onnx"), epochs=0)
+    on = fit(
+        flat,
+        on=onnxfit.Trainer(linear(w=0.0), loss="mse", optimizer=0.1, gradient="onnx"),
+        epochs=0,
+    )
     assert (flat.suggestion, on.learning_rate) == (None, 0.1)
     wild = LearningRateFinder(1.0, 1e38, steps=20, stop_factor=None)
     with np.errstate(all="ignore"):
@@ -619,7 +751,13 @@ def test_the_finder_s_limits(tmp_path):
     fit(LearningRateFinder(steps=3, set_rate=False), on=line(SGD(Cosine(0.1, 9))))
     with pytest.raises(DataError, match="once"):
         fit(LearningRateFinder(), x=iter([(X, Y)]), y=None)
-    for settings in ({"min_lr": 0}, {"max_lr": 1e-9}, {"steps": 2}, {"mode": "log"}, {"stop_factor": 1}):
+    for settings in (
+        {"min_lr": 0},
+        {"max_lr": 1e-9},
+        {"steps": 2},
+        {"mode": "log"},
+        {"stop_factor": 1},
+    ):
         with pytest.raises(SettingError, match="LearningRateFinder needs"):
             LearningRateFinder(**settings)
     with pytest.raises(SettingError, match="on_train_begin or on_train_end"):
@@ -659,7 +797,9 @@ def test_the_finder_s_picture(tmp_path, monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine on which a step takes as long as `seconds` says of its rows, and fails where that raises."""
+    """A machine on which a step takes as long as `seconds` says of its rows, and fails where that
+    raises.
+    """
     now, step = [0.0], onnxfit.Trainer._step
 
     def set_to(seconds):
@@ -684,7 +824,9 @@ def memory_for(most, error):
 
 FULL = MemoryError("Unable to allocate 9 GiB")
 ROWS = np.ones((100, 1), np.float32)
-SATURATES = lambda rows: max(rows, 16) * 1.0  # noqa: E731  from 16 rows on, twice the rows take twice the time
+SATURATES = (
+    lambda rows: max(rows, 16) * 1.0
+)  # noqa: E731  from 16 rows on, twice the rows take twice the time
 
 
 @both_backends
@@ -719,7 +861,10 @@ def test_the_batch_size_found(machine, backend, seconds, settings, tried, sugges
     assert on.batch_size == (suggestion or 1)
     for result in finder.results:
         if "error" in result:
-            assert result["error"] in (str(FULL), "MemoryError") or "allocate memory" in result["error"]
+            assert (
+                result["error"] in (str(FULL), "MemoryError")
+                or "allocate memory" in result["error"]
+            )
         else:
             assert result["seconds"] == pytest.approx(seconds(result["batch_size"]))
             assert result["samples_per_second"] == result["batch_size"] / result["seconds"]
@@ -728,7 +873,9 @@ def test_the_batch_size_found(machine, backend, seconds, settings, tried, sugges
 
 @both_backends
 @pytest.mark.parametrize("data", ["arrays", "loader", "prefetch", "mapped", "parquet"])
-def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(machine, backend, data, tmp_path):
+def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(
+    machine, backend, data, tmp_path
+):
     machine(lambda rows: max(rows, 4) * 1.0)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(22, 4)).astype(np.float32)
@@ -741,14 +888,22 @@ def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(ma
             np.save(tmp_path / "x.npy", x)
             return {"x": str(tmp_path / "x.npy"), "y": y, "batch_size": batch_size}
         if data == "parquet":
-            pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip(
+                "pyarrow.parquet"
+            )
             parquet.write_table(pyarrow.table({"x": list(x), "y": y}), tmp_path / "a.parquet")
-            return {"x": onnxfit.ParquetLoader(tmp_path / "a.parquet", "x", "y", batch_size=batch_size)}
-        return {"x": onnxfit.DataLoader(x, y, batch_size=batch_size, prefetch=2 * (data == "prefetch"))}
+            return {
+                "x": onnxfit.ParquetLoader(tmp_path / "a.parquet", "x", "y", batch_size=batch_size)
+            }
+        return {
+            "x": onnxfit.DataLoader(x, y, batch_size=batch_size, prefetch=2 * (data == "prefetch"))
+        }
 
     seen, ends = [], []
     finder = BatchSizeFinder()
-    look = LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append((look.params["steps"], on.batch_size)))
+    look = LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append((look.params["steps"], on.batch_size))
+    )
     bar = LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
     on, plain = (network(backend, metrics=["accuracy"]) for _ in range(2))
     history = on.fit(**given(16), epochs=2, verbose=0, callbacks=[look, finder, bar])
@@ -760,7 +915,9 @@ def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(ma
     assert same(on.get_state()["slots"], plain.get_state()["slots"])
     assert on.get_state()["counters"] == plain.get_state()["counters"]
     assert history.history == expected.history
-    assert [list(kind) for kind in on._backend._fixed.values()] == [list(kind) for kind in plain._backend._fixed.values()]
+    assert [list(kind) for kind in on._backend._fixed.values()] == [
+        list(kind) for kind in plain._backend._fixed.values()
+    ]
 
 
 def test_a_batch_size_may_be_found_and_not_set(machine):
@@ -811,16 +968,25 @@ def test_the_limits_of_the_batch_size_finder(machine):
             fit(BatchSizeFinder(), on=on, x=data, y=None)
         assert on.global_batch == 0
     fixed = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4, 1] x) => (float[4, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }'
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4, 1] x) => (float[4, 1] y) <float[1, 1]'
+        " w = {1}> { y = MatMul(x, w) }"
     )
     with pytest.raises(DataError, match="fixed"):
-        fit(BatchSizeFinder(), on=onnxfit.Trainer(fixed, loss="mse", gradient="onnx"), x=ROWS, y=ROWS, batch_size=4)
+        fit(
+            BatchSizeFinder(),
+            on=onnxfit.Trainer(fixed, loss="mse", gradient="onnx"),
+            x=ROWS,
+            y=ROWS,
+            batch_size=4,
+        )
     machine(memory_for(4, StepError("The step failed: no kernel")))
     with pytest.raises(StepError, match="no kernel"):  # which is not of memory
         fit(BatchSizeFinder(), x=ROWS, y=ROWS)
 
 
-@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_end", "on_train_end"])
+@pytest.mark.parametrize(
+    "hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_end", "on_train_end"]
+)
 def test_the_batch_size_is_settled_before_the_first_epoch(hook):
     def change(*arguments):
         on.batch_size = 1
@@ -833,7 +999,12 @@ def test_the_batch_size_is_settled_before_the_first_epoch(hook):
     assert on.batch_size == 2
     for wrong in (0, 1.5):
         with pytest.raises(SettingError, match="batch_size is"):
-            fit(LambdaCallback(on_train_begin=lambda logs, wrong=wrong: setattr(on, "batch_size", wrong)), on=on)
+            fit(
+                LambdaCallback(
+                    on_train_begin=lambda logs, wrong=wrong: setattr(on, "batch_size", wrong)
+                ),
+                on=on,
+            )
 
 
 def test_the_picture_of_batch_sizes(machine, tmp_path, monkeypatch):
@@ -853,7 +1024,8 @@ def test_the_picture_of_batch_sizes(machine, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("duration", "interval", "batches"), [(5, "batch", 5), (5, "epoch", 8), (timedelta(seconds=9), "batch", 9), (None, "batch", 12)]
+    ("duration", "interval", "batches"),
+    [(5, "batch", 5), (5, "epoch", 8), (timedelta(seconds=9), "batch", 9), (None, "batch", 12)],
 )
 def test_the_timer_stops_training_in_time(monkeypatch, duration, interval, batches):
     now = [100.0]
@@ -868,7 +1040,9 @@ def test_the_timer_stops_training_in_time(monkeypatch, duration, interval, batch
     now[0] += 50  # after the fit no time passes
     assert clock.elapsed == batches
     assert clock.remaining == (None if duration is None else 0)
-    assert (on.stop_reason or "").startswith("" if duration is None else f"Timer: {batches}.0 seconds have passed")
+    assert (on.stop_reason or "").startswith(
+        "" if duration is None else f"Timer: {batches}.0 seconds have passed"
+    )
 
 
 def test_the_timer_counts_the_time_before_an_interruption(monkeypatch, tmp_path):
@@ -880,7 +1054,14 @@ def test_the_timer_counts_the_time_before_an_interruption(monkeypatch, tmp_path)
 
     def run(kill):
         second = LambdaCallback(on_train_batch_begin=pass_a_second)
-        return fit(second, Timer(7), BackupAndRestore(tmp_path / "b", every_n_steps=1), kill, epochs=9, batch_size=1)
+        return fit(
+            second,
+            Timer(7),
+            BackupAndRestore(tmp_path / "b", every_n_steps=1),
+            kill,
+            epochs=9,
+            batch_size=1,
+        )
 
     with pytest.raises(Killed):
         run(KillAfter(3))
@@ -924,7 +1105,9 @@ def test_the_rate_of_every_step_is_in_the_logs_and_in_tensorboard(tmp_path):
 
     events = EventAccumulator(str(tmp_path / "train"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("batch_lr")] == [(s + 1, pytest.approx(schedule(s))) for s in range(4)]
+    assert [(e.step, e.value) for e in events.Scalars("batch_lr")] == [
+        (s + 1, pytest.approx(schedule(s))) for s in range(4)
+    ]
     with pytest.raises(SettingError, match="a name of its own"):
         LearningRateMonitor("loss")
 
@@ -940,7 +1123,9 @@ def test_the_rate_of_every_step_is_in_the_logs_and_in_tensorboard(tmp_path):
     ],
 )
 def test_training_stops_when_the_threshold_is_reached(values, threshold, mode, ran):
-    script = LambdaCallback(on_epoch_end=lambda epoch, logs: script.trainer.log("val_loss", values[epoch]))
+    script = LambdaCallback(
+        on_epoch_end=lambda epoch, logs: script.trainer.log("val_loss", values[epoch])
+    )
     on = fit(script, ThresholdStop("val_loss", threshold, mode), epochs=len(values))
     assert len(on.history.epoch) == ran
     assert on.stop_reason is None or "ThresholdStop: val_loss is" in on.stop_reason
@@ -957,12 +1142,18 @@ def test_a_threshold_of_a_figure_that_is_not_there_is_warned_of_once():
 
 @both_backends
 def test_predictions_are_written_batch_after_batch(tmp_path, backend):
-    on = onnxfit.Trainer(two_outputs(), loss={"a": "mse", "b": "mse"}, backend=backend, gradient="onnx")
+    on = onnxfit.Trainer(
+        two_outputs(), loss={"a": "mse", "b": "mse"}, backend=backend, gradient="onnx"
+    )
     x = np.arange(5, dtype=np.float32)[:, None]
     for batch_size in (2, 3):
-        expected = on.predict(x, batch_size=batch_size, callbacks=[PredictionWriter(tmp_path / "new")])
+        expected = on.predict(
+            x, batch_size=batch_size, callbacks=[PredictionWriter(tmp_path / "new")]
+        )
         files = sorted((tmp_path / "new").iterdir())
-        assert [file.name for file in files] == [f"batch-{i:06d}.npz" for i in range(-(-5 // batch_size))]
+        assert [file.name for file in files] == [
+            f"batch-{i:06d}.npz" for i in range(-(-5 // batch_size))
+        ]
         parts = [dict(np.load(file)) for file in files]
         for output, array in expected.items():
             assert np.array_equal(np.concatenate([part[output] for part in parts]), array)
@@ -970,7 +1161,8 @@ def test_predictions_are_written_batch_after_batch(tmp_path, backend):
 
 
 class Server:
-    """A server on the loopback that keeps what is posted, and answers with the statuses of a list."""
+    """A server on the loopback that keeps what is posted, and answers with the statuses of a list.
+    """
 
     def __init__(self, *statuses):
         posted = self.posted = []
@@ -1011,7 +1203,10 @@ def test_figures_are_posted_and_nan_too():
     with Server() as server:
         on = fit(RemoteMonitor(server.url, headers={"X-Key": "secret"}), nan, epochs=2)
     assert [path for path, *_ in server.posted] == ["/logs"] * 2
-    assert all(headers["Content-Type"] == "application/json" and headers["X-Key"] == "secret" for _, headers, _ in server.posted)
+    assert all(
+        headers["Content-Type"] == "application/json" and headers["X-Key"] == "secret"
+        for _, headers, _ in server.posted
+    )
     bodies = [body for *_, body in server.posted]
     assert [body["epoch"] for body in bodies] == [0, 1]
     assert [body["loss"] for body in bodies] == on.history.history["loss"]
@@ -1020,7 +1215,10 @@ def test_figures_are_posted_and_nan_too():
 
 @pytest.mark.usefixtures("no_proxy")
 def test_a_server_that_refuses_or_is_away_costs_one_warning_and_no_epoch():
-    with Server(500, 200, 404) as server, pytest.warns(RuntimeWarning, match=r"could not reach .*500") as warned:
+    with (
+        Server(500, 200, 404) as server,
+        pytest.warns(RuntimeWarning, match=r"could not reach .*500") as warned,
+    ):
         assert fit(RemoteMonitor(server.url), epochs=3).epoch == 3
     assert (len(warned), len(server.posted)) == (1, 3)
     monitor = RemoteMonitor(server.url, timeout=1)  # nobody listens any more
@@ -1079,21 +1277,41 @@ def mlflow(monkeypatch):
 
 def test_a_run_of_mlflow(mlflow):
     odd = LambdaCallback(on_epoch_end=lambda epoch, logs: odd.trainer.log("a(b)", 1.0))
-    logger = MLflowLogger("mine", "first", "http://tracking", {"k": "v"}, {"note": 5}, log_model=True)
+    logger = MLflowLogger(
+        "mine", "first", "http://tracking", {"k": "v"}, {"note": 5}, log_model=True
+    )
     on = fit(logger, odd, epochs=2)
-    assert mlflow[:3] == [("client", "http://tracking"), ("experiment", "mine"), ("run", "8", {"k": "v"}, "first")]
+    assert mlflow[:3] == [
+        ("client", "http://tracking"),
+        ("experiment", "mine"),
+        ("run", "8", {"k": "v"}, "first"),
+    ]
     params = {call[1]: call[2] for call in mlflow if call[0] == "param"}
-    assert params == {"optimizer": "SGD", "learning_rate": 0.1, "loss": "mse", "batch_size": 2, "epochs": 2, "note": 5}
+    assert params == {
+        "optimizer": "SGD",
+        "learning_rate": 0.1,
+        "loss": "mse",
+        "batch_size": 2,
+        "epochs": 2,
+        "note": 5,
+    }
     metrics = [call[1:] for call in mlflow if call[0] == "metric"]
     assert [(value, step) for name, value, step in metrics if name == "loss"] == [
         (value, epoch) for epoch, value in enumerate(on.history.history["loss"])
     ]
     assert {name for name, *_ in metrics} == {"loss", "learning_rate", "a_b_"}
-    assert mlflow[-2:] == [("artifact", "model.onnx", on.export().SerializeToString()), ("end", "r", "FINISHED")]
+    assert mlflow[-2:] == [
+        ("artifact", "model.onnx", on.export().SerializeToString()),
+        ("end", "r", "FINISHED"),
+    ]
 
 
-@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), "FAILED"), (KeyboardInterrupt(), "KILLED")])
-def test_a_run_of_mlflow_ends_as_training_ended_and_a_resumed_fit_goes_on_with_it(mlflow, tmp_path, error, status):
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("no"), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_a_run_of_mlflow_ends_as_training_ended_and_a_resumed_fit_goes_on_with_it(
+    mlflow, tmp_path, error, status
+):
     def fail(epoch, logs):
         if epoch == 1:
             raise error

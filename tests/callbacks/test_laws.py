@@ -1,4 +1,6 @@
-"""What every callback of the registry keeps to: tested for each, so that a new one is tested by adding its minimal arguments, if it has any."""
+"""What every callback of the registry keeps to: tested for each, so that a new one is tested by
+adding its minimal arguments, if it has any.
+"""
 
 import functools
 import inspect
@@ -83,7 +85,13 @@ def built(backend, number):
     # whatever a callback may need: averages, and gradients that can be added up
     optimizer = SGD(0.05, momentum=0.9, ema_momentum=0.9)
     on = onnxfit.Trainer(
-        mlp(), loss="cross_entropy", optimizer=optimizer, backend=backend, gradient="onnx", accumulate=2, threads=1
+        mlp(),
+        loss="cross_entropy",
+        optimizer=optimizer,
+        backend=backend,
+        gradient="onnx",
+        accumulate=2,
+        threads=1,
     )
     return on, on.get_state()
 
@@ -99,12 +107,25 @@ def fit(on, callbacks, **settings):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "RemoteMonitor could not reach")  # nobody listens there
         return on.fit(
-            X, Y, **{"epochs": 2, "batch_size": 4, "verbose": 0, "callbacks": callbacks, "validation_data": (X, Y)} | settings
+            X,
+            Y,
+            **{
+                "epochs": 2,
+                "batch_size": 4,
+                "verbose": 0,
+                "callbacks": callbacks,
+                "validation_data": (X, Y),
+            }
+            | settings,
         )
 
 
 def same(one, other):
-    return all(np.array_equal(one[part][name], other[part][name]) for part in ("weights", "slots") for name in one[part])
+    return all(
+        np.array_equal(one[part][name], other[part][name])
+        for part in ("weights", "slots")
+        for name in one[part]
+    )
 
 
 class Closing(Callback):
@@ -244,7 +265,10 @@ def test_an_error_of_its_own_reaches_the_caller_and_the_others_are_closed(name, 
 def test_a_neighbour_that_fails_to_end_keeps_it_from_nothing(name, backend, hook):
     on, callback, cause = trainer(backend), make(name), KeyError("the cause")
     failing, watching = Closing(hook, OSError("disk full")), Closing("on_epoch_end", cause)
-    with pytest.warns(RuntimeWarning, match=rf"Closing.{hook} failed with OSError"), pytest.raises(KeyError) as raised:
+    with (
+        pytest.warns(RuntimeWarning, match=rf"Closing.{hook} failed with OSError"),
+        pytest.raises(KeyError) as raised,
+    ):
         fit(on, [failing, callback, watching])
     assert raised.value is cause
     assert watching.told == [cause, "closed"]
@@ -300,7 +324,11 @@ def plain(value):
         return all(isinstance(key, str) and plain(entry) for key, entry in value.items())
     if isinstance(value, list):
         return all(map(plain, value))
-    return value is None or type(value) in (bool, int, float, str) or (isinstance(value, np.ndarray) and value.dtype != object)
+    return (
+        value is None
+        or type(value) in (bool, int, float, str)
+        or (isinstance(value, np.ndarray) and value.dtype != object)
+    )
 
 
 @every_class
@@ -309,7 +337,9 @@ def test_its_state_is_numbers_strings_lists_dicts_and_arrays_at_every_moment(nam
     callback, wrong = make(name), []
 
     def look(hook):
-        return lambda *arguments: plain(callback.state_dict()) or wrong.append((hook, callback.state_dict()))
+        return lambda *arguments: plain(callback.state_dict()) or wrong.append(
+            (hook, callback.state_dict())
+        )
 
     looking = Closing()
     for hook in (
@@ -343,7 +373,9 @@ def test_it_can_be_pickled_before_and_after_a_fit(name, backend):
 @every_class
 def test_a_list_calls_nothing_that_a_callback_does_not_listen_to(name):
     callback = make(name)
-    calls = CallbackList(trainer("forward_backward"), [callback], {"epochs": 1, "steps": 1, "verbose": 0})
+    calls = CallbackList(
+        trainer("forward_backward"), [callback], {"epochs": 1, "steps": 1, "verbose": 0}
+    )
     for hook in HOOKS:
         listeners = getattr(calls, hook.removeprefix("on_"))
         assert len(listeners) == callback.listens(hook), hook
@@ -357,4 +389,6 @@ def test_the_guide_lists_every_callback_with_settings_that_it_has():
     for name, settings in rows.items():
         known = inspect.signature(CLASSES[name]).parameters
         for setting, default in re.findall(r"(\w+)=([\w.]+)", settings):
-            assert name == "LambdaCallback" or repr(known[setting].default) == default.replace('"', "'"), (name, setting)
+            assert name == "LambdaCallback" or repr(known[setting].default) == default.replace(
+                '"', "'"
+            ), (name, setting)

@@ -1,4 +1,6 @@
-"""What the TensorBoard callback writes, read back from the event files record by record, and once by TensorBoard itself."""
+"""What the TensorBoard callback writes, read back from the event files record by record, and once
+by TensorBoard itself.
+"""
 
 import itertools
 import os
@@ -20,7 +22,10 @@ from onnxfit.errors import SettingError
 pytest.importorskip("tensorboardX")
 
 X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
-LINE = '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }'
+LINE = (
+    '<ir_version: 8, opset_import: ["": 17]> line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w'
+    " = {1}> { y = MatMul(x, w) }"
+)
 
 
 def trainer(model=LINE, **settings):
@@ -44,7 +49,9 @@ def events(folder):
         while data:
             (length,) = struct.unpack("<Q", data[:8])
             assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
-            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(data[12 : 12 + length])
+            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(
+                data[12 : 12 + length]
+            )
             found.append(Event.FromString(data[12 : 12 + length]))
             data = data[16 + length :]
     return found
@@ -74,7 +81,10 @@ def test_tags_and_steps(tmp_path):
     train = {"epoch_loss": [0, 1], "epoch_learning_rate": [0, 1], "epoch_steps_per_second": [0, 1]}
     batches = {"batch_loss": [1, 2, 3, 4], "batch_learning_rate": [1, 2, 3, 4]}
     assert steps(tmp_path / "train") == train | batches
-    assert steps(tmp_path / "validation") == {"epoch_loss": [0, 1], "evaluation_loss_vs_iterations": [2, 4]}
+    assert steps(tmp_path / "validation") == {
+        "epoch_loss": [0, 1],
+        "evaluation_loss_vs_iterations": [2, 4],
+    }
     fit(board, on=on, initial_epoch=2, epochs=3, validation_data=(X, Y))
     assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4, 5, 6]
     assert steps(tmp_path / "train")["epoch_loss"] == [0, 1, 2]
@@ -83,7 +93,9 @@ def test_tags_and_steps(tmp_path):
 
 def test_values_are_those_of_the_logs(tmp_path):
     losses = []
-    record = LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["batch_loss"]))
+    record = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(logs["batch_loss"])
+    )
     on = fit(
         record,
         TensorBoard(tmp_path, update_freq="batch"),
@@ -95,8 +107,12 @@ def test_values_are_those_of_the_logs(tmp_path):
     train, validation = scalars(tmp_path / "train"), scalars(tmp_path / "validation")
     for metric in ("loss", "mean_absolute_error"):
         assert list(train[f"epoch_{metric}"].values()) == pytest.approx(history[metric])
-        assert list(validation[f"epoch_{metric}"].values()) == pytest.approx(history[f"val_{metric}"])
-        assert list(validation[f"evaluation_{metric}_vs_iterations"].values()) == pytest.approx(history[f"val_{metric}"])
+        assert list(validation[f"epoch_{metric}"].values()) == pytest.approx(
+            history[f"val_{metric}"]
+        )
+        assert list(validation[f"evaluation_{metric}_vs_iterations"].values()) == pytest.approx(
+            history[f"val_{metric}"]
+        )
     assert list(train["batch_loss"].values()) == pytest.approx(losses)
     assert list(train["batch_mean_absolute_error"]) == [1, 2, 3, 4]
     assert train["epoch_steps_per_second"][0] > 0
@@ -109,7 +125,10 @@ def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_pa
 
     fit(Own(), TensorBoard(tmp_path), epochs=4, validation_data=(X, Y), validation_freq=2)
     assert scalars(tmp_path / "train")["epoch_own"] == {0: 0, 1: 2, 2: 4, 3: 6}
-    assert steps(tmp_path / "validation") == {"epoch_loss": [1, 3], "evaluation_loss_vs_iterations": [4, 8]}
+    assert steps(tmp_path / "validation") == {
+        "epoch_loss": [1, 3],
+        "evaluation_loss_vs_iterations": [4, 8],
+    }
 
 
 def test_a_run_folder_is_made_at_its_first_write(tmp_path):
@@ -118,14 +137,19 @@ def test_a_run_folder_is_made_at_its_first_write(tmp_path):
     assert not (tmp_path / "new" / "logs" / "validation").exists()
 
 
-@pytest.mark.parametrize(("freq", "expected"), [("epoch", None), ("batch", [1, 2, 3, 4]), (1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3])])
+@pytest.mark.parametrize(
+    ("freq", "expected"),
+    [("epoch", None), ("batch", [1, 2, 3, 4]), (1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3])],
+)
 def test_update_freq(tmp_path, freq, expected):
     fit(TensorBoard(tmp_path, update_freq=freq), epochs=2)
     assert steps(tmp_path / "train").get("batch_loss") == expected
 
 
 def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
-    ticks = itertools.count()  # a second passes between two looks at the clock: epoch begins, test begins, test ends, epoch ends
+    # a second passes between two looks at the clock: epoch begins, test begins, test ends, epoch
+    # ends
+    ticks = itertools.count()
     clock = types.SimpleNamespace(perf_counter=lambda: float(next(ticks)), time=lambda: 0.0)
     monkeypatch.setattr("onnxfit.callbacks.tensorboard.time", clock)
     fit(TensorBoard(tmp_path), validation_data=(X, Y), batch_size=1)
@@ -133,14 +157,18 @@ def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
 
 
 def test_with_accumulated_gradients_a_step_is_written_once(tmp_path):
-    fit(TensorBoard(tmp_path, update_freq="batch"), on=trainer(accumulate=2), batch_size=1, epochs=2)
+    fit(
+        TensorBoard(tmp_path, update_freq="batch"), on=trainer(accumulate=2), batch_size=1, epochs=2
+    )
     assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
 
 
 def test_the_rate_of_a_batch_is_the_one_it_was_trained_with(tmp_path):
     rates = {1: 0.1, 2: 0.05, 3: 0.025, 4: 0.0125}
     model = onnx.parser.parse_model(LINE)
-    on = onnxfit.Trainer(model, loss="mse", optimizer=onnxfit.optimizers.SGD(lambda step: 0.1 / 2**step))
+    on = onnxfit.Trainer(
+        model, loss="mse", optimizer=onnxfit.optimizers.SGD(lambda step: 0.1 / 2**step)
+    )
     fit(TensorBoard(tmp_path, update_freq="batch"), on=on, epochs=2)
     assert scalars(tmp_path / "train")["batch_learning_rate"] == pytest.approx(rates)
 
@@ -153,7 +181,8 @@ def test_settings_out_of_range_are_refused():
             TensorBoard(update_freq=freq)
 
 
-# ---------------------------------------------------------------- histograms, hyperparameters, the caller's own
+# ---------------------------------------------------------------- histograms, hyperparameters, the
+# caller's own
 
 
 class Spoil(Callback):
@@ -170,7 +199,12 @@ class Spoil(Callback):
 
 
 def histograms(folder):
-    return {(v.tag, e.step): v.histo for e in events(folder) for v in e.summary.value if v.HasField("histo")}
+    return {
+        (v.tag, e.step): v.histo
+        for e in events(folder)
+        for v in e.summary.value
+        if v.HasField("histo")
+    }
 
 
 def test_histograms_of_every_weight_in_the_train_run(tmp_path):
@@ -185,7 +219,12 @@ def test_histograms_of_every_weight_in_the_train_run(tmp_path):
 def test_histograms_leave_out_what_is_empty_or_not_finite(tmp_path):
     fit(Spoil(), TensorBoard(tmp_path, histogram_freq=2), epochs=4)
     found = histograms(tmp_path / "train")
-    assert set(found) == {("w/histogram", 1), ("w/histogram", 3), ("odd/histogram", 1), ("odd/histogram", 3)}
+    assert set(found) == {
+        ("w/histogram", 1),
+        ("w/histogram", 3),
+        ("odd/histogram", 1),
+        ("odd/histogram", 3),
+    }
     assert (found["odd/histogram", 1].num, found["odd/histogram", 1].sum) == (2, 3)
 
 
@@ -193,11 +232,18 @@ def plugin_data(folder):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     values = [value for event in events(folder) for value in event.summary.value]
-    return {value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content) for value in values}
+    return {
+        value.tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for value in values
+    }
 
 
 def test_hparams_list_the_settings_and_point_to_the_metrics(tmp_path):
-    fit(TensorBoard(tmp_path, hparams={"depth": 3, "name": "small", "fast": True}), epochs=2, validation_data=(X, Y))
+    fit(
+        TensorBoard(tmp_path, hparams={"depth": 3, "name": "small", "fast": True}),
+        epochs=2,
+        validation_data=(X, Y),
+    )
     data = plugin_data(tmp_path)
     hparams = data["_hparams_/session_start_info"].session_start_info.hparams
     assert {name: getattr(value, value.WhichOneof("kind")) for name, value in hparams.items()} == {
@@ -210,7 +256,10 @@ def test_hparams_list_the_settings_and_point_to_the_metrics(tmp_path):
         "fast": True,
     }
     assert hparams["loss"].string_value in ("mse", "MeanSquaredError")
-    named = [(info.display_name, info.name.group, info.name.tag) for info in data["_hparams_/experiment"].experiment.metric_infos]
+    named = [
+        (info.display_name, info.name.group, info.name.tag)
+        for info in data["_hparams_/experiment"].experiment.metric_infos
+    ]
     assert named == [("val_loss", "validation", "epoch_loss"), ("loss", "train", "epoch_loss")]
     assert all(tag in scalars(tmp_path / group) for _, group, tag in named)
     assert data["_hparams_/session_end_info"].session_end_info.status == 1  # success
@@ -223,7 +272,8 @@ def test_hparams_of_a_run_that_failed(tmp_path):
 
     with pytest.raises(RuntimeError, match="no"):
         fit(LambdaCallback(on_epoch_end=fail), TensorBoard(tmp_path), epochs=3)
-    assert plugin_data(tmp_path)["_hparams_/session_end_info"].session_end_info.status == 2  # failure
+    # failure
+    assert plugin_data(tmp_path)["_hparams_/session_end_info"].session_end_info.status == 2
     assert steps(tmp_path / "train")["epoch_loss"] == [0]
 
 
@@ -277,7 +327,10 @@ def test_the_graph_has_every_node_with_all_its_inputs_and_outputs():
     assert sorted(op for op in ops.values() if op not in ("Placeholder", "Const", "Output")) == [
         "Add", "If", "MatMul", "Neg", "Relu", "TopK",
     ]  # fmt: skip
-    (one,) = (node for node in nodes.values() if node.op == "Const" and b"one" in node.attr["outputs"].s)  # a Constant
+    # a Constant
+    (one,) = (
+        node for node in nodes.values() if node.op == "Const" and b"one" in node.attr["outputs"].s
+    )
     assert one.attr["value"].s == b"int64[1] [1]"
     assert list(nodes["a/MatMul"].input) == ["x_0", "a/w"]
     (topk,) = (node for node in nodes.values() if node.op == "TopK")
@@ -298,7 +351,9 @@ def test_the_graph_s_element_types_and_shapes():
     assert nodes["flag"].attr["dtype"].type == 10  # bool
     assert nodes["half"].attr["dtype"].type == 19  # half
     assert list(nodes["a/TopK"].attr["output_types"].list.type) == [1, 9]  # float, int64
-    assert [[d.size for d in shape.dim] for shape in nodes["a/TopK"].attr["_output_shapes"].list.shape] == [[-1, 1], [-1, 1]]
+    assert [
+        [d.size for d in shape.dim] for shape in nodes["a/TopK"].attr["_output_shapes"].list.shape
+    ] == [[-1, 1], [-1, 1]]
     assert [d.size for d in nodes["a/w"].attr["_output_shapes"].list.shape[0].dim] == [2, 2]
 
 
@@ -306,19 +361,31 @@ def flat(*modules):
     """A chain without scopes in its names: per module a MatMul with its weight and a Relu."""
     lines, here = [], "x"
     for i, module in enumerate(modules):
-        lines += [f'["node_linear_{i}"] h{i} = MatMul ({here}, "{module}.weight")', f'["node_relu_{i}"] r{i} = Relu (h{i})']
+        lines += [
+            f'["node_linear_{i}"] h{i} = MatMul ({here}, "{module}.weight")',
+            f'["node_relu_{i}"] r{i} = Relu (h{i})',
+        ]
         here = f"r{i}"
     declared = ", ".join(f'float[1, 1] "{module}.weight" = {{1}}' for module in modules)
     body = " ".join(lines)
-    return f'<ir_version: 8, opset_import: ["": 17]> m (float[N, 1] x) => (float[N, 1] {here}) <{declared}> {{ {body} }}'
+    return (
+        f'<ir_version: 8, opset_import: ["": 17]> m (float[N, 1] x) => (float[N, 1] {here})'
+        f" <{declared}> {{ {body} }}"
+    )
 
 
 def inputs_of(model):
-    return {name: list(node.input) for name, node in drawn(model).items() if node.op not in ("Const", "Placeholder", "Output")}
+    return {
+        name: list(node.input)
+        for name, node in drawn(model).items()
+        if node.op not in ("Const", "Placeholder", "Output")
+    }
 
 
 def test_scopes_from_the_names_of_weights_with_what_stands_between_in_the_scope_they_share():
-    assert inputs_of(flat("layer1.0.fc1", "layer1.0.fc2", "layer2.0.fc1", "layer2.0.fc2", "head")) == {
+    assert inputs_of(
+        flat("layer1.0.fc1", "layer1.0.fc2", "layer2.0.fc1", "layer2.0.fc2", "head")
+    ) == {
         "layer1/0/linear_0": ["x", "layer1/0/fc1.weight"],
         "layer1/0/relu_0": ["layer1/0/linear_0"],
         "layer1/0/linear_1": ["layer1/0/relu_0", "layer1/0/fc2.weight"],
@@ -346,7 +413,14 @@ def test_scopes_that_torch_noted_come_before_the_names_of_weights():
         scopes = ["", *([module.split(".")[0]] if "." in module else []), module, "call"]
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(scopes))
     nodes = [node.name for node in graph_def(model).node if node.op in ("MatMul", "Relu")]
-    assert nodes == ["up/linear_0", "up/relu_0", "down/0/linear_1", "down/0/relu_1", "down/1/linear_2", "down/1/relu_2"]
+    assert nodes == [
+        "up/linear_0",
+        "up/relu_0",
+        "down/0/linear_1",
+        "down/0/relu_1",
+        "down/1/linear_2",
+        "down/1/relu_2",
+    ]
 
 
 def test_weights_are_drawn_beside_the_nodes_whose_names_have_scopes():
@@ -371,7 +445,11 @@ def test_the_graph_is_in_the_train_run_once(tmp_path):
     board = TensorBoard(tmp_path)
     on = fit(board)
     fit(board, on=on)
-    (graph,) = [GraphDef.FromString(event.graph_def) for event in events(tmp_path / "train") if event.graph_def]
+    (graph,) = [
+        GraphDef.FromString(event.graph_def)
+        for event in events(tmp_path / "train")
+        if event.graph_def
+    ]
     assert {node.op for node in graph.node} == {"Placeholder", "Const", "MatMul", "Output"}
     fit(TensorBoard(tmp_path / "without", write_graph=False))
     assert not any(event.graph_def for event in events(tmp_path / "without" / "train"))
@@ -392,7 +470,12 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
     board = TensorBoard({str(tmp_path)!r}, update_freq="batch", histogram_freq=1)
     trainer.fit(X, Y, epochs=9, batch_size=2, verbose=0, validation_data=(X, Y), callbacks=[board, kill])
     """
-    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=False, capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert steps(tmp_path / "train")["epoch_loss"] == [0, 1]
     assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
@@ -401,21 +484,32 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
 
 
 def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("onnxfit.callbacks.tensorboard_writer.time.time_ns", lambda: 1_700_000_000 * 10**9)
+    monkeypatch.setattr(
+        "onnxfit.callbacks.tensorboard_writer.time.time_ns", lambda: 1_700_000_000 * 10**9
+    )
     boards = [TensorBoard(tmp_path, write_graph=False) for _ in range(2)]
     inner = trainer()
     fit(
-        LambdaCallback(on_epoch_end=lambda epoch, logs: fit(boards[1], on=inner, initial_epoch=epoch + 10, epochs=epoch + 11)),
+        LambdaCallback(
+            on_epoch_end=lambda epoch, logs: fit(
+                boards[1], on=inner, initial_epoch=epoch + 10, epochs=epoch + 11
+            )
+        ),
         boards[0],
         epochs=3,
     )
     assert sorted(steps(tmp_path / "train")["epoch_loss"]) == [0, 1, 2, 10, 11, 12]
-    assert len(list((tmp_path / "train").iterdir())) == 4  # one file of the outer fit, one of each inner
+    # one file of the outer fit, one of each inner
+    assert len(list((tmp_path / "train").iterdir())) == 4
 
 
 def test_tensorboard_itself_reads_it(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    fit(TensorBoard(tmp_path, update_freq="batch", histogram_freq=1), epochs=2, validation_data=(X, Y))
+    fit(
+        TensorBoard(tmp_path, update_freq="batch", histogram_freq=1),
+        epochs=2,
+        validation_data=(X, Y),
+    )
     run = accumulator.EventAccumulator(str(tmp_path / "train"))
     run.Reload()
     tags = run.Tags()

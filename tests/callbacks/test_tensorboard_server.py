@@ -1,4 +1,6 @@
-"""What a running TensorBoard serves of the callback's files, read through the interface its pages use."""
+"""What a running TensorBoard serves of the callback's files, read through the interface its pages
+use.
+"""
 
 import json
 import socket
@@ -20,7 +22,9 @@ from onnxfit.callbacks import Callback, TensorBoard
 pytest.importorskip("tensorboard")
 
 rng = np.random.default_rng(0)
-X, Y = rng.standard_normal((20, 3)).astype(np.float32), rng.standard_normal((20, 2)).astype(np.float32)
+X, Y = rng.standard_normal((20, 3)).astype(np.float32), rng.standard_normal((20, 2)).astype(
+    np.float32
+)
 EPOCHS, STEPS = 3, 4  # 16 samples to train, by 4
 MODEL = """<ir_version: 8, opset_import: ["": 17]> server (float[N, 3] x) => (float[N, 2] y)
 {
@@ -36,7 +40,9 @@ WEIGHTS = {"fc1.weight": (3, 8), "fc1.bias": (8,), "fc2.weight": (8, 2)}
 def model() -> onnx.ModelProto:
     found, draws = onnx.parser.parse_model(MODEL), np.random.default_rng(1)
     for name, shape in WEIGHTS.items():
-        found.graph.initializer.append(onnx.numpy_helper.from_array(draws.standard_normal(shape).astype(np.float32), name))
+        found.graph.initializer.append(
+            onnx.numpy_helper.from_array(draws.standard_normal(shape).astype(np.float32), name)
+        )
     return found
 
 
@@ -72,7 +78,12 @@ def fit(trainer, *callbacks):
 
 
 def trainer():
-    return onnxfit.Trainer(model(), loss="mse", optimizer=onnxfit.optimizers.Adam(0.01), metrics=["mean_absolute_error"])
+    return onnxfit.Trainer(
+        model(),
+        loss="mse",
+        optimizer=onnxfit.optimizers.Adam(0.01),
+        metrics=["mean_absolute_error"],
+    )
 
 
 class Server:
@@ -90,7 +101,13 @@ class Server:
 
     def post(self, path: str, **content):
         kind = {"Content-Type": "application/json"}  # else the body is taken for a form
-        return json.loads(self._open(urllib.request.Request(f"{self.address}/data/{path}", json.dumps(content).encode(), kind)))
+        return json.loads(
+            self._open(
+                urllib.request.Request(
+                    f"{self.address}/data/{path}", json.dumps(content).encode(), kind
+                )
+            )
+        )
 
     def curve(self, run: str, tag: str) -> dict[int, float]:
         points = self.json("plugin/scalars/scalars", run=run, tag=tag)
@@ -111,9 +128,20 @@ def trained(tmp_path_factory):
     whole, record = trainer(), Record()
     settings = {"histogram_freq": 1, "update_freq": "batch"}
     # TensorBoard takes the columns of the page from one of the runs, so both name the same
-    fit(whole, TensorBoard(folder / "whole", hparams={"width": 8, "note": "first", "fast": True}, **settings), record)
+    fit(
+        whole,
+        TensorBoard(
+            folder / "whole", hparams={"width": 8, "note": "first", "fast": True}, **settings
+        ),
+        record,
+    )
     checkpoint = tmp_path_factory.mktemp("checkpoint") / "middle.ckpt"
-    resumed = [TensorBoard(folder / "resumed", hparams={"width": 9, "note": "second", "fast": False}, **settings) for _ in range(2)]
+    resumed = [
+        TensorBoard(
+            folder / "resumed", hparams={"width": 9, "note": "second", "fast": False}, **settings
+        )
+        for _ in range(2)
+    ]
     with pytest.raises(KeyboardInterrupt):
         fit(trainer(), resumed[0], SaveThenFail(checkpoint))
     fit(onnxfit.Trainer.load(checkpoint), resumed[1])
@@ -127,10 +155,23 @@ def server(trained, tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     # every point, not a sample of them
     command += ["--load_fast", "false", "--samples_per_plugin", "scalars=10000,histograms=1000"]
-    with output.open("wb") as file, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as process:
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as process,
+    ):
         try:
             served = Server(folder, f"http://127.0.0.1:{port}")
             wait(served, process, output)
@@ -141,7 +182,9 @@ def server(trained, tmp_path_factory):
 
 def wait(served: Server, process: subprocess.Popen, output: Path) -> None:
     """Until all runs are read to their ends, which for each is its last event."""
-    expected = {f"{name}{run}" for name in ("whole", "resumed") for run in ("", "/train", "/validation")}
+    expected = {
+        f"{name}{run}" for name in ("whole", "resumed") for run in ("", "/train", "/validation")
+    }
     for _ in range(300):
         assert process.poll() is None, output.read_text()[-3000:]
         try:
@@ -161,7 +204,9 @@ def ended(served: Server) -> int:
         error.close()
         return 0
     complete = [
-        group["sessions"][0].get("status") == "STATUS_SUCCESS" and len(group.get("metricValues", [])) == 4 for group in groups
+        group["sessions"][0].get("status") == "STATUS_SUCCESS"
+        and len(group.get("metricValues", [])) == 4
+        for group in groups
     ]
     return sum(complete) if all(EPOCHS * STEPS in curve for curve in last) else 0
 
@@ -174,7 +219,9 @@ def session_groups(served: Server) -> list:
     ]
     statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
     request = {"startIndex": 0, "sliceSize": 100, "allowedStatuses": statuses, "colParams": columns}
-    return served.post("plugin/hparams/session_groups", experimentName="", **request).get("sessionGroups", [])
+    return served.post("plugin/hparams/session_groups", experimentName="", **request).get(
+        "sessionGroups", []
+    )
 
 
 # ---------------------------------------------------------------- curves
@@ -185,9 +232,14 @@ def test_the_tags_of_each_run(server):
     both = {f"epoch_{metric}" for metric in metrics}
     train = both | {f"batch_{metric}" for metric in metrics}
     train |= {"epoch_learning_rate", "epoch_steps_per_second", "batch_learning_rate"}
-    expected = {"train": train, "validation": both | {f"evaluation_{metric}_vs_iterations" for metric in metrics}}
+    expected = {
+        "train": train,
+        "validation": both | {f"evaluation_{metric}_vs_iterations" for metric in metrics},
+    }
     tags = {run: set(tags) for run, tags in server.json("plugin/scalars/tags").items() if tags}
-    assert tags == {f"{name}/{run}": expected[run] for name in ("whole", "resumed") for run in expected}
+    assert tags == {
+        f"{name}/{run}": expected[run] for name in ("whole", "resumed") for run in expected
+    }
 
 
 def test_every_value_is_that_of_the_history_and_the_logs(server, trained):
@@ -196,13 +248,21 @@ def test_every_value_is_that_of_the_history_and_the_logs(server, trained):
     for metric in ("loss", "mean_absolute_error"):
         for run, prefix in (("train", ""), ("validation", "val_")):
             expected = dict(enumerate(history[prefix + metric]))
-            assert server.curve(f"whole/{run}", f"epoch_{metric}") == pytest.approx(expected, rel=1e-6)
-        evaluated = {(epoch + 1) * STEPS: value for epoch, value in enumerate(history[f"val_{metric}"])}
-        assert server.curve("whole/validation", f"evaluation_{metric}_vs_iterations") == pytest.approx(evaluated, rel=1e-6)
+            assert server.curve(f"whole/{run}", f"epoch_{metric}") == pytest.approx(
+                expected, rel=1e-6
+            )
+        evaluated = {
+            (epoch + 1) * STEPS: value for epoch, value in enumerate(history[f"val_{metric}"])
+        }
+        assert server.curve(
+            "whole/validation", f"evaluation_{metric}_vs_iterations"
+        ) == pytest.approx(evaluated, rel=1e-6)
     assert list(record.losses) == list(range(1, EPOCHS * STEPS + 1))
     assert server.curve("whole/train", "batch_loss") == pytest.approx(record.losses, rel=1e-6)
     rate = pytest.approx(0.01)
-    assert server.curve("whole/train", "batch_learning_rate") == dict.fromkeys(range(1, EPOCHS * STEPS + 1), rate)
+    assert server.curve("whole/train", "batch_learning_rate") == dict.fromkeys(
+        range(1, EPOCHS * STEPS + 1), rate
+    )
     assert server.curve("whole/train", "epoch_learning_rate") == dict.fromkeys(range(EPOCHS), rate)
 
 
@@ -217,7 +277,10 @@ def test_a_resumed_run_is_served_without_a_gap_or_a_double_point(server):
             served += len(resumed)
     assert served == 2 * EPOCHS * 4 + 2 * EPOCHS + 3 * EPOCHS * STEPS - 2 * EPOCHS
     for tag in server.json("plugin/histograms/tags")["whole/train"]:
-        read = [server.json("plugin/histograms/histograms", run=f"{name}/train", tag=tag) for name in ("whole", "resumed")]
+        read = [
+            server.json("plugin/histograms/histograms", run=f"{name}/train", tag=tag)
+            for name in ("whole", "resumed")
+        ]
         assert [point[1:] for point in read[0]] == [point[1:] for point in read[1]]
 
 
@@ -227,9 +290,13 @@ def test_a_resumed_run_is_served_without_a_gap_or_a_double_point(server):
 def test_histograms_count_every_weight_of_every_epoch(server, trained):
     _, whole, record = trained
     names = set(whole.get_weights())
-    assert set(server.json("plugin/histograms/tags")["whole/train"]) == {f"{name}/histogram" for name in names}
+    assert set(server.json("plugin/histograms/tags")["whole/train"]) == {
+        f"{name}/histogram" for name in names
+    }
     for name in names:
-        points = server.json("plugin/histograms/histograms", run="whole/train", tag=f"{name}/histogram")
+        points = server.json(
+            "plugin/histograms/histograms", run="whole/train", tag=f"{name}/histogram"
+        )
         assert [step for _, step, _ in points] == list(range(EPOCHS))
         for weights, (_, _, buckets) in zip(record.weights, points):
             array = weights[name].astype(np.float64)
@@ -246,7 +313,9 @@ def test_the_graph_has_every_node_and_its_inputs(server, trained):
     from google.protobuf import text_format
     from tensorboard.compat.proto.graph_pb2 import GraphDef
 
-    graph = text_format.Parse(server.get("plugin/graphs/graph", run="whole/train").decode(), GraphDef())
+    graph = text_format.Parse(
+        server.get("plugin/graphs/graph", run="whole/train").decode(), GraphDef()
+    )
     nodes = {node.name: (node.op, list(node.input)) for node in graph.node}
     assert nodes == {
         "x": ("Placeholder", []),
@@ -259,11 +328,17 @@ def test_the_graph_has_every_node_and_its_inputs(server, trained):
         "fc2/MatMul": ("MatMul", ["act/Relu", "fc2/weight"]),
         "y": ("Output", ["fc2/MatMul"]),
     }
-    shapes = {node.name: [dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim] for node in graph.node}
+    shapes = {
+        node.name: [dim.size for dim in node.attr["_output_shapes"].list.shape[0].dim]
+        for node in graph.node
+    }
     assert (shapes["x"], shapes["fc1/weight"], shapes["act/Relu"]) == ([-1, 3], [3, 8], [-1, 8])
     _, whole, _ = trained
     operators = sorted(node.op_type for node in whole.model.graph.node)
-    assert sorted(op for op, _ in nodes.values() if op not in ("Placeholder", "Const", "Output")) == operators
+    assert (
+        sorted(op for op, _ in nodes.values() if op not in ("Placeholder", "Const", "Output"))
+        == operators
+    )
 
 
 # ---------------------------------------------------------------- hyperparameters
@@ -274,8 +349,18 @@ def test_the_columns_of_the_hparams_page(server):
     kinds = {info["name"]: info["type"] for info in experiment["hparamInfos"]}
     number, text = "DATA_TYPE_FLOAT64", "DATA_TYPE_STRING"
     own = {"width": number, "note": text, "fast": "DATA_TYPE_BOOL"}
-    assert kinds == {"optimizer": text, "learning_rate": number, "loss": text, "batch_size": number} | own
-    titles = {(info["name"]["group"], info["name"]["tag"]): info["displayName"] for info in experiment["metricInfos"]}
+    assert (
+        kinds == {
+            "optimizer": text,
+            "learning_rate": number,
+            "loss": text,
+            "batch_size": number,
+        } | own
+    )
+    titles = {
+        (info["name"]["group"], info["name"]["tag"]): info["displayName"]
+        for info in experiment["metricInfos"]
+    }
     assert list(titles.items()) == [
         (("validation", "epoch_loss"), "val_loss"),
         (("validation", "epoch_mean_absolute_error"), "val_mean_absolute_error"),
@@ -292,7 +377,10 @@ def test_the_rows_of_the_hparams_page(server, trained):
     assert rows["resumed"]["hparams"] == settings | {"width": 9, "note": "second", "fast": False}
     history = trained[1].history.history
     for row in rows.values():
-        final = {(value["name"]["group"], value["name"]["tag"]): value["value"] for value in row["metricValues"]}
+        final = {
+            (value["name"]["group"], value["name"]["tag"]): value["value"]
+            for value in row["metricValues"]
+        }
         assert final == {
             (group, f"epoch_{metric}"): pytest.approx(history[prefix + metric][-1], rel=1e-6)
             for group, prefix in (("train", ""), ("validation", "val_"))

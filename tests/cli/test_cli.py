@@ -1,4 +1,6 @@
-"""The command line trains as Python does, stops and goes on without a trace, and says in one message what is wrong."""
+"""The command line trains as Python does, stops and goes on without a trace, and says in one
+message what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,25 @@ ADAM = (*FIT, "--optimizer", "adam", "--lr", "0.01")
 
 class TestFit:
     def test_trains_as_python_does(self, folder: Path) -> None:
-        out = done(*ADAM, "-e", 3, "-m", "accuracy", "-b", 16, "--validation-split", "0.2", "-o", "t.onnx", "--json")
+        out = done(
+            *ADAM,
+            "-e",
+            3,
+            "-m",
+            "accuracy",
+            "-b",
+            16,
+            "--validation-split",
+            "0.2",
+            "-o",
+            "t.onnx",
+            "--json",
+        )
         with np.load("d.npz") as file:
             X, y = file["X"], file["y"]
-        trainer = Trainer("m.onnx", loss="cross_entropy", optimizer=optimizers.Adam(0.01), metrics=["accuracy"])
+        trainer = Trainer(
+            "m.onnx", loss="cross_entropy", optimizer=optimizers.Adam(0.01), metrics=["accuracy"]
+        )
         history = trainer.fit(X, y, epochs=3, batch_size=16, validation_split=0.2, verbose=0)
         report = json.loads(out)
         assert report["history"] == history.history
@@ -102,21 +119,56 @@ class TestFit:
         found = Trainer.load("c/last.onnxfit").settings
         assert found["weights"] == ["fc1.weight"]
         assert found["loss"] == losses.Focal(gamma=1.5)
-        assert found["penalty"] == {"fc1.weight": penalties.ElasticNet(0.25, 0), "*": penalties.ElasticNet(0, 0.5)}
-        assert found["optimizer"] == optimizers.SGD(schedules.Cosine(0.1, 9), momentum=0.9, nesterov=True)
+        assert found["penalty"] == {
+            "fc1.weight": penalties.ElasticNet(0.25, 0),
+            "*": penalties.ElasticNet(0, 0.5),
+        }
+        assert found["optimizer"] == optimizers.SGD(
+            schedules.Cosine(0.1, 9), momentum=0.9, nesterov=True
+        )
         assert found["metrics"] == ["accuracy", metrics.TopKAccuracy(k=2)]
-        rest = {"backend": "forward_backward", "gradient": "onnx", "device": "cpu", "seed": 7, "batch_norm": "frozen"}
+        rest = {
+            "backend": "forward_backward",
+            "gradient": "onnx",
+            "device": "cpu",
+            "seed": 7,
+            "batch_norm": "frozen",
+        }
         rest |= {"clip_norm": 2, "clip_value": 3, "accumulate": 2}
         assert {name: found[name] for name in rest} == rest
 
     def test_its_files(self, folder: Path) -> None:
-        done(*ADAM, "-e", 2, "--csv", "a/f.csv", "--tensorboard", "runs/a", "--checkpoint", "c/{epoch}-{loss:.2f}.ckpt")
+        done(
+            *ADAM,
+            "-e",
+            2,
+            "--csv",
+            "a/f.csv",
+            "--tensorboard",
+            "runs/a",
+            "--checkpoint",
+            "c/{epoch}-{loss:.2f}.ckpt",
+        )
         assert Path("a/f.csv").read_text().startswith("epoch,loss")
         assert list(Path("runs/a").rglob("events.out.tfevents.*"))
         assert sorted(p.name[:2] for p in Path("c").glob("*.ckpt")) == ["0-", "1-"]
 
     def test_early_stopping_keeps_the_best_epoch(self, folder: Path) -> None:
-        hot = (*FIT, "--lr", "9", "--validation-split", "0.3", "--early-stopping", 2, "-e", 50, "-o", "t.onnx", "-m", "accuracy")
+        hot = (
+            *FIT,
+            "--lr",
+            "9",
+            "--validation-split",
+            "0.3",
+            "--early-stopping",
+            2,
+            "-e",
+            50,
+            "-o",
+            "t.onnx",
+            "-m",
+            "accuracy",
+        )
         report = json.loads(done(*hot, "--json"))
         losses_seen = report["history"]["val_loss"]
         assert report["epochs"] == losses_seen.index(min(losses_seen)) + 3 < 50
@@ -125,7 +177,9 @@ class TestFit:
         with np.load("d.npz") as file:
             rows = int(ROWS * 0.7)
             np.savez("v.npz", X=file["X"][rows:], y=file["y"][rows:])
-        found = json.loads(done("evaluate", "t.onnx", "-d", "v.npz", "-l", "cross_entropy", "--json"))
+        found = json.loads(
+            done("evaluate", "t.onnx", "-d", "v.npz", "-l", "cross_entropy", "--json")
+        )
         assert found["loss"] == pytest.approx(min(losses_seen), rel=1e-6)
 
     def test_several_outputs(self, folder: Path) -> None:
@@ -135,16 +189,26 @@ class TestFit:
         text = "-l a=mse -l b=huber:delta=2 -m b=mae --lr 0.5 -e 30 -o t.onnx --json -q"
         report = json.loads(done("fit", "two.onnx", "-d", "two.npz", *text.split()))
         assert {"a_loss", "b_loss", "b_mae"} <= report["figures"].keys()
-        weights = {t.name: onnx.numpy_helper.to_array(t).item() for t in onnx.load("t.onnx").graph.initializer}
+        weights = {
+            t.name: onnx.numpy_helper.to_array(t).item()
+            for t in onnx.load("t.onnx").graph.initializer
+        }
         assert weights == pytest.approx({"u": 2, "v": 3, "t": 3}, abs=0.1)
-        assert "arrays that nothing reads (b)" in refused("fit", "two.onnx", "-d", "two.npz", "-l", "a=mse", "-o", "t.onnx")
+        assert "arrays that nothing reads (b)" in refused(
+            "fit", "two.onnx", "-d", "two.npz", "-l", "a=mse", "-o", "t.onnx"
+        )
 
     def test_something_must_be_left_of_it(self, folder: Path) -> None:
         assert "Nothing would be left" in refused(*FIT, code=2)
 
     def test_text_is_a_line_for_each_figure(self, folder: Path) -> None:
         lines = done(*FIT, "-m", "accuracy", "-o", "t.onnx").splitlines()
-        assert [line.split()[0] for line in lines] == ["epochs", "loss", "accuracy", "learning_rate"]
+        assert [line.split()[0] for line in lines] == [
+            "epochs",
+            "loss",
+            "accuracy",
+            "learning_rate",
+        ]
 
 
 class TestSettings:
@@ -157,7 +221,11 @@ class TestSettings:
         ("option", "value", "message"),
         [
             ("--loss", "cross_entrpy", "Did you mean 'cross_entropy'?"),
-            ("--loss", "huber:dleta=1", "No setting of huber is called 'dleta'. Did you mean 'delta'?"),
+            (
+                "--loss",
+                "huber:dleta=1",
+                "No setting of huber is called 'dleta'. Did you mean 'delta'?",
+            ),
             ("--loss", "huber:delta", "huber:delta=VALUE"),
             ("--loss", "huber:delta=-1", "delta > 0, got -1"),
             ("--loss", "nowhere=mse", "No output is called 'nowhere'"),
@@ -173,14 +241,24 @@ class TestSettings:
             ("--device", "abacus", "abacus"),
         ],
     )
-    def test_what_does_not_exist_is_one_message(self, folder: Path, option: str, value: str, message: str) -> None:
+    def test_what_does_not_exist_is_one_message(
+        self, folder: Path, option: str, value: str, message: str
+    ) -> None:
         rest = FIT if option != "--loss" else (*FIT[:4], "-q")
         assert message in refused(*rest, option, value, "-o", "t.onnx")
         assert not Path("t.onnx").exists()
 
     @pytest.mark.parametrize(
         "option",
-        ["--epochs=0", "--batch-size=0", "--clip-norm=0", "--validation-split=1", "--backend=fast", "--seed=x", "--no-such=1"],
+        [
+            "--epochs=0",
+            "--batch-size=0",
+            "--clip-norm=0",
+            "--validation-split=1",
+            "--backend=fast",
+            "--seed=x",
+            "--no-such=1",
+        ],
     )
     def test_values_out_of_range(self, folder: Path, option: str) -> None:
         assert option.split("=")[0] in refused(*FIT, option, "-o", "t.onnx", code=2)
@@ -194,7 +272,14 @@ class TestSettings:
 
 
 class TestConfig:
-    OPTIONS = {"data": "d.npz", "loss": "cross_entropy", "optimizer": "adam", "learning-rate": 0.01, "batch_size": 16, "epochs": 2}
+    OPTIONS = {
+        "data": "d.npz",
+        "loss": "cross_entropy",
+        "optimizer": "adam",
+        "learning-rate": 0.01,
+        "batch_size": 16,
+        "epochs": 2,
+    }
 
     def test_a_file_holds_the_same_options(self, folder: Path) -> None:
         rest = {
@@ -210,14 +295,21 @@ class TestConfig:
         typed = (*ADAM, "-b", 16, "-m", "accuracy", "--penalty", "fc0*=0.01")
         assert report == done(*typed, "-e", 2, "-o", "typed.onnx")
         assert Path("file.onnx").read_bytes() == Path("typed.onnx").read_bytes()
-        assert done("fit", "--config", "o.json", "-e", 1) == done(*typed, "-e", 1, "-o", "typed.onnx")  # the command line wins
+        # the command line wins
+        assert done("fit", "--config", "o.json", "-e", 1) == done(
+            *typed, "-e", 1, "-o", "typed.onnx"
+        )
 
     def test_yaml(self, folder: Path) -> None:
         pytest.importorskip("yaml")
         Path("o.json").write_text(json.dumps({**self.OPTIONS, "output": "t.onnx"}))
         lines = "\n".join(f"{name}: {value}" for name, value in self.OPTIONS.items())
-        Path("o.yaml").write_text(f"{lines}\noutput: t.onnx\npenalty: 0\nclip-norm: 1e9  # text to YAML 1.1\n")
-        assert done("fit", "m.onnx", "--config", "o.yaml", "-q") == done("fit", "m.onnx", "--config", "o.json", "-q")
+        Path("o.yaml").write_text(
+            f"{lines}\noutput: t.onnx\npenalty: 0\nclip-norm: 1e9  # text to YAML 1.1\n"
+        )
+        assert done("fit", "m.onnx", "--config", "o.yaml", "-q") == done(
+            "fit", "m.onnx", "--config", "o.json", "-q"
+        )
         Path("o.yaml").write_text("loss: !!python/object/apply:os.mkdir [stolen]")
         assert "cannot be read" in refused("fit", "m.onnx", "--config", "o.yaml")
         assert not Path("stolen").exists()
@@ -257,17 +349,27 @@ class TestData:
         x, y, _ = arrays.read(["X.npy", "labels.npy"], self.wanted(mlp(), "y"))
         assert all(isinstance(array, np.memmap) for array in (x["x"], y["y"]))  # type: ignore[index]
         np.save("weights.npy", np.ones(ROWS))
-        assert arrays.read(["X.npy", "labels.npy", "weights.npy"], self.wanted(mlp(), "y"))[2] is not None
+        assert (
+            arrays.read(["X.npy", "labels.npy", "weights.npy"], self.wanted(mlp(), "y"))[2]
+            is not None
+        )
 
     def test_csv_columns_by_name(self, folder: Path) -> None:
         write_csv("two.csv", "right,left,sample_weight,y", [[1, 2, 3, 0.5], [4, 5, 6, 7]])
         x, y, weights = arrays.read(["two.csv"], self.wanted(two_inputs(), "y"))
-        assert {name: (a.dtype, a.tolist()) for name, a in x.items()} == {"left": ("f4", [2, 5]), "right": ("f4", [1, 4])}
+        assert {name: (a.dtype, a.tolist()) for name, a in x.items()} == {
+            "left": ("f4", [2, 5]),
+            "right": ("f4", [1, 4]),
+        }
         assert y is not None and y["y"].tolist() == [0.5, 7]  # noqa: PT018
         assert weights is not None and weights.tolist() == [3, 6]  # noqa: PT018
 
     def test_csv_rows_may_be_images(self, folder: Path) -> None:
-        write_csv("i.csv", ",".join(f"p{i}" for i in range(64)) + ",label", np.arange(2 * 65).reshape(2, 65))
+        write_csv(
+            "i.csv",
+            ",".join(f"p{i}" for i in range(64)) + ",label",
+            np.arange(2 * 65).reshape(2, 65),
+        )
         x, y, _ = arrays.read(["i.csv"], self.wanted(convolutional(), "logits"))
         assert x["x"].shape == (2, 1, 8, 8)
         assert x["x"][0, 0, 1, 0] == 8
@@ -275,7 +377,10 @@ class TestData:
 
     def test_a_prediction_passes_over_labels(self, folder: Path) -> None:
         write_csv("p.csv", "a,b,y,c,d", np.zeros((2, 5)))
-        assert arrays.read(["p.csv"], self.wanted(mlp(), "y", predicting=True))[0]["x"].shape == (2, 4)
+        assert arrays.read(["p.csv"], self.wanted(mlp(), "y", predicting=True))[0]["x"].shape == (
+            2,
+            4,
+        )
         assert done("predict", "m.onnx", "-d", "d.npz") == done("predict", "m.onnx", "-d", "X.npy")
 
     @pytest.mark.parametrize(
@@ -294,7 +399,9 @@ class TestData:
     )
     def test_csv_that_will_not_do(self, folder: Path, content: str, message: str) -> None:
         Path("bad.csv").write_text(content)
-        assert message in refused("fit", "m.onnx", "-d", "bad.csv", "-l", "cross_entropy", "-o", "t.onnx", "-q")
+        assert message in refused(
+            "fit", "m.onnx", "-d", "bad.csv", "-l", "cross_entropy", "-o", "t.onnx", "-q"
+        )
 
     def test_files_that_will_not_do(self, folder: Path) -> None:
         rest = ("-l", "cross_entropy", "-o", "t.onnx", "-q")
@@ -312,7 +419,9 @@ class TestData:
         assert "1 of 2 arrays" in refused("fit", "m.onnx", "-d", "X.npy", *rest)
         assert "Data is one .npz" in refused("fit", "m.onnx", "-d", "d.npz", "-d", "d.csv", *rest)
         assert "--label" in refused("fit", "m.onnx", "-d", "d.npz", "--label", "kind", *rest)
-        assert "no column 'knid'" in refused("fit", "m.onnx", "-d", "d.csv", "--label", "knid", *rest)
+        assert "no column 'knid'" in refused(
+            "fit", "m.onnx", "-d", "d.csv", "--label", "knid", *rest
+        )
         assert "does not exist" in refused("fit", "m.onnx", "-d", "none.npz", *rest, code=2)
         Path("m2.onnx").write_text("text")
         assert "m2.onnx" in refused("fit", "m2.onnx", "-d", "d.npz", *rest)
@@ -340,10 +449,24 @@ class TestAfterwards:
             expected = Trainer.load("c/last.onnxfit").evaluate(file["X"], file["y"])
         from_checkpoint = done("evaluate", "c/last.onnxfit", "-d", "d.npz", "--json")
         assert json.loads(from_checkpoint) == expected
-        assert from_checkpoint == done("evaluate", "t.onnx", "-d", "d.npz", "-l", "cross_entropy", "-m", "accuracy", "--json")
-        figures = json.loads(done("evaluate", "c/last.onnxfit", "-d", "d.npz", "-m", "confusion_matrix", "--json"))
+        assert from_checkpoint == done(
+            "evaluate", "t.onnx", "-d", "d.npz", "-l", "cross_entropy", "-m", "accuracy", "--json"
+        )
+        figures = json.loads(
+            done("evaluate", "c/last.onnxfit", "-d", "d.npz", "-m", "confusion_matrix", "--json")
+        )
         assert figures["loss"] == expected["loss"]
-        other = json.loads(done("evaluate", "c/last.onnxfit", "-d", "d.npz", "-l", "cross_entropy:label_smoothing=0.5", "--json"))
+        other = json.loads(
+            done(
+                "evaluate",
+                "c/last.onnxfit",
+                "-d",
+                "d.npz",
+                "-l",
+                "cross_entropy:label_smoothing=0.5",
+                "--json",
+            )
+        )
         assert other["loss"] != expected["loss"]
         assert np.sum(figures["confusion_matrix"]) == ROWS
         assert "Name a loss" in refused("evaluate", "t.onnx", "-d", "d.npz")
@@ -352,7 +475,9 @@ class TestAfterwards:
     def test_predict(self, folder: Path, kind: str) -> None:
         session = onnxruntime.InferenceSession("m.onnx", providers=["CPUExecutionProvider"])
         (expected,) = session.run(None, {"x": np.load("X.npy")})
-        assert f"float32[{ROWS}, 3] -> p.{kind}" in done("predict", "m.onnx", "-d", "X.npy", "-b", ROWS, "-o", f"p.{kind}")
+        assert f"float32[{ROWS}, 3] -> p.{kind}" in done(
+            "predict", "m.onnx", "-d", "X.npy", "-b", ROWS, "-o", f"p.{kind}"
+        )
         if kind == "csv":
             assert Path("p.csv").read_text().splitlines()[0] == "y_0,y_1,y_2"
             assert done("predict", "m.onnx", "-d", "X.npy", "-b", ROWS) == Path("p.csv").read_text()
@@ -362,30 +487,54 @@ class TestAfterwards:
         assert np.array_equal(found, expected)
 
     def test_predict_takes_any_model(self, folder: Path) -> None:
-        """Nothing of this one trains: no weight, an operator without a derivative, integers, two outputs."""
-        text = "g (int64[N,2] x) => (int64[N,1] best, int64[N,2] twice) { f = Cast<to = 1>(x) best = ArgMax<axis = 1>(f) twice = Add(x, x) }"
-        onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), "plain.onnx")
+        """Nothing of this one trains: no weight, an operator without a derivative, integers, two
+        outputs.
+        """
+        text = (
+            "g (int64[N,2] x) => (int64[N,1] best, int64[N,2] twice) { f = Cast<to = 1>(x) best ="
+            " ArgMax<axis = 1>(f) twice = Add(x, x) }"
+        )
+        onnx.save(
+            onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'),
+            "plain.onnx",
+        )
         np.save("i.npy", [[1, 2], [4, 3]])
-        assert done("predict", "plain.onnx", "-d", "i.npy") == "best,twice_0,twice_1\n1,2,4\n0,8,6\n"
-        assert json.loads(done("predict", "plain.onnx", "-d", "i.npy", "--json"))["twice"] == [[2, 4], [8, 6]]
-        assert "A .npy holds one array" in refused("predict", "plain.onnx", "-d", "i.npy", "-o", "p.npy")
-        assert ".npy, .npz or .csv" in refused("predict", "plain.onnx", "-d", "i.npy", "-o", "p.txt")
+        assert (
+            done("predict", "plain.onnx", "-d", "i.npy") == "best,twice_0,twice_1\n1,2,4\n0,8,6\n"
+        )
+        assert json.loads(done("predict", "plain.onnx", "-d", "i.npy", "--json"))["twice"] == [
+            [2, 4],
+            [8, 6],
+        ]
+        assert "A .npy holds one array" in refused(
+            "predict", "plain.onnx", "-d", "i.npy", "-o", "p.npy"
+        )
+        assert ".npy, .npz or .csv" in refused(
+            "predict", "plain.onnx", "-d", "i.npy", "-o", "p.txt"
+        )
 
     def test_export(self, folder: Path) -> None:
         done(*FIT, "--optimizer", "adam:ema_momentum=0.9", "-o", "t.onnx", "--checkpoint", "c/")
         done("export", "c/last.onnxfit", "-o", "e.onnx")
         assert Path("e.onnx").read_bytes() == Path("t.onnx").read_bytes()
         done("export", "c/last.onnxfit", "-o", "a.onnx", "--averaged")
-        assert Path("a.onnx").read_bytes() == Trainer.load("c/last.onnxfit").export(None, averaged=True).SerializeToString()
+        assert (
+            Path("a.onnx").read_bytes()
+            == Trainer.load("c/last.onnxfit").export(None, averaged=True).SerializeToString()
+        )
         assert "m.onnx" in refused("export", "m.onnx", "-o", "e.onnx")
-        assert done("predict", "c/last.onnxfit", "-d", "d.npz") == done("predict", "t.onnx", "-d", "d.npz")
+        assert done("predict", "c/last.onnxfit", "-d", "d.npz") == done(
+            "predict", "t.onnx", "-d", "d.npz"
+        )
 
     def test_a_loss_of_ones_own_is_no_obstacle(self, folder: Path) -> None:
         trainer = Trainer("m.onnx", loss=lambda op, y_true, y_pred: op.Abs(y_true - y_pred))
         trainer.save("own.ckpt")
         done("export", "own.ckpt", "-o", "e.onnx")
         assert Path("e.onnx").read_bytes() == trainer.export(None).SerializeToString()
-        assert done("predict", "own.ckpt", "-d", "d.npz") == done("predict", "m.onnx", "-d", "d.npz")
+        assert done("predict", "own.ckpt", "-d", "d.npz") == done(
+            "predict", "m.onnx", "-d", "d.npz"
+        )
         assert "your own loss" in refused("evaluate", "own.ckpt", "-d", "d.npz")
 
 
@@ -397,7 +546,14 @@ class TestStopAndGoOn:
         done(*LONG, "-o", "whole.onnx", "--csv", "whole.csv")
         return Path("whole.onnx").read_bytes(), Path("whole.csv").read_text()
 
-    def stop_at(self, monkeypatch: pytest.MonkeyPatch, hook: str, epoch: int, batch: int, number: int = signal.SIGINT) -> None:
+    def stop_at(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        hook: str,
+        epoch: int,
+        batch: int,
+        number: int = signal.SIGINT,
+    ) -> None:
         """A signal right before the hook is called there."""
         original = getattr(job.Interruption, hook)
         seen = []
@@ -436,7 +592,9 @@ class TestStopAndGoOn:
         assert Path("t.onnx").read_bytes() == whole
         assert Path("t.csv").read_text() == figures
 
-    def test_at_the_end_a_signal_changes_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_at_the_end_a_signal_changes_nothing(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.stop_at(monkeypatch, "on_epoch_end", 5, 0)
         done(*LONG, "-o", "t.onnx")
 
@@ -446,16 +604,28 @@ class TestStopAndGoOn:
         result = call(*LONG, "--checkpoint", "c/{epoch}.ckpt")
         assert result.exit_code == 143
         assert signal.getsignal(signal.SIGTERM) == before
-        assert sorted(path.name for path in Path("c").iterdir()) == ["0.ckpt", "epoch.ckpt.json", "interrupted-epoch.ckpt"]
+        assert sorted(path.name for path in Path("c").iterdir()) == [
+            "0.ckpt",
+            "epoch.ckpt.json",
+            "interrupted-epoch.ckpt",
+        ]
 
-    def test_a_second_signal_stops_at_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(job.Interruption, "_obey", lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
+    def test_a_second_signal_stops_at_once(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            job.Interruption,
+            "_obey",
+            lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)],
+        )
         result = call(*LONG, "--checkpoint", "c/")
         assert result.exit_code == 130
         assert result.stderr == "Interrupted.\n"
         assert [path.name for path in Path("c").iterdir()] == ["last.onnxfit.json"]
 
-    def test_without_a_checkpoint_it_says_so(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_checkpoint_it_says_so(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.stop_at(monkeypatch, "on_train_batch_end", 1, 0)
         result = call(*LONG, "-o", "t.onnx")
         assert result.exit_code == 130
@@ -471,9 +641,14 @@ class TestStopAndGoOn:
         assert "From " in result.stderr and "2.ckpt" in result.stderr  # noqa: PT018
         assert Path("t.onnx").read_bytes() == whole
         done("resume", "c/1.ckpt", "-e", 7)  # a checkpoint by its name
-        assert "damaged" in (text := refused("resume", "c/7.ckpt", "-e", 9, "-q")) or "not a whole" in text
+        assert (
+            "damaged" in (text := refused("resume", "c/7.ckpt", "-e", 9, "-q"))
+            or "not a whole" in text
+        )
 
-    def test_a_folder_that_was_moved_and_another_working_folder(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_folder_that_was_moved_and_another_working_folder(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         whole, _ = self.uninterrupted()
         done(*LONG, "-e", 3, "-o", "t.onnx", "--checkpoint", "c/")
         Path("c").rename("elsewhere")
@@ -481,7 +656,10 @@ class TestStopAndGoOn:
         done("resume", ".", "-e", 6)
         assert (folder / "t.onnx").read_bytes() == whole
         assert not (folder / "c").exists()
-        assert sorted(path.name for path in Path().iterdir()) == ["last.onnxfit", "last.onnxfit.json"]
+        assert sorted(path.name for path in Path().iterdir()) == [
+            "last.onnxfit",
+            "last.onnxfit.json",
+        ]
 
     def test_killed_before_the_first_checkpoint(self, folder: Path) -> None:
         whole, _ = self.uninterrupted()
@@ -525,7 +703,8 @@ class TestStopAndGoOn:
         assert "they lack seed" in refused("resume", "c", "-e", 2)
 
     @pytest.mark.parametrize(
-        ("path", "message"), [("c/t.onnx", "--output"), ("{epoch}/c.ckpt", "folder"), ("c/{.ckpt", "template")]
+        ("path", "message"),
+        [("c/t.onnx", "--output"), ("{epoch}/c.ckpt", "folder"), ("c/{.ckpt", "template")],
     )
     def test_places_that_will_not_do(self, folder: Path, path: str, message: str) -> None:
         assert message in refused(*FIT, "--checkpoint", path)
@@ -536,7 +715,9 @@ class TestProcesses:
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "error", "-m", "onnxfit", *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
     def test_stopped_from_outside(self, folder: Path, number: int) -> None:
@@ -560,7 +741,9 @@ class TestProcesses:
         assert Path("t.onnx").read_bytes() == resumed
 
     def test_streams_and_codes(self, folder: Path) -> None:
-        out, err = (process := self.start(*[a for a in FIT if a != "-q"], "-o", "t.onnx", "--json")).communicate()
+        out, err = (
+            process := self.start(*[a for a in FIT if a != "-q"], "-o", "t.onnx", "--json")
+        ).communicate()
         assert process.returncode == 0
         assert json.loads(out)["epochs"] == 1
         assert err.startswith("epoch 1/1")
@@ -574,7 +757,9 @@ class TestHelp:
     def test_every_command_teaches(self, name: str) -> None:
         """Each has an example, and each option says what it does and what happens without it."""
         text = done(name, "--help")
-        assert re.search(rf"^ +onnxfit {name} ", text, re.MULTILINE) or f"  onnxfit {name}\n" in text
+        assert (
+            re.search(rf"^ +onnxfit {name} ", text, re.MULTILINE) or f"  onnxfit {name}\n" in text
+        )
         for parameter in main.commands[name].params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, parameter.name

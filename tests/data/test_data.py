@@ -17,7 +17,16 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxfit.data import Batch, DataLoader, Prefetch, PrefetchedSource, Source, permutation, source, validation_split
+from onnxfit.data import (
+    Batch,
+    DataLoader,
+    Prefetch,
+    PrefetchedSource,
+    Source,
+    permutation,
+    source,
+    validation_split,
+)
 from onnxfit.data.prefetch import Ahead
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
@@ -57,7 +66,17 @@ OUT = {"out": Labels()}
 
 def make(x: Any, y: Any = None, sample_weight: Any = None, **settings: Any) -> Source:
     return source(
-        x, y, sample_weight, **{"inputs": INPUTS, "targets": OUT, "batch_size": SIZE, "shuffle": False, "seed": 0, **settings}
+        x,
+        y,
+        sample_weight,
+        **{
+            "inputs": INPUTS,
+            "targets": OUT,
+            "batch_size": SIZE,
+            "shuffle": False,
+            "seed": 0,
+            **settings,
+        },
     )
 
 
@@ -122,7 +141,9 @@ class Tensor:
 
 
 class Table(Tensor):
-    """What pandas's DataFrame has in common with this: columns by name, rows by `iloc`, an array on request."""
+    """What pandas's DataFrame has in common with this: columns by name, rows by `iloc`, an array on
+    request.
+    """
 
     def __init__(self, columns: dict[str, np.ndarray]) -> None:
         super().__init__(np.stack(list(columns.values()), axis=1))
@@ -144,7 +165,9 @@ class Table(Tensor):
 
 
 class Columns:
-    """What a dataset of Hugging Face has in common with this: rows by number or numbers, as a dict of columns, once it is told to."""
+    """What a dataset of Hugging Face has in common with this: rows by number or numbers, as a dict
+    of columns, once it is told to.
+    """
 
     def __init__(self, columns: dict[str, np.ndarray], told: bool = False) -> None:
         self.columns_ = columns
@@ -190,20 +213,32 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "one dict": lambda: (NAMED,),
     "one dict with the output's name": lambda: ({"out": Y, "sample_weight": W, "x": X},),
     "loader": lambda: (DataLoader(X, Y, W, batch_size=SIZE, shuffle=False),),
-    "prefetching loader": lambda: (DataLoader(X, Y, W, batch_size=SIZE, shuffle=False, prefetch=2),),
-    "loader of dicts": lambda: (DataLoader({"x": X}, {"out": Y}, W, batch_size=SIZE, shuffle=False),),
+    "prefetching loader": lambda: (
+        DataLoader(X, Y, W, batch_size=SIZE, shuffle=False, prefetch=2),
+    ),
+    "loader of dicts": lambda: (
+        DataLoader({"x": X}, {"out": Y}, W, batch_size=SIZE, shuffle=False),
+    ),
     "list of batches": lambda: (with_batch_size(),),
     "tuple of batches": lambda: (tuple(with_batch_size()),),
-    "list of dicts": lambda: ([{"x": x, "y": y, "sample_weight": w} for x, y, w in with_batch_size()],),
+    "list of dicts": lambda: (
+        [{"x": x, "y": y, "sample_weight": w} for x, y, w in with_batch_size()],
+    ),
     "numbered batches": lambda: (Numbered(),),
     "iterable": lambda: (Iterable(with_batch_size()),),
-    "iterable of lists": lambda: (Iterable([[Tensor(part) for part in batch] for batch in with_batch_size()]),),
-    "iterable of nested dicts": lambda: (Iterable([({"x": x}, {"out": y}, w) for x, y, w in with_batch_size()]),),
+    "iterable of lists": lambda: (
+        Iterable([[Tensor(part) for part in batch] for batch in with_batch_size()]),
+    ),
+    "iterable of nested dicts": lambda: (
+        Iterable([({"x": x}, {"out": y}, w) for x, y, w in with_batch_size()]),
+    ),
     "function": lambda: ((lambda: iter(with_batch_size())),),
     "generator function": lambda: ((lambda: (batch for batch in with_batch_size())),),
     "generator": lambda: ((batch for batch in with_batch_size()),),
     "prefetched batches": lambda: (Prefetch(with_batch_size()),),
-    "prefetched function": lambda: (Prefetch(lambda: (batch for batch in with_batch_size()), depth=1),),
+    "prefetched function": lambda: (
+        Prefetch(lambda: (batch for batch in with_batch_size()), depth=1),
+    ),
     "prefetched loader": lambda: (Prefetch(DataLoader(X, Y, W, batch_size=SIZE, shuffle=False)),),
     "columns": lambda: (Columns(NAMED),),
     "streamed columns": lambda: (StreamedColumns(NAMED),),
@@ -249,7 +284,10 @@ def test_the_signature_tells_shapes_apart_and_nothing_else(kind: str) -> None:
 
 def test_the_signature_holds_names_types_and_scalars() -> None:
     def signature(**arrays: np.ndarray) -> object:
-        inputs = [TensorSpec(n, a.dtype, a.shape if a.ndim == 0 else ("N", *a.shape[1:])) for n, a in arrays.items()]
+        inputs = [
+            TensorSpec(n, a.dtype, a.shape if a.ndim == 0 else ("N", *a.shape[1:]))
+            for n, a in arrays.items()
+        ]
         return next(make(arrays, inputs=inputs, targets={}, what="prediction").batches(0)).signature
 
     some = {"a": np.zeros((2, 3), np.float32), "b": np.float32(1)}
@@ -268,13 +306,15 @@ def test_skipping_batches_is_leaving_out_the_first(kind: str, shuffle: bool) -> 
     with make(*KINDS[kind](), shuffle=shuffle) as data:
         full = [(batch.rows, batch.signature, batch.arrays()) for batch in data.batches(3)]
         for skip in (1, 2, 3):
-            rest = [(batch.rows, batch.signature, batch.arrays()) for batch in data.batches(3, skip)]
+            rest = [
+                (batch.rows, batch.signature, batch.arrays()) for batch in data.batches(3, skip)
+            ]
             np.testing.assert_equal(rest, full[skip:])
 
 
 def test_arrays_are_brought_into_rows_once() -> None:
     """Rows taken from any other layout copy the whole array, for every batch."""
-    (batch, *_) = make(np.asfortranarray(X), Y[::-1], np.repeat(W, 2)[::2]).batches(0)
+    batch, *_ = make(np.asfortranarray(X), Y[::-1], np.repeat(W, 2)[::2]).batches(0)
     assert all(array.flags.c_contiguous for _, array in batch.columns)
 
 
@@ -289,9 +329,18 @@ def test_arrays_are_brought_into_rows_once() -> None:
     drop_last=st.booleans(),
 )
 @settings(max_examples=60)
-def test_every_row_comes_once_an_epoch(rows: int, size: int, seed: int, epoch: int, drop_last: bool) -> None:
+def test_every_row_comes_once_an_epoch(
+    rows: int, size: int, seed: int, epoch: int, drop_last: bool
+) -> None:
     x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-    settings = {"shuffle": True, "batch_size": size, "seed": seed, "drop_last": drop_last, "targets": {}, "what": "prediction"}
+    settings = {
+        "shuffle": True,
+        "batch_size": size,
+        "seed": seed,
+        "drop_last": drop_last,
+        "targets": {},
+        "what": "prediction",
+    }
     if drop_last and size > rows:
         with pytest.raises(DataError, match="drop_last=True leaves nothing"):
             make(x, **settings)
@@ -302,7 +351,10 @@ def test_every_row_comes_once_an_epoch(rows: int, size: int, seed: int, epoch: i
     seen = np.concatenate(batches)[:, 0] / 2
     assert len(set(seen)) == len(seen) == (rows - rows % size if drop_last else rows)
     assert all(len(batch) == size for batch in batches[:-1])
-    again = np.concatenate([batch.arrays()["x"] for batch in make(x, **settings).batches(epoch)])[:, 0] / 2
+    again = (
+        np.concatenate([batch.arrays()["x"] for batch in make(x, **settings).batches(epoch)])[:, 0]
+        / 2
+    )
     np.testing.assert_array_equal(seen, again)
 
 
@@ -318,7 +370,12 @@ def test_a_batch_size_beyond_every_data_set_is_one_batch() -> None:
 
 
 def test_the_loader_overrules_the_arguments_of_fit() -> None:
-    data = make(DataLoader(X, Y, batch_size=5, shuffle=True, seed=7, drop_last=True), batch_size=3, shuffle=False, seed=1)
+    data = make(
+        DataLoader(X, Y, batch_size=5, shuffle=True, seed=7, drop_last=True),
+        batch_size=3,
+        shuffle=False,
+        seed=1,
+    )
     assert (data.steps, data.batch_size) == (2, 5)
     np.testing.assert_array_equal(whole(data, 4)["x"], X[permutation(7, 4, ROWS)])
     without_seed = make(DataLoader(X, Y, batch_size=5), seed=1)
@@ -327,7 +384,10 @@ def test_the_loader_overrules_the_arguments_of_fit() -> None:
 
 @pytest.mark.parametrize("what", ["evaluation", "prediction"])
 def test_a_shuffling_loader_is_evaluated_in_the_order_of_its_rows(what: str) -> None:
-    np.testing.assert_array_equal(whole(make(DataLoader(X, Y), what=what, targets={} if what == "prediction" else OUT))["x"], X)
+    np.testing.assert_array_equal(
+        whole(make(DataLoader(X, Y), what=what, targets={} if what == "prediction" else OUT))["x"],
+        X,
+    )
 
 
 def test_numbered_batches_are_shuffled_as_batches_and_told_of_the_epochs_end() -> None:
@@ -335,14 +395,18 @@ def test_numbered_batches_are_shuffled_as_batches_and_told_of_the_epochs_end() -
     data = make(numbered, shuffle=True, seed=3)
     for epoch in range(3):
         order = permutation(3, epoch, 3)
-        np.testing.assert_array_equal(whole(data, epoch)["x"], np.concatenate([with_batch_size()[i][0] for i in order]))
+        np.testing.assert_array_equal(
+            whole(data, epoch)["x"], np.concatenate([with_batch_size()[i][0] for i in order])
+        )
     assert numbered.ended == 3
     next(data.batches(3))
     assert numbered.ended == 3, "a pass that was left early has no end"
 
 
 def test_columns_are_shuffled_by_rows() -> None:
-    np.testing.assert_array_equal(whole(make(Columns(NAMED), shuffle=True, seed=3), 2)["x"], X[permutation(3, 2, ROWS)])
+    np.testing.assert_array_equal(
+        whole(make(Columns(NAMED), shuffle=True, seed=3), 2)["x"], X[permutation(3, 2, ROWS)]
+    )
 
 
 def test_foreign_loaders_are_told_the_epoch() -> None:
@@ -360,7 +424,9 @@ def test_a_generator_is_good_for_one_pass() -> None:
     data = make(KINDS["generator"]()[0])
     assert not data.re_iterable
     data.require_re_iterable(1)
-    with pytest.raises(DataError, match=r"3 epochs need 3 passes.*function that returns the generator"):
+    with pytest.raises(
+        DataError, match=r"3 epochs need 3 passes.*function that returns the generator"
+    ):
         data.require_re_iterable(3)
     assert len(whole(data)["x"]) == ROWS, "asking took no batch"
     with pytest.raises(DataError, match=r"no batch.*used up"):
@@ -421,15 +487,23 @@ def test_several_inputs_by_name_or_in_order(x: Any) -> None:
 
 def test_a_table_feeds_several_inputs_by_its_columns() -> None:
     columns = [spec("b", "N", 1), spec("a", "N", 1)]
-    arrays = whole(make(Table({"a": X[:, 0], "b": X[:, 1]}), inputs=columns, targets={}, what="prediction"))
+    arrays = whole(
+        make(Table({"a": X[:, 0], "b": X[:, 1]}), inputs=columns, targets={}, what="prediction")
+    )
     np.testing.assert_array_equal(arrays["a"], X[:, :1])
     np.testing.assert_array_equal(arrays["b"], X[:, 1:])
 
 
-@pytest.mark.parametrize("y", [{"v": Y, "u": Y + 1}, [Y + 1, Y], {"y_true/u": Y + 1, "y_true/v": Y}])
+@pytest.mark.parametrize(
+    "y", [{"v": Y, "u": Y + 1}, [Y + 1, Y], {"y_true/u": Y + 1, "y_true/v": Y}]
+)
 def test_several_outputs_by_name_or_in_order(y: Any) -> None:
     two = {"u": Labels("u"), "v": Labels("v")}
-    for data in (make(X, y, targets=two), make([(X, y)], targets=two), make({"x": X, "v": Y, "u": Y + 1}, targets=two)):
+    for data in (
+        make(X, y, targets=two),
+        make([(X, y)], targets=two),
+        make({"x": X, "v": Y, "u": Y + 1}, targets=two),
+    ):
         arrays = whole(data)
         np.testing.assert_array_equal(arrays["y_true/u"], Y + 1)
         np.testing.assert_array_equal(arrays["y_true/v"], Y)
@@ -438,7 +512,9 @@ def test_several_outputs_by_name_or_in_order(y: Any) -> None:
 def test_an_input_without_dimensions_is_fed_as_it_is() -> None:
     inputs = [*INPUTS, spec("temperature")]
     for value in (0.5, np.float32(0.5), np.array([0.5])):
-        batches = list(make({"x": X, "temperature": value}, Y, inputs=inputs, shuffle=True).batches(0))
+        batches = list(
+            make({"x": X, "temperature": value}, Y, inputs=inputs, shuffle=True).batches(0)
+        )
         for batch in batches:
             buffers = {name: np.zeros_like(array) for name, array in batch.arrays().items()}
             batch.write(buffers)
@@ -446,7 +522,9 @@ def test_an_input_without_dimensions_is_fed_as_it_is() -> None:
             assert buffers["temperature"] == 0.5
     loader = DataLoader({"x": X, "temperature": np.float32(0.5)}, Y, batch_size=SIZE, shuffle=False)
     assert next(iter(loader))[0]["temperature"] == 0.5
-    assert [batch.arrays()["temperature"] for batch in make(loader, inputs=inputs).batches(0)] == [0.5] * 3
+    assert [batch.arrays()["temperature"] for batch in make(loader, inputs=inputs).batches(0)] == [
+        0.5
+    ] * 3
 
 
 def test_an_unknown_rank_takes_any_shape() -> None:
@@ -470,7 +548,11 @@ def test_types_that_lose_nothing_convert_silently(given_dtype: str, wanted: str)
 @pytest.mark.parametrize(
     ("x", "wanted", "message"),
     [
-        (np.array([[0.5, 1]], np.float32), "int64", r"float32 values that int64 cannot hold, such as 0.5"),
+        (
+            np.array([[0.5, 1]], np.float32),
+            "int64",
+            r"float32 values that int64 cannot hold, such as 0.5",
+        ),
         (np.array([[np.nan, 1]]), "int64", "cannot hold, such as nan"),
         (np.array([[2**40, 1]]), "int32", f"int64 values that int32 cannot hold, such as {2**40}"),
         (np.array([[-1, 1]]), "uint8", "cannot hold, such as -1"),
@@ -487,7 +569,9 @@ def test_types_that_lose_values_do_not_convert(x: np.ndarray, wanted: str, messa
 
 def test_narrowing_warns_once_and_at_the_callers_line() -> None:
     double = X.astype(np.float64)
-    with pytest.warns(UserWarning, match=r"^'a' is float64 and was converted to float32; 'b' is float64.*astype") as record:
+    with pytest.warns(
+        UserWarning, match=r"^'a' is float64 and was converted to float32; 'b' is float64.*astype"
+    ) as record:
         make({"a": double, "b": Y.astype(np.float64)}, inputs=AB, targets={}, what="prediction")
     assert [w.filename for w in record] == [__file__]
     with pytest.warns(UserWarning, match="float64") as record:
@@ -591,7 +675,10 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
         ({"x": X, "y": Y, "batch_size": 0}, "batch_size is at least 1, got 0"),
         ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size is a number of rows, got 2.5"),
         ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*leave out y"),
-        ({"x": with_batch_size(), "sample_weight": W}, "list gives batches.*leave out sample_weight"),
+        (
+            {"x": with_batch_size(), "sample_weight": W},
+            "list gives batches.*leave out sample_weight",
+        ),
     ],
 )
 def test_impossible_settings(arguments: dict[str, Any], message: str) -> None:
@@ -600,14 +687,22 @@ def test_impossible_settings(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_prediction_takes_no_labels_and_lets_nan_pass() -> None:
-    for x in (X, (X, Y)[:1], with_batch_size(), NAMED, DataLoader(X, Y, W, batch_size=SIZE), Columns(NAMED)):
+    for x in (
+        X,
+        (X, Y)[:1],
+        with_batch_size(),
+        NAMED,
+        DataLoader(X, Y, W, batch_size=SIZE),
+        Columns(NAMED),
+    ):
         arrays = whole(make(x, targets={}, what="prediction"))
         assert list(arrays) == ["x"]
         np.testing.assert_array_equal(arrays["x"], X)
     assert np.isnan(whole(make(with_nan(X, 1), targets={}, what="prediction"))["x"][1]).all()
 
 
-# ---------------------------------------------------------------------- a batch dimension that is a number
+# ---------------------------------------------------------------------- a batch dimension that is a
+# number
 
 FIXED = [spec("x", 4, 2)]
 
@@ -617,14 +712,20 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
                        r"DataLoader\(x, y, batch_size=4, drop_last=True\)"):  # fmt: skip
         make(X, Y, inputs=FIXED, batch_size=4)
     with pytest.raises(
-        DataError, match=r"every batch needs 4 rows, and batches of 5 from 8 rows do not give that\. Pass batch_size=4\.$"
+        DataError,
+        match=(
+            r"every batch needs 4 rows, and batches of 5 from 8 rows do not give that\. Pass"
+            r" batch_size=4\.$"
+        ),
     ):
         make(X[:8], Y[:8], inputs=FIXED, batch_size=5)
     with pytest.raises(DataError, match="has only 3 rows"):
         make(X[:3], Y[:3], inputs=FIXED, batch_size=4)
     with pytest.raises(DataError, match="batch_size=4"):
         make(Columns(NAMED), inputs=FIXED, batch_size=4)
-    with pytest.raises(DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"):
+    with pytest.raises(
+        DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"
+    ):
         list(make(with_batch_size(), inputs=FIXED).batches(0))
 
 
@@ -643,7 +744,9 @@ def test_a_fixed_batch_dimension_that_is_met() -> None:
 
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1)])
 def test_sample_weights_have_one_number_a_row(shape: tuple[int, ...]) -> None:
-    np.testing.assert_array_equal(whole(make(X, Y, W.reshape(shape)))["sample_weight"], W, strict=True)
+    np.testing.assert_array_equal(
+        whole(make(X, Y, W.reshape(shape)))["sample_weight"], W, strict=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -656,10 +759,17 @@ def test_sample_weights_have_one_number_a_row(shape: tuple[int, ...]) -> None:
         ([True, False, True, True], {True: 2, False: 3}, [2, 3, 2, 2]),
     ],
 )
-def test_class_weights_become_sample_weights(y: Any, class_weight: dict[int, float], expected: list[float]) -> None:
+def test_class_weights_become_sample_weights(
+    y: Any, class_weight: dict[int, float], expected: list[float]
+) -> None:
     y = np.array(y)
-    for data in (make(X[:4], y, class_weight=class_weight), make([(X[:4], y)], class_weight=class_weight)):
-        np.testing.assert_allclose(whole(data)["sample_weight"], np.array(expected, np.float32), rtol=0)
+    for data in (
+        make(X[:4], y, class_weight=class_weight),
+        make([(X[:4], y)], class_weight=class_weight),
+    ):
+        np.testing.assert_allclose(
+            whole(data)["sample_weight"], np.array(expected, np.float32), rtol=0
+        )
 
 
 def test_one_hot_labels_have_the_class_of_their_one() -> None:
@@ -667,7 +777,9 @@ def test_one_hot_labels_have_the_class_of_their_one() -> None:
         def prepare(self, y: np.ndarray) -> np.ndarray:
             return y.astype(np.float32)
 
-    data = make(X[:3], np.eye(3)[[2, 0, 1]], targets={"out": OneHot()}, class_weight={2: 5.0, 1: 3.0})
+    data = make(
+        X[:3], np.eye(3)[[2, 0, 1]], targets={"out": OneHot()}, class_weight={2: 5.0, 1: 3.0}
+    )
     assert whole(data)["sample_weight"].tolist() == [5, 1, 3]
     for several in ([[1, 1, 0]], [[0.5, 0.5, 0]], [[2, -1, 0]]):
         with pytest.raises(DataError, match="integer classes"):
@@ -680,7 +792,9 @@ def test_class_weights_beside_sample_weights_are_refused(x: tuple[Any, ...]) -> 
         list(make(*x, class_weight={0: 1.0}).batches(0))
 
 
-@pytest.mark.parametrize("class_weight", ["balanced", {"cat": 1.0}, {0: "much"}, {0: np.nan}, [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "class_weight", ["balanced", {"cat": 1.0}, {0: "much"}, {0: np.nan}, [1.0, 2.0]]
+)
 def test_class_weights_are_numbers_by_class(class_weight: Any) -> None:
     with pytest.raises(SettingError, match=f"got {re.escape(repr(class_weight))}"):
         make(X, Y, class_weight=class_weight)
@@ -698,7 +812,16 @@ def test_class_weights_need_classes_and_one_output() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "fraction", "trained"),
-    [(10, 0.2, 8), (10, 0.25, 7), (100, 0.29, 71), (7, 0.5, 3), (3, 0.2, 2), (10, 0.05, 9), (10, 0.9, 1), (10, 0.7, 3)],
+    [
+        (10, 0.2, 8),
+        (10, 0.25, 7),
+        (100, 0.29, 71),
+        (7, 0.5, 3),
+        (3, 0.2, 2),
+        (10, 0.05, 9),
+        (10, 0.9, 1),
+        (10, 0.7, 3),
+    ],
 )
 def test_validation_takes_the_last_rows(rows: int, fraction: float, trained: int) -> None:
     x = np.arange(rows)
@@ -712,7 +835,17 @@ def test_validation_takes_the_last_rows(rows: int, fraction: float, trained: int
 
 
 @pytest.mark.parametrize(
-    "kind", ["arrays", "other layout", "lists of numbers", "foreign tensors", "table", "dicts", "lists of arrays", "one dict"]
+    "kind",
+    [
+        "arrays",
+        "other layout",
+        "lists of numbers",
+        "foreign tensors",
+        "table",
+        "dicts",
+        "lists of arrays",
+        "one dict",
+    ],
 )
 def test_validation_split_keeps_the_kind_of_data(kind: str) -> None:
     given = (*KINDS[kind](), None, None)[:3]
@@ -744,7 +877,9 @@ def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_the_loader_gives_batches_built_like_its_data(prefetch: int) -> None:
-    loader = DataLoader({"a": X, "b": Y}, [Y, Tensor(W)], W, batch_size=SIZE, shuffle=False, prefetch=prefetch)
+    loader = DataLoader(
+        {"a": X, "b": Y}, [Y, Tensor(W)], W, batch_size=SIZE, shuffle=False, prefetch=prefetch
+    )
     batches = list(loader)
     assert len(batches) == len(loader) == 3
     for (x, y, w), (a, b, c) in zip(batches, with_batch_size()):
@@ -762,10 +897,15 @@ def seen(loader: DataLoader) -> list[list[float]]:
 def test_each_whole_pass_of_the_loader_is_the_next_epoch() -> None:
     loader = DataLoader(X, Y, batch_size=3, seed=5)
     passes = [seen(loader) for _ in range(3)]
-    assert passes == [[X[rows, 0].tolist() for rows in np.split(permutation(5, epoch, ROWS), [3, 6, 9])] for epoch in range(3)]
+    assert passes == [
+        [X[rows, 0].tolist() for rows in np.split(permutation(5, epoch, ROWS), [3, 6, 9])]
+        for epoch in range(3)
+    ]
     loader.set_epoch(1)
     assert seen(loader) == passes[1]
-    assert seen(DataLoader(X, Y, batch_size=3)) == seen(DataLoader(X, Y, batch_size=3, seed=0)), "no seed stands for 0"
+    assert seen(DataLoader(X, Y, batch_size=3)) == seen(DataLoader(X, Y, batch_size=3, seed=0)), (
+        "no seed stands for 0"
+    )
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
@@ -796,14 +936,24 @@ def test_a_loader_refuses_the_state_of_other_data() -> None:
         ({"X": X, "y": Y[1:]}, DataError, r"unequal numbers of rows: X has 10, y has 9"),
         ({"X": {"a": X, "b": X[1:]}}, DataError, r"X\['a'\] has 10, X\['b'\] has 9"),
         ({"X": X[:0]}, DataError, "empty"),
-        ({"X": X, "batch_size": 11, "drop_last": True}, DataError, "10 rows are fewer than batch_size=11"),
+        (
+            {"X": X, "batch_size": 11, "drop_last": True},
+            DataError,
+            "10 rows are fewer than batch_size=11",
+        ),
         ({"X": X, "sample_weight": W}, DataError, "without labels"),
         ({"X": X, "batch_size": -1}, SettingError, "batch_size is at least 1, got -1"),
-        ({"X": X, "prefetch": -1}, SettingError, "prefetch is a number of batches, 0 or more, got -1"),
+        (
+            {"X": X, "prefetch": -1},
+            SettingError,
+            "prefetch is a number of batches, 0 or more, got -1",
+        ),
         ({"X": ["a", "b"]}, DataError, "X has element type <U1"),
     ],
 )
-def test_a_loader_checks_its_data_when_it_is_made(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_a_loader_checks_its_data_when_it_is_made(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         DataLoader(**arguments)
 
@@ -868,7 +1018,9 @@ def test_what_goes_wrong_in_the_background_is_raised_in_the_loop_with_its_traceb
     assert [next(batches).rows for _ in range(3)] == [4, 4, 2], "what was ready before is not lost"
     with pytest.raises(OSError, match="the disk is gone") as caught:
         next(batches)
-    assert any(frame.name == "deep_inside" for frame in traceback.extract_tb(caught.value.__traceback__))
+    assert any(
+        frame.name == "deep_inside" for frame in traceback.extract_tb(caught.value.__traceback__)
+    )
     assert not threads()
 
 
@@ -889,7 +1041,9 @@ def test_torch_data() -> None:
         np.testing.assert_equal(whole(data), expected)
     np.testing.assert_equal(whole(make(x, y, w)), expected)
     assert list(whole(make(loader, targets={}, what="prediction"))) == ["x"]
-    with pytest.raises(DataError, match=r"torch Dataset \(TensorDataset\).*torch.utils.data.DataLoader"):
+    with pytest.raises(
+        DataError, match=r"torch Dataset \(TensorDataset\).*torch.utils.data.DataLoader"
+    ):
         make(dataset)
     with pytest.raises(DataError, match="requires grad"):
         make(x.clone().requires_grad_(), y)

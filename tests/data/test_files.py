@@ -1,4 +1,6 @@
-"""Data on disk: mapped arrays, columns of Parquet and Arrow files and folders of images train as arrays in memory do, without being there."""
+"""Data on disk: mapped arrays, columns of Parquet and Arrow files and folders of images train as
+arrays in memory do, without being there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,21 @@ import onnxfit
 from onnxfit.data import DataLoader, Prefetch, permutation, validation_split
 from onnxfit.data.mapped import is_mapped, opened
 from onnxfit.errors import DataError, InstallationError, SettingError
-from tests.data.test_data import FIXED, NAMED, ROWS, SIZE, W, X, Y, make, spec, threads, whole, with_batch_size, with_nan
+from tests.data.test_data import (
+    FIXED,
+    NAMED,
+    ROWS,
+    SIZE,
+    W,
+    X,
+    Y,
+    make,
+    spec,
+    threads,
+    whole,
+    with_batch_size,
+    with_nan,
+)
 from tests.models import convolutional, linear, two_inputs
 from tests.test_readme import blocks
 
@@ -46,7 +62,12 @@ def mapped(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def table(**columns: Any) -> Any:
-    columns = {"a": X[:, 0].astype(np.float64), "b": X[:, 1], "y": Y[:, 0].astype(np.float64), "w": W} | columns
+    columns = {
+        "a": X[:, 0].astype(np.float64),
+        "b": X[:, 1],
+        "y": Y[:, 0].astype(np.float64),
+        "w": W,
+    } | columns
     return pa.table({"unused": ["text"] * len(columns["a"])} | columns)
 
 
@@ -58,14 +79,18 @@ def parquet(path: Path, rows: int = 3, **columns: Any) -> Path:
 def arrow(path: Path, rows: int = 3, compression: str | None = None) -> Path:
     with (
         pa.OSFile(str(path), "wb") as file,
-        pa.ipc.new_file(file, table().schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer,
+        pa.ipc.new_file(
+            file, table().schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as writer,
     ):
         writer.write_table(table(), rows)
     return path
 
 
 def columns(paths: Any, **settings: Any) -> onnxfit.ParquetLoader:
-    return onnxfit.ParquetLoader(paths, ["a", "b"], "y", "w", **{"batch_size": SIZE, "shuffle": False, **settings})
+    return onnxfit.ParquetLoader(
+        paths, ["a", "b"], "y", "w", **{"batch_size": SIZE, "shuffle": False, **settings}
+    )
 
 
 def halves(folder: Path) -> Path:
@@ -102,7 +127,9 @@ KINDS: dict[str, Callable[[Path], tuple[Any, ...]]] = {
 }  # fmt: skip
 kinds = pytest.mark.parametrize("kind", KINDS)
 # of which the order of rows is the same permutation as that of arrays in memory
-ARRAYS = [kind for kind in KINDS if not any(word in kind for word in ("parquet", "arrow", "feather"))]
+ARRAYS = [
+    kind for kind in KINDS if not any(word in kind for word in ("parquet", "arrow", "feather"))
+]
 
 
 @kinds
@@ -132,7 +159,9 @@ def test_skipping_batches_of_files_is_leaving_out_the_first(kind: str, tmp_path:
     with make(*given, shuffle=True) as data:
         full = [batch.arrays() for batch in data.batches(3)]
         for skip in (0, 1, 2, 3):
-            np.testing.assert_equal([batch.arrays() for batch in data.batches(3, skip)], full[skip:])
+            np.testing.assert_equal(
+                [batch.arrays() for batch in data.batches(3, skip)], full[skip:]
+            )
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
@@ -186,9 +215,27 @@ def test_weights_trained_on_files_are_those_trained_on_arrays(kind: str, tmp_pat
 
 def test_what_is_mapped_and_what_is_a_copy_of_it(tmp_path: Path) -> None:
     array = mapped(tmp_path / "x.npy", X)
-    for view in (array, array[2:], array.T, np.asarray(array), np.asarray(array)[:, 0], array.reshape(-1), array.view(np.int32)):
+    for view in (
+        array,
+        array[2:],
+        array.T,
+        np.asarray(array),
+        np.asarray(array)[:, 0],
+        array.reshape(-1),
+        array.view(np.int32),
+    ):
         assert is_mapped(view)
-    for copy in (X, X[2:], array.copy(), array + 1, array[[1, 2]], np.array(array), [array], None, 3.0):
+    for copy in (
+        X,
+        X[2:],
+        array.copy(),
+        array + 1,
+        array[[1, 2]],
+        np.array(array),
+        [array],
+        None,
+        3.0,
+    ):
         assert not is_mapped(copy)
     assert all(map(is_mapped, opened(archive(tmp_path / "all.npz", **NAMED)).values()))
     names = ["cat", "dog.npy.txt"]
@@ -207,12 +254,17 @@ def test_an_archives_arrays_are_those_numpy_reads(tmp_path: Path) -> None:
 
 
 def test_a_pass_over_a_map_needs_memory_for_some_batches_only(tmp_path: Path) -> None:
-    """A quarter of a gigabyte, as doubles, which is cast, checked for NaN and shuffled: a copy would have 128 million bytes."""
+    """A quarter of a gigabyte, as doubles, which is cast, checked for NaN and shuffled: a copy
+    would have 128 million bytes.
+    """
     rows, features, batch = 8192, 4096, 64
     np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (rows, features))[-1] = 1.0
     np.lib.format.open_memmap(tmp_path / "y.npy", "w+", np.int64, (rows, 1))[-1] = 2
     trainer = onnxfit.Trainer(linear(features), loss="mse", optimizer="sgd")
-    trainer.train_on_batch(np.zeros((batch, features), np.float32), np.zeros((batch, 1), np.float32))  # sessions are made
+    # sessions are made
+    trainer.train_on_batch(
+        np.zeros((batch, features), np.float32), np.zeros((batch, 1), np.float32)
+    )
     settings = {"verbose": 0, "validation_split": 0.25, "batch_size": batch, "epochs": 1}
     tracemalloc.start()
     try:
@@ -240,7 +292,10 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
     with pytest.raises(DataError, match="no labels"):
         make(x)
     with pytest.raises(DataError, match="empty"):
-        make({"x": opened(archive(tmp_path / "none.npz", x=X[:0]))["x"]}, mapped(tmp_path / "y.npy", Y)[:0])
+        make(
+            {"x": opened(archive(tmp_path / "none.npz", x=X[:0]))["x"]},
+            mapped(tmp_path / "y.npy", Y)[:0],
+        )
     with pytest.raises(DataError, match="Pass batch_size=4; drop_last=True"):
         make(x, Y, inputs=FIXED, batch_size=4)
     with pytest.raises(DataError, match="10 rows are fewer than batch_size=11"):
@@ -248,7 +303,9 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
     with pytest.raises(SettingError, match="class_weight or sample_weight"):
         make(x, Y, W, class_weight={0: 1.0})
     data = make(mapped(tmp_path / "nan.npy", with_nan(X, 7)), Y)
-    with pytest.raises(DataError, match=r"In batch 1 of the training data: x: float32\[N, 2\] is NaN in row 3"):
+    with pytest.raises(
+        DataError, match=r"In batch 1 of the training data: x: float32\[N, 2\] is NaN in row 3"
+    ):
         list(data.batches(0))
     with pytest.warns(UserWarning, match="'x' is float64 and was converted to float32") as record:
         whole(make(mapped(tmp_path / "double.npy", X.astype(np.float64)), Y))
@@ -257,11 +314,18 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
 
 def test_class_weights_and_several_inputs_of_maps(tmp_path: Path) -> None:
     classes = np.arange(ROWS) % 2
-    arrays = whole(make(mapped(tmp_path / "x.npy", X), saved(tmp_path / "y.npy", classes), class_weight={1: 3.0}))
+    arrays = whole(
+        make(
+            mapped(tmp_path / "x.npy", X), saved(tmp_path / "y.npy", classes), class_weight={1: 3.0}
+        )
+    )
     np.testing.assert_array_equal(arrays["sample_weight"], np.where(classes == 1, 3, 1))
     both = [spec("a", "N", 2), spec("b", "N", 1), spec("scale")]
     given = {"a": tmp_path / "x.npy", "b": Y[:, 0], "scale": np.float32(0.5)}
-    arrays = [batch.arrays() for batch in make(given, inputs=both, targets={}, what="prediction").batches(0)]
+    arrays = [
+        batch.arrays()
+        for batch in make(given, inputs=both, targets={}, what="prediction").batches(0)
+    ]
     np.testing.assert_array_equal(np.concatenate([batch["b"] for batch in arrays]), Y)
     assert [batch["scale"] for batch in arrays] == [0.5] * 3
     arrays = whole(make([tmp_path / "x.npy", Y], inputs=both[:2], targets={}, what="prediction"))
@@ -276,7 +340,9 @@ def test_files_that_cannot_be_mapped(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", contents)
         np.savez(tmp_path / f"{name}.npz", x=contents)
         for suffix in (".npy", ".npz"):
-            with pytest.raises(DataError, match=f"{name}{suffix}' cannot be mapped into memory: .*Python objects"):
+            with pytest.raises(
+                DataError, match=f"{name}{suffix}' cannot be mapped into memory: .*Python objects"
+            ):
                 make(tmp_path / f"{name}{suffix}", Y)
     (tmp_path / "broken.npy").write_bytes(b"text")
     (tmp_path / "broken.npz").write_bytes(b"text")
@@ -309,9 +375,12 @@ def seen(loader: onnxfit.ParquetLoader) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize(
-    ("size", "buffer"), [(32, 200), (200, 32), (64, 64), (1, 10**9), (7, 1), (5000, 333), (100, 130), (1000, 1000)]
+    ("size", "buffer"),
+    [(32, 200), (200, 32), (64, 64), (1, 10**9), (7, 1), (5000, 333), (100, 130), (1000, 1000)],
 )
-def test_every_row_of_the_files_comes_once_an_epoch(many: Path, size: int, buffer: int, drop_last: bool) -> None:
+def test_every_row_of_the_files_comes_once_an_epoch(
+    many: Path, size: int, buffer: int, drop_last: bool
+) -> None:
     settings = {"batch_size": size, "buffer": buffer, "drop_last": drop_last, "seed": 3}
     if drop_last and size > MANY:
         with pytest.raises(DataError, match="1000 rows are fewer than batch_size=5000"):
@@ -341,13 +410,17 @@ def test_rows_are_mixed_within_the_buffer_and_groups_among_all(many: Path) -> No
     assert max(map(max, in_blocks[:2])) > 6, "groups of the second file come early"
     steps = np.abs(np.diff(rows[:250]))
     assert (steps == 1).mean() < 0.05
-    orders = {tuple(np.concatenate(seen(onnxfit.ParquetLoader(many, "n", seed=s)))[:20]) for s in range(5)}
+    orders = {
+        tuple(np.concatenate(seen(onnxfit.ParquetLoader(many, "n", seed=s)))[:20]) for s in range(5)
+    }
     assert len(orders) == 5
 
 
 def test_every_block_of_the_buffer_has_an_order_of_its_own(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": np.arange(MANY)}), tmp_path / "t.parquet")
-    rows = np.concatenate(seen(onnxfit.ParquetLoader(tmp_path / "t.parquet", "n", buffer=300, seed=0)))
+    rows = np.concatenate(
+        seen(onnxfit.ParquetLoader(tmp_path / "t.parquet", "n", buffer=300, seed=0))
+    )
     blocks_of_rows = [rows[start : start + 300] - start for start in range(0, MANY, 300)]
     orders = [np.argsort(np.argsort(block))[:100] for block in blocks_of_rows]
     for number, (block, order) in enumerate(zip(blocks_of_rows, orders)):
@@ -358,7 +431,9 @@ def test_every_block_of_the_buffer_has_an_order_of_its_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("taken", [0, 3, 10])
-def test_a_loader_of_files_goes_on_where_its_state_was_taken(many: Path, taken: int, prefetch: int) -> None:
+def test_a_loader_of_files_goes_on_where_its_state_was_taken(
+    many: Path, taken: int, prefetch: int
+) -> None:
     settings = {"batch_size": 100, "buffer": 130, "prefetch": prefetch}
     expected = np.concatenate(seen(onnxfit.ParquetLoader(many, "n", seed=5, **settings)))
     loader = onnxfit.ParquetLoader(many, "n", seed=5, **settings)
@@ -367,12 +442,16 @@ def test_a_loader_of_files_goes_on_where_its_state_was_taken(many: Path, taken: 
     loader.close()
     other = onnxfit.ParquetLoader(many, "n", **settings)
     other.load_state_dict(loader.state_dict())
-    np.testing.assert_array_equal(np.concatenate([*first, *seen(other)]) if taken < 10 else np.concatenate(first), expected)
+    np.testing.assert_array_equal(
+        np.concatenate([*first, *seen(other)]) if taken < 10 else np.concatenate(first), expected
+    )
     assert not threads()
 
 
 def test_columns_become_arrays(tmp_path: Path) -> None:
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(60, dtype=np.float32).reshape(10, 2, 3))
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(
+        np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+    )
     path = parquet(
         tmp_path / "t.parquet",
         4,
@@ -387,21 +466,35 @@ def test_columns_become_arrays(tmp_path: Path) -> None:
     )
 
     def first(inputs: Any, **settings: Any) -> Any:
-        return next(iter(onnxfit.ParquetLoader(path, inputs, shuffle=False, batch_size=6, **settings)))[0]
+        return next(
+            iter(onnxfit.ParquetLoader(path, inputs, shuffle=False, batch_size=6, **settings))
+        )[0]
 
     np.testing.assert_array_equal(first("a"), X[:6, 0], strict=True)
     np.testing.assert_array_equal(first("a", dtype=None), X[:6, 0].astype(np.float64), strict=True)
-    np.testing.assert_array_equal(first("b", dtype="float64"), X[:6, 1].astype(np.float64), strict=True)
+    np.testing.assert_array_equal(
+        first("b", dtype="float64"), X[:6, 1].astype(np.float64), strict=True
+    )
     np.testing.assert_array_equal(first(["b"]), X[:6, 1:], strict=True)
     for name in ("lists", "fixed"):
-        np.testing.assert_array_equal(first(name), np.tile(np.array([1, 2], np.float32), (6, 1)), strict=True)
-    np.testing.assert_array_equal(first("large"), np.tile(np.array([1, 2], np.int32), (6, 1)), strict=True)
-    np.testing.assert_array_equal(first("nested"), np.tile(np.arange(1, 7).reshape(2, 3), (6, 1, 1)), strict=True)
-    np.testing.assert_array_equal(first("tensors"), np.arange(36, dtype=np.float32).reshape(6, 2, 3), strict=True)
+        np.testing.assert_array_equal(
+            first(name), np.tile(np.array([1, 2], np.float32), (6, 1)), strict=True
+        )
+    np.testing.assert_array_equal(
+        first("large"), np.tile(np.array([1, 2], np.int32), (6, 1)), strict=True
+    )
+    np.testing.assert_array_equal(
+        first("nested"), np.tile(np.arange(1, 7).reshape(2, 3), (6, 1, 1)), strict=True
+    )
+    np.testing.assert_array_equal(
+        first("tensors"), np.arange(36, dtype=np.float32).reshape(6, 2, 3), strict=True
+    )
     np.testing.assert_array_equal(first("yes"), np.tile([True, False], 3), strict=True)
     np.testing.assert_array_equal(first("ids"), np.arange(6), strict=True)
     np.testing.assert_array_equal(first("coded"), np.tile([7, 8], 3), strict=True)
-    beside = np.stack([np.arange(6), np.full(6, 1), np.full(6, 2), X[:6, 0]], axis=1).astype(np.float32)
+    beside = np.stack([np.arange(6), np.full(6, 1), np.full(6, 2), X[:6, 0]], axis=1).astype(
+        np.float32
+    )
     np.testing.assert_array_equal(first(["ids", "lists", "a"]), beside, strict=True)
     both = first({"left": "a", "right": ["b"]})
     np.testing.assert_array_equal(both["left"], X[:6, 0])
@@ -411,7 +504,9 @@ def test_columns_become_arrays(tmp_path: Path) -> None:
 def test_several_inputs_train_from_columns(tmp_path: Path) -> None:
     a, b = np.cos(np.arange(ROWS)), np.sin(np.arange(ROWS))
     path = parquet(tmp_path / "t.parquet", a=a, b=b, y=2 * a - b)
-    trainer = onnxfit.Trainer(two_inputs(), loss="mse", optimizer=onnxfit.optimizers.SGD(learning_rate=0.1))
+    trainer = onnxfit.Trainer(
+        two_inputs(), loss="mse", optimizer=onnxfit.optimizers.SGD(learning_rate=0.1)
+    )
     loader = onnxfit.ParquetLoader(path, {"left": "a", "right": "b"}, {"y": "y"}, batch_size=5)
     history = trainer.fit(loader, epochs=100, validation_data=loader, verbose=0)
     assert history.history["val_loss"][-1] < 1e-2 * history.history["val_loss"][0]
@@ -470,23 +565,31 @@ def test_files_of_columns_that_are_refused(tmp_path: Path) -> None:
             columns(tmp_path / name)
     loader = columns(parquet(tmp_path / "t.parquet", 100), batch_size=4, seed=0)
     with pytest.raises(
-        DataError, match=r"Pass batch_size=4; drop_last=True leaves out the last 2 rows: ParquetLoader\(\.\.\., batch"
+        DataError,
+        match=(
+            r"Pass batch_size=4; drop_last=True leaves out the last 2 rows: ParquetLoader\(\.\.\.,"
+            r" batch"
+        ),
     ):
         make(loader, inputs=FIXED)
     with pytest.raises(SettingError, match=r"ParquetLoader gives batches.*leave out y"):
         make(loader, Y)
     good = (tmp_path / "t.parquet").read_bytes()
-    (tmp_path / "t.parquet").write_bytes(bytes(200) + good[200:])  # the end, which was read first, is whole
+    # the end, which was read first, is whole
+    (tmp_path / "t.parquet").write_bytes(bytes(200) + good[200:])
     with pytest.raises(DataError, match=r"t\.parquet' cannot be read"):
         list(loader)
 
 
 def test_a_pass_over_files_needs_memory_for_the_buffer_only(tmp_path: Path) -> None:
-    with pq.ParquetWriter(tmp_path / "t.parquet", pa.schema({"x": pa.list_(pa.float32(), 256)})) as writer:
+    with pq.ParquetWriter(
+        tmp_path / "t.parquet", pa.schema({"x": pa.list_(pa.float32(), 256)})
+    ) as writer:
         for _ in range(16):
             values = pa.array(np.zeros(2**19, np.float32))
             writer.write_table(pa.table({"x": pa.FixedSizeListArray.from_arrays(values, 256)}))
-    loader = onnxfit.ParquetLoader(tmp_path / "t.parquet", "x", buffer=1024)  # 32 MB, of which 1 MB is mixed
+    # 32 MB, of which 1 MB is mixed
+    loader = onnxfit.ParquetLoader(tmp_path / "t.parquet", "x", buffer=1024)
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     tracemalloc.start()
@@ -517,7 +620,9 @@ def pictures(tmp_path: Path) -> Path:
         for i in range(number):
             folder = root / name / "more" if i == 0 else root / name
             red, green, blue = COLOURS[name]
-            Image.new("RGB", (5 + i, 9), (red + i, green, blue)).save(folder / (f"{i}.PNG" if i else "0.bmp"))
+            Image.new("RGB", (5 + i, 9), (red + i, green, blue)).save(
+                folder / (f"{i}.PNG" if i else "0.bmp")
+            )
     (root / "cat" / "notes.txt").write_text("no image")
     (root / "cat" / ".hidden.png").write_text("no image")
     (root / ".cache").mkdir()
@@ -529,7 +634,14 @@ def test_folders_are_classes_and_images_nchw(pictures: Path) -> None:
     loader = onnxfit.ImageFolder(pictures, (3, 2), batch_size=4, shuffle=False)
     assert loader.classes == ("cat", "dog")
     assert loader.labels.tolist() == [0, 0, 0, 0, 1, 1]
-    assert [file.name for file in loader.files] == ["1.PNG", "2.PNG", "3.PNG", "0.bmp", "1.PNG", "0.bmp"]
+    assert [file.name for file in loader.files] == [
+        "1.PNG",
+        "2.PNG",
+        "3.PNG",
+        "0.bmp",
+        "1.PNG",
+        "0.bmp",
+    ]
     (x, y), (_, second) = loader
     assert (x.shape, x.dtype, y.dtype) == ((4, 3, 3, 2), np.float32, np.int64)
     assert (y.tolist(), second.tolist()) == ([0] * 4, [1] * 2)
@@ -542,7 +654,9 @@ def test_images_of_their_own_size_are_their_values(tmp_path: Path) -> None:
     Image.fromarray(values).save(tmp_path / "0.png")
     mean, std = np.array([0.1, 0.2, 0.3], np.float32), np.array([0.5, 1, 2], np.float32)
     ((x,),) = onnxfit.ImageFolder(tmp_path, (4, 6), mean=mean.tolist(), std=std.tolist())
-    np.testing.assert_allclose(x[0], ((values / 255.0 - mean) / std).transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        x[0], ((values / 255.0 - mean) / std).transpose(2, 0, 1), rtol=1e-5, atol=1e-6
+    )
     ((raw,),) = onnxfit.ImageFolder(tmp_path, (4, 6), std=1 / 255)
     np.testing.assert_allclose(raw[0], values.transpose(2, 0, 1), rtol=1e-6)
     ((grey,),) = onnxfit.ImageFolder(tmp_path, (4, 6), channels=1)
@@ -588,7 +702,14 @@ def test_images_are_shuffled_by_seed_and_epoch_and_predicted_in_order(pictures: 
 
 def test_classes_may_be_chosen_and_ordered(pictures: Path) -> None:
     (pictures / "bird").mkdir()
-    assert onnxfit.ImageFolder(pictures, (2, 2)).labels.tolist() == [1, 1, 1, 1, 2, 2], "a folder without images has its number"
+    assert onnxfit.ImageFolder(pictures, (2, 2)).labels.tolist() == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+    ], "a folder without images has its number"
     chosen = onnxfit.ImageFolder(pictures, (2, 2), classes=["dog", "cat"])
     assert chosen.classes == ("dog", "cat")
     assert chosen.labels.tolist() == [0, 0, 1, 1, 1, 1]
@@ -601,7 +722,10 @@ def test_an_image_that_cannot_be_decoded_is_named(pictures: Path, prefetch: int)
     def fails(message: str) -> None:
         with pytest.raises(DataError, match=message):
             list(onnxfit.ImageFolder(pictures, (2, 2), prefetch=prefetch))
-        images = make(onnxfit.ImageFolder(pictures, (2, 2), prefetch=prefetch), inputs=[spec("x", "N", 3, 2, 2)])
+        images = make(
+            onnxfit.ImageFolder(pictures, (2, 2), prefetch=prefetch),
+            inputs=[spec("x", "N", 3, 2, 2)],
+        )
         with images as data, pytest.raises(DataError, match=message):
             list(data.batches(0))
         assert not threads()
@@ -628,7 +752,9 @@ def test_an_image_that_cannot_be_decoded_is_named(pictures: Path, prefetch: int)
         ({"batch_size": 0}, "batch_size is at least 1"),
     ],
 )
-def test_impossible_settings_of_images(pictures: Path, settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings_of_images(
+    pictures: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SettingError, match=message):
         onnxfit.ImageFolder(pictures, **{"size": (2, 2), **settings})
 
@@ -642,11 +768,17 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def test_a_network_learns_images_from_a_folder(pictures: Path) -> None:
     trainer = onnxfit.Trainer(
-        convolutional(), loss="cross_entropy", optimizer=onnxfit.optimizers.Adam(learning_rate=0.01), metrics=["accuracy"]
+        convolutional(),
+        loss="cross_entropy",
+        optimizer=onnxfit.optimizers.Adam(learning_rate=0.01),
+        metrics=["accuracy"],
     )
     loader = onnxfit.ImageFolder(pictures, (8, 8), channels=1, batch_size=3)
     trainer.fit(loader, epochs=20, verbose=0)
-    x, y = (np.concatenate(part) for part in zip(*onnxfit.ImageFolder(pictures, (8, 8), channels=1, shuffle=False)))
+    x, y = (
+        np.concatenate(part)
+        for part in zip(*onnxfit.ImageFolder(pictures, (8, 8), channels=1, shuffle=False))
+    )
     assert trainer.evaluate(loader) == pytest.approx(trainer.evaluate(x, y, batch_size=3))
     np.testing.assert_allclose(trainer.predict(loader), trainer.predict(x), rtol=1e-5, atol=1e-6)
     assert trainer.evaluate(loader)["accuracy"] == 1
@@ -657,7 +789,10 @@ def test_a_network_learns_images_from_a_folder(pictures: Path) -> None:
 
 @pytest.mark.parametrize(
     ("library", "extra", "made"),
-    [("pyarrow", "parquet", lambda at: columns(at / "t.parquet")), ("PIL", "images", lambda at: onnxfit.ImageFolder(at, (2, 2)))],
+    [
+        ("pyarrow", "parquet", lambda at: columns(at / "t.parquet")),
+        ("PIL", "images", lambda at: onnxfit.ImageFolder(at, (2, 2))),
+    ],
 )
 def test_a_missing_library_is_asked_for(
     library: str, extra: str, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -672,7 +807,9 @@ def test_a_missing_library_is_asked_for(
 
 
 def test_batches_are_made_while_the_loop_is_busy() -> None:
-    """No clock: the source waits for the loop to be in its step, and the loop, in its step, for the source to have made the next batch."""
+    """No clock: the source waits for the loop to be in its step, and the loop, in its step, for the
+    source to have made the next batch.
+    """
     made, working = [threading.Event() for _ in range(4)], threading.current_thread()
 
     def batches() -> Iterator[Any]:
@@ -707,7 +844,9 @@ def test_what_goes_wrong_in_any_source_is_raised_with_its_cause(data: Any) -> No
     for passed in (iter(prefetching), make(prefetching).batches(0)):
         with pytest.raises(RuntimeError, match="batch 2 is lost") as caught:
             list(passed)
-        assert "__getitem__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert "__getitem__" in [
+            frame.name for frame in traceback.extract_tb(caught.value.__traceback__)
+        ]
         assert isinstance(caught.value.__cause__, OSError)
         assert not threads()
     trainer = onnxfit.Trainer(linear(2), loss="mse")
@@ -716,7 +855,9 @@ def test_what_goes_wrong_in_any_source_is_raised_with_its_cause(data: Any) -> No
     assert not threads()
 
 
-def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_callers_left_open() -> None:
+def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_callers_left_open() -> (
+    None
+):
     closed: list[threading.Thread] = []
 
     def batches() -> Iterator[Any]:
@@ -756,13 +897,29 @@ def test_close_ends_the_thread_of_a_pass_under_way() -> None:
 def test_fit_ends_the_threads_it_began() -> None:
     trainer = onnxfit.Trainer(linear(2), loss="mse")
     data = Prefetch([(x, y) for x, y, _ in with_batch_size()])
-    assert len(trainer.fit(data, epochs=3, steps_per_epoch=2, validation_data=data, validation_steps=1, verbose=0).epoch) == 3
+    assert (
+        len(
+            trainer.fit(
+                data,
+                epochs=3,
+                steps_per_epoch=2,
+                validation_data=data,
+                validation_steps=1,
+                verbose=0,
+            ).epoch
+        )
+        == 3
+    )
     assert not threads()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((X,), r"DataLoader\(X, y, prefetch=2\)"), (({"x": X},), "DataLoader"), ((with_batch_size(), 0), "depth >= 1, got 0")],
+    [
+        ((X,), r"DataLoader\(X, y, prefetch=2\)"),
+        (({"x": X},), "DataLoader"),
+        ((with_batch_size(), 0), "depth >= 1, got 0"),
+    ],
 )
 def test_what_prefetch_is_not_for(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(SettingError, match=message):

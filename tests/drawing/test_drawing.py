@@ -1,4 +1,6 @@
-"""A picture shows every node, input and output, safely and the same each time; the text says how each tensor is computed."""
+"""A picture shows every node, input and output, safely and the same each time; the text says how
+each tensor is computed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx.numpy_helper import from_array
 
-from onnxfit import CheckpointError, InstallationError, ModelError, SettingError, Trainer, UnknownNameError, draw
+from onnxfit import (
+    CheckpointError,
+    InstallationError,
+    ModelError,
+    SettingError,
+    Trainer,
+    UnknownNameError,
+    draw,
+)
 from onnxfit.cli import main
 from onnxfit.drawing import picture
 from onnxfit.drawing.scene import PARTS
@@ -61,7 +71,10 @@ def bounds(group: ET.Element) -> tuple[float, float, float, float]:
     numbers = []
     for shape in group.iter():
         if shape.tag in (f"{SVG}path", f"{SVG}polygon", f"{SVG}polyline"):
-            numbers += [float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", shape.get("d") or shape.get("points") or "")]
+            numbers += [
+                float(n)
+                for n in re.findall(r"-?\d+(?:\.\d+)?", shape.get("d") or shape.get("points") or "")
+            ]
     x, y = numbers[::2], numbers[1::2]
     return min(x), min(y), max(x), max(y)
 
@@ -72,7 +85,9 @@ MODELS = {
     "cnn": lambda: convolutional(dropout=0.3),
     "linear step": lambda: train_step(linear(b=0.0)),
     "mlp step": lambda: train_step(mlp(), loss="cross_entropy", optimizer="adam", penalty=1e-4),
-    "cnn step": lambda: train_step(convolutional(dropout=0.3), loss="cross_entropy", optimizer=SGD(momentum=0.9)),
+    "cnn step": lambda: train_step(
+        convolutional(dropout=0.3), loss="cross_entropy", optimizer=SGD(momentum=0.9)
+    ),
 }
 
 
@@ -89,9 +104,15 @@ class TestPicture:
             for title, g in boxes.items()
             if not title.startswith(("input ", "weight ", "state ", "constant ", "output "))
         )
-        assert shown == sorted(node.op_type for node in model.graph.node if node.op_type != "Constant")
+        assert shown == sorted(
+            node.op_type for node in model.graph.node if node.op_type != "Constant"
+        )
         for value in model.graph.input:
-            assert any(title.split(" ", 1) == [kind, value.name] for title in boxes for kind in ("input", "weight", "state"))
+            assert any(
+                title.split(" ", 1) == [kind, value.name]
+                for title in boxes
+                for kind in ("input", "weight", "state")
+            )
         for value in model.graph.output:
             assert value.name in words(boxes[f"output {value.name}"])
 
@@ -100,19 +121,36 @@ class TestPicture:
             root = svg(model, depth=depth)
             _, _, width, height = (float(n) for n in root.attrib["viewBox"].split())
             boxes = [bounds(g) for g in groups(root, "node").values()]
-            assert all(0 <= right - left <= width and 0 <= bottom - top <= height for left, top, right, bottom in boxes)
+            assert all(
+                0 <= right - left <= width and 0 <= bottom - top <= height
+                for left, top, right, bottom in boxes
+            )
             for a, b in itertools.combinations(boxes, 2):
                 assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
     def test_edges_lead_from_makers_to_readers(self, model: onnx.ModelProto) -> None:
         """As many pairs of boxes are joined as there are pairs of a node and what it reads."""
-        makers = {name: node.output[0] for node in model.graph.node for name in node.output if name and node.op_type != "Constant"}
+        makers = {
+            name: node.output[0]
+            for node in model.graph.node
+            for name in node.output
+            if name and node.op_type != "Constant"
+        }
         makers.update({v.name: v.name for v in (*model.graph.input, *model.graph.initializer)})
-        pairs = {(makers[name], node.output[0]) for node in model.graph.node for name in node.input if name in makers}
+        pairs = {
+            (makers[name], node.output[0])
+            for node in model.graph.node
+            for name in node.input
+            if name in makers
+        }
         pairs |= {(makers[v.name], f"output {v.name}") for v in model.graph.output}
         root = svg(model)
         boxes = groups(root, "node")
-        inline = {t.name for t in model.graph.initializer if not {f"constant {t.name}", f"weight {t.name}"} & set(boxes)}
+        inline = {
+            t.name
+            for t in model.graph.initializer
+            if not {f"constant {t.name}", f"weight {t.name}"} & set(boxes)
+        }
         edges = [g for g in root.iter(f"{SVG}g") if g.get("class") == "edge"]
         assert len(edges) == len([pair for pair in pairs if pair[0] not in inline])
 
@@ -125,8 +163,18 @@ class TestPicture:
         step = train_step(mlp(), optimizer="adam")
         onnx.save(step, tmp_path / "step.onnx")
         run = [sys.executable, "-m", "onnxfit", "draw", "step.onnx", "-o", "step.svg"]
-        path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        subprocess.run(run, cwd=tmp_path, check=True, env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path})
+        path = os.pathsep.join(
+            [
+                str(Path(__file__).resolve().parents[2]),
+                *filter(None, [os.environ.get("PYTHONPATH")]),
+            ]
+        )
+        subprocess.run(
+            run,
+            cwd=tmp_path,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path},
+        )
         draw(step, tmp_path / "again.svg")
         assert (tmp_path / "step.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
 
@@ -147,15 +195,23 @@ class TestPicture:
     def test_weights_and_state_are_told_apart(self) -> None:
         step = train_step(convolutional(), loss="cross_entropy", optimizer=SGD(momentum=0.9))
         titles = groups(svg(step), "node")
-        assert {"weight conv.weight", "state conv.weight/velocity", "state bn.mean", "input x", "input y_true/logits"} <= set(
-            titles
+        assert {
+            "weight conv.weight",
+            "state conv.weight/velocity",
+            "state bn.mean",
+            "input x",
+            "input y_true/logits",
+        } <= set(titles)
+        assert {"weight w", "weight b", "input x", "output y"} <= set(
+            groups(svg(linear(b=0.0)), "node")
         )
-        assert {"weight w", "weight b", "input x", "output y"} <= set(groups(svg(linear(b=0.0)), "node"))
 
     def test_shapes_stand_at_the_edges_and_in_the_boxes(self) -> None:
         root = svg(mlp())
         assert "float32[4, 8]" in words(groups(root, "node")["weight fc0.weight"])
-        labels = {title: [word.strip() for word in words(g)] for title, g in groups(root, "edge").items()}
+        labels = {
+            title: [word.strip() for word in words(g)] for title, g in groups(root, "edge").items()
+        }
         assert labels == {
             "input x->Gemm fc0": [],
             "weight fc0.weight->Gemm fc0": [],
@@ -171,14 +227,18 @@ class TestPicture:
         nodes = [oh.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(1000)]
         value = [oh.make_tensor_value_info(name, 1, ["N", 3]) for name in ("v0", "v1000")]
         large = oh.make_model(
-            oh.make_graph(nodes, "large", value[:1], value[1:]), opset_imports=[oh.make_opsetid("", 17)], ir_version=8
+            oh.make_graph(nodes, "large", value[:1], value[1:]),
+            opset_imports=[oh.make_opsetid("", 17)],
+            ir_version=8,
         )
         boxes = groups(svg(large), "node")
         assert len(boxes) == 1002
         assert words(boxes["Relu v1"]) == ["Relu", "→ float32[N, 3]"]
         assert len(groups(svg(large, depth=1), "node")) == 3
 
-    def test_too_many_boxes_are_refused_with_the_cure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_many_boxes_are_refused_with_the_cure(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(picture, "MAX_BOXES", 10)
         step = train_step(linear())
         with pytest.raises(SettingError, match=r"boxes is too large.*depth=1, 2"):
@@ -224,14 +284,30 @@ class TestStrangers:
         node = oh.make_node("MatMul", [name, f"{name}2"], [f"{name}3"], name=f"{name}4")
         other = oh.make_node(name, [f"{name}3"], [f"{name}5"], domain=name, **{"note": name})
         value = [oh.make_tensor_value_info(f"{name}{i}", 1, [name, 2]) for i in ("", 5)]
-        graph = oh.make_graph([node, other], name, value[:1], value[1:], [from_array(np.ones((2, 2), np.float32), f"{name}2")])
-        return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid(name, 1)], ir_version=8)
+        graph = oh.make_graph(
+            [node, other],
+            name,
+            value[:1],
+            value[1:],
+            [from_array(np.ones((2, 2), np.float32), f"{name}2")],
+        )
+        return oh.make_model(
+            graph, opset_imports=[oh.make_opsetid("", 17), oh.make_opsetid(name, 1)], ir_version=8
+        )
 
     @pytest.mark.parametrize("name", EVIL)
     def test_names_are_text_and_nothing_else(self, name: str) -> None:
         shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         root = svg(self.evil(name))
-        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {"svg", "g", "title", "text", "path", "polygon", "polyline"}
+        assert {e.tag.removeprefix(SVG) for e in root.iter()} <= {
+            "svg",
+            "g",
+            "title",
+            "text",
+            "path",
+            "polygon",
+            "polyline",
+        }
         boxes = groups(root, "node")
         assert words(boxes[f"input {shown}"])[0] == shown
         assert f"weight {shown}2" in boxes
@@ -248,7 +324,8 @@ class TestStrangers:
 
     def test_names_that_look_alike_are_two_boxes(self) -> None:
         both = onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] z) { y = Relu(x) z = Relu(y) }'
+            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] z) { y = Relu(x) z'
+            " = Relu(y) }"
         )
         for node in both.graph.node:
             node.name = "same"
@@ -271,9 +348,11 @@ class TestText:
         assert sum(" = " in line for line in lines) == 19
 
     def test_small_constants_are_written_where_they_are_used(self) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y)
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y)
             <float half = {0.5}, int64[5] long = {1, 2, 3, 4, 5}> {
-            two = Constant <value_float = 2.0> () h = Mul(x, half) k = Pow(h, two) s = Gather(k, long) t = Clip(s, , two) y = Cast <to = 1> (t) }""")
+            two = Constant <value_float = 2.0> () h = Mul(x, half) k = Pow(h, two) s = Gather(k, long) t = Clip(s, , two) y = Cast <to = 1> (t) }"""
+        )
         drawn = text(model)
         assert "h: float32[N] = Mul(x, 0.5)" in drawn
         assert "k: float32[N] = Pow(h, 2)" in drawn
@@ -285,7 +364,8 @@ class TestText:
 
     def test_pictures_leave_default_attributes_out(self) -> None:
         model = onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["": 17]> g (float[2,2] x) => (float[2,2] y) { y = Gemm <alpha = 1.0, transB = 1> (x, x) }'
+            '<ir_version: 8, opset_import: ["": 17]> g (float[2,2] x) => (float[2,2] y) { y = Gemm'
+            " <alpha = 1.0, transB = 1> (x, x) }"
         )
         assert "Gemm(x, x)  alpha=1 transB=1" in text(model)
         (node,) = (g for title, g in groups(svg(model), "node").items() if title.startswith("Gemm"))
@@ -297,7 +377,9 @@ class TestText:
         assert "If(c)  then_branch=1 node else_branch=2 nodes reads x, outer" in drawn
         assert "    then_branch() -> (a)\n      a: float32[2] = Add(x, outer)" in drawn
         root = svg(model)
-        assert "else_branch = 2 nodes" in words(next(g for t, g in groups(root, "node").items() if t.startswith("If")))
+        assert "else_branch = 2 nodes" in words(
+            next(g for t, g in groups(root, "node").items() if t.startswith("If"))
+        )
         assert len(groups(root, "edge")) == 4  # c, x and outer into the If, y out of it
 
     def test_depth_draws_a_scope_as_one(self) -> None:
@@ -305,7 +387,11 @@ class TestText:
         drawn = text(step, depth=1)
         for part in ("model", "loss", "gradient", "optimizer"):
             (line,) = (line for line in drawn.splitlines() if f"[{part}](" in line)
-            nodes = sum(node.name.startswith(f"{part}/") for node in step.graph.node) if part != "model" else 3
+            nodes = (
+                sum(node.name.startswith(f"{part}/") for node in step.graph.node)
+                if part != "model"
+                else 3
+            )
             assert f"  {nodes} nodes: " in line
         deeper = text(step, depth=2)
         assert "[optimizer/fc0.weight](" in deeper
@@ -314,9 +400,12 @@ class TestText:
 
     def test_the_scopes_of_an_exported_model(self) -> None:
         model = onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { a = Relu(x) b = Neg(a) c = Abs(b) y = Exp(c) }'
+            '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { a = Relu(x) b'
+            " = Neg(a) c = Abs(b) y = Exp(c) }"
         )
-        for node, name in zip(model.graph.node, ["/layer1/conv/Relu", "/layer1/bn/Neg", "/layer2/Abs", "last"]):
+        for node, name in zip(
+            model.graph.node, ["/layer1/conv/Relu", "/layer1/bn/Neg", "/layer2/Abs", "last"]
+        ):
             node.name = name
         assert [line.strip() for line in text(model, depth=2).splitlines()[6:9]] == [
             "b: float32[N] = [model/layer1](x)  2 nodes: Relu, Neg",
@@ -326,7 +415,8 @@ class TestText:
 
     def test_what_cannot_be_trained_can_be_drawn(self) -> None:
         model = onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[N] x) => (seq(float[N]) y) { a = my.Odd(x) y = SequenceConstruct(a) }'
+            '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[N] x) => (seq(float[N]) y) {'
+            " a = my.Odd(x) y = SequenceConstruct(a) }"
         )
         assert "a = my::Odd(x)" in text(model)
         assert "  y: sequence of float32[N]" in text(model)
@@ -341,13 +431,15 @@ class TestText:
 
 class TestErrors:
     def test_formats(self, tmp_path: Path) -> None:
-        with pytest.raises(UnknownNameError, match=r"No format is called 'pdf'\. .*Known: png, svg, text"):
+        with pytest.raises(
+            UnknownNameError, match=r"No format is called 'pdf'\. .*Known: png, svg, text"
+        ):
             draw(linear(), format="pdf")
         with pytest.raises(SettingError, match=r"ends in none of \.png, \.svg, \.txt"):
             draw(linear(), tmp_path / "model.jpg")
-        assert draw(linear(), tmp_path / "model.jpg", format="svg") == (tmp_path / "model.jpg").read_text(
-            encoding="utf-8"
-        ).removesuffix("\n")
+        assert draw(linear(), tmp_path / "model.jpg", format="svg") == (
+            tmp_path / "model.jpg"
+        ).read_text(encoding="utf-8").removesuffix("\n")
 
     @pytest.mark.parametrize("depth", [0, -1, 1.5, True, "1"])
     def test_depths(self, depth: object) -> None:

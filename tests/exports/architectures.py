@@ -1,7 +1,9 @@
-"""The architectures that train from their exported file: a name, and a function that makes the network and its inputs, small and random.
+"""The architectures that train from their exported file: a name, and a function that makes the
+network and its inputs, small and random.
 
-Sizes are the smallest with every layer of the real thing; weights that an exporter could take for constants of shape arithmetic (1024
-elements or fewer, where `optimize=True` computes them away) stay rare.
+Sizes are the smallest with every layer of the real thing; weights that an exporter could take for
+constants of shape arithmetic (1024 elements or fewer, where `optimize=True` computes them away)
+stay rare.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from torch import Tensor, nn
 
 try:
     import torchvision.models as tv
-except (
-    RuntimeError
-):  # its compiled operators belong to another build of torch; no network here uses them, only their names are missed
+except RuntimeError:  # its compiled operators belong to another build of torch; no network here uses them, only their names are missed
     for operator in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{operator}",
+            "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        )
     import torchvision.models as tv
 
 BATCH, CLASSES = 2, 5
@@ -29,7 +32,9 @@ BATCH, CLASSES = 2, 5
 
 @dataclass
 class Architecture:
-    """A network that returns one tensor, what it is fed, and which axis of the output counts the classes."""
+    """A network that returns one tensor, what it is fed, and which axis of the output counts the
+    classes.
+    """
 
     network: nn.Module
     inputs: tuple[Tensor, ...]
@@ -45,9 +50,13 @@ def architecture(make: Callable[[], Architecture]) -> Callable[[], Architecture]
 
 
 class Of(nn.Module):
-    """A network of transformers that takes its arguments by position and returns one tensor of its answer."""
+    """A network of transformers that takes its arguments by position and returns one tensor of its
+    answer.
+    """
 
-    def __init__(self, model: nn.Module, *arguments: str, output: str = "logits", **settings: Any) -> None:
+    def __init__(
+        self, model: nn.Module, *arguments: str, output: str = "logits", **settings: Any
+    ) -> None:
         super().__init__()
         self.model, self.arguments, self.output, self.settings = model, arguments, output, settings
 
@@ -77,7 +86,10 @@ def mask(length: int = 9) -> Tensor:
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
-        self.layer, self.head = kind(12, 24, num_layers=2, bidirectional=True, batch_first=True), nn.Linear(48, CLASSES)
+        self.layer, self.head = (
+            kind(12, 24, num_layers=2, bidirectional=True, batch_first=True),
+            nn.Linear(48, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer(x)[0].mean(1))
@@ -87,7 +99,9 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(200, 36)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(36, 2, 64, batch_first=True), 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(36, 2, 64, batch_first=True), 2, enable_nested_tensor=False
+        )
         self.head = nn.Linear(36, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +117,11 @@ class Sequence(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        return self.head(self.layers(self.embedding(source), self.embedding(target), tgt_mask=causal, tgt_is_causal=True).mean(1))
+        return self.head(
+            self.layers(
+                self.embedding(source), self.embedding(target), tgt_mask=causal, tgt_is_causal=True
+            ).mean(1)
+        )
 
 
 @architecture
@@ -136,7 +154,13 @@ def transformer() -> Architecture:
 
 def slim(*widths: int) -> nn.Sequential:
     """A classifier in the place of one with most of a network's weights."""
-    return nn.Sequential(nn.Dropout(), nn.Linear(widths[0], widths[1]), nn.ReLU(), nn.Dropout(), nn.Linear(widths[1], CLASSES))
+    return nn.Sequential(
+        nn.Dropout(),
+        nn.Linear(widths[0], widths[1]),
+        nn.ReLU(),
+        nn.Dropout(),
+        nn.Linear(widths[1], CLASSES),
+    )
 
 
 @architecture
@@ -149,7 +173,9 @@ def alexnet() -> Architecture:
 
 @architecture
 def vgg() -> Architecture:
-    network = tv.VGG(tv.vgg.make_layers([16, "M", 24, "M", 32, 32, "M"], batch_norm=True), num_classes=CLASSES)
+    network = tv.VGG(
+        tv.vgg.make_layers([16, "M", 24, "M", 32, 32, "M"], batch_norm=True), num_classes=CLASSES
+    )
     network.classifier = slim(32 * 7 * 7, 32)
     return Architecture(network, (images(56),))
 
@@ -161,12 +187,17 @@ def resnet18() -> Architecture:
 
 @architecture
 def resnet50() -> Architecture:
-    return Architecture(tv.ResNet(tv.resnet.Bottleneck, [1, 2, 1, 1], CLASSES, width_per_group=16), (images(),))
+    return Architecture(
+        tv.ResNet(tv.resnet.Bottleneck, [1, 2, 1, 1], CLASSES, width_per_group=16), (images(),)
+    )
 
 
 @architecture
 def resnext() -> Architecture:
-    return Architecture(tv.ResNet(tv.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8), (images(),))
+    return Architecture(
+        tv.ResNet(tv.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, groups=4, width_per_group=8),
+        (images(),),
+    )
 
 
 @architecture
@@ -181,12 +212,19 @@ def densenet() -> Architecture:
 
 @architecture
 def googlenet() -> Architecture:
-    return Architecture(tv.googlenet(num_classes=CLASSES, aux_logits=False, init_weights=False, transform_input=True), (images(),))
+    return Architecture(
+        tv.googlenet(
+            num_classes=CLASSES, aux_logits=False, init_weights=False, transform_input=True
+        ),
+        (images(),),
+    )
 
 
 @architecture
 def inception() -> Architecture:
-    return Architecture(tv.inception_v3(num_classes=CLASSES, aux_logits=False, init_weights=False), (images(80),))
+    return Architecture(
+        tv.inception_v3(num_classes=CLASSES, aux_logits=False, init_weights=False), (images(80),)
+    )
 
 
 @architecture
@@ -228,12 +266,16 @@ def convnext() -> Architecture:
 
 @architecture
 def vision_transformer() -> Architecture:
-    return Architecture(tv.VisionTransformer(32, 8, 2, 2, 48, 96, num_classes=CLASSES), (images(32),))
+    return Architecture(
+        tv.VisionTransformer(32, 8, 2, 2, 48, 96, num_classes=CLASSES), (images(32),)
+    )
 
 
 @architecture
 def swin() -> Architecture:
-    return Architecture(tv.SwinTransformer([4, 4], 48, [2, 2], [2, 4], [4, 4], num_classes=CLASSES), (images(40),))
+    return Architecture(
+        tv.SwinTransformer([4, 4], 48, [2, 2], [2, 4], [4, 4], num_classes=CLASSES), (images(40),)
+    )
 
 
 @architecture
@@ -242,7 +284,14 @@ def swin_v2() -> Architecture:
 
     return Architecture(
         tv.SwinTransformer(
-            [4, 4], 48, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2
+            [4, 4],
+            48,
+            [2, 2],
+            [2, 4],
+            [4, 4],
+            num_classes=CLASSES,
+            block=SwinTransformerBlockV2,
+            downsample_layer=PatchMergingV2,
         ),
         (images(40),),
     )
@@ -250,43 +299,70 @@ def swin_v2() -> Architecture:
 
 @architecture
 def maxvit() -> Architecture:
-    return Architecture(tv.MaxVit((64, 64), 32, 4, [32, 48], [1, 1], 16, 0.0, num_classes=CLASSES), (images(),))
+    return Architecture(
+        tv.MaxVit((64, 64), 32, 4, [32, 48], [1, 1], 16, 0.0, num_classes=CLASSES), (images(),)
+    )
 
 
 @architecture
 def deeplab() -> Architecture:
-    network = tv.segmentation.deeplabv3_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=CLASSES)
+    network = tv.segmentation.deeplabv3_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=CLASSES
+    )
     return Architecture(Of(network, "x", output="out"), (images(),))
 
 
 @architecture
 def lraspp() -> Architecture:
-    network = tv.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=CLASSES)
+    network = tv.segmentation.lraspp_mobilenet_v3_large(
+        weights=None, weights_backbone=None, num_classes=CLASSES
+    )
     return Architecture(Of(network, "input", output="out"), (images(),))
 
 
 @architecture
 def fcn() -> Architecture:
     resnet = tv.ResNet(
-        tv.resnet.Bottleneck, [1, 1, 1, 1], CLASSES, width_per_group=16, replace_stride_with_dilation=[False, True, True]
+        tv.resnet.Bottleneck,
+        [1, 1, 1, 1],
+        CLASSES,
+        width_per_group=16,
+        replace_stride_with_dilation=[False, True, True],
     )
     backbone = tv._utils.IntermediateLayerGetter(resnet, {"layer4": "out"})
     return Architecture(
-        Of(tv.segmentation.FCN(backbone, tv.segmentation.fcn.FCNHead(2048, CLASSES)), "x", output="out"), (images(),)
+        Of(
+            tv.segmentation.FCN(backbone, tv.segmentation.fcn.FCNHead(2048, CLASSES)),
+            "x",
+            output="out",
+        ),
+        (images(),),
     )
 
 
 @architecture
 def r3d() -> Architecture:
     block = tv.video.resnet
-    network = tv.video.VideoResNet(block.BasicBlock, [block.Conv3DSimple] * 4, [1, 1, 1, 1], block.BasicStem, num_classes=CLASSES)
+    network = tv.video.VideoResNet(
+        block.BasicBlock,
+        [block.Conv3DSimple] * 4,
+        [1, 1, 1, 1],
+        block.BasicStem,
+        num_classes=CLASSES,
+    )
     return Architecture(network, (torch.randn(BATCH, 3, 4, 32, 32),))
 
 
 @architecture
 def r2plus1d() -> Architecture:
     block = tv.video.resnet
-    network = tv.video.VideoResNet(block.BasicBlock, [block.Conv2Plus1D] * 4, [1, 1, 1, 1], block.R2Plus1dStem, num_classes=CLASSES)
+    network = tv.video.VideoResNet(
+        block.BasicBlock,
+        [block.Conv2Plus1D] * 4,
+        [1, 1, 1, 1],
+        block.R2Plus1dStem,
+        num_classes=CLASSES,
+    )
     return Architecture(network, (torch.randn(BATCH, 3, 4, 32, 32),))
 
 
@@ -301,7 +377,9 @@ SMALL = {
 def classifier(family: str, **settings: Any) -> Architecture:
     """A sentence with a mask, and its class."""
     config = getattr(hf, f"{family}Config")(**{**SMALL, "num_labels": CLASSES, **settings})
-    network = Of(getattr(hf, f"{family}ForSequenceClassification")(config), "input_ids", "attention_mask")
+    network = Of(
+        getattr(hf, f"{family}ForSequenceClassification")(config), "input_ids", "attention_mask"
+    )
     return Architecture(network, (tokens(), mask()))
 
 
@@ -320,7 +398,13 @@ encoder(
     "deberta_v2", "DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16, norm_rel_ebd="layer_norm",
     share_att_key=True, max_relative_positions=32,
 )  # fmt: skip
-encoder("deberta", "Deberta", relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=32)
+encoder(
+    "deberta",
+    "Deberta",
+    relative_attention=True,
+    pos_att_type=["p2c", "c2p"],
+    max_relative_positions=32,
+)
 encoder(
     "modernbert",
     "ModernBert",
@@ -331,7 +415,13 @@ encoder(
     bos_token_id=1,
     eos_token_id=2,
 )
-encoder("mobilebert", "MobileBert", embedding_size=32, intra_bottleneck_size=32, num_feedforward_networks=2)
+encoder(
+    "mobilebert",
+    "MobileBert",
+    embedding_size=32,
+    intra_bottleneck_size=32,
+    num_feedforward_networks=2,
+)
 encoder("squeezebert", "SqueezeBert", embedding_size=48)
 encoder("convbert", "ConvBert", embedding_size=48, conv_kernel_size=3, head_ratio=2, num_groups=1)
 encoder("roformer", "RoFormer", embedding_size=48)
@@ -344,7 +434,9 @@ encoder("esm", "Esm", pad_token_id=1, mask_token_id=2, position_embedding_type="
 
 def decoder_of(family: str, **settings: Any) -> Architecture:
     """Tokens in, the next token's logits out."""
-    config = getattr(hf, f"{family}Config")(**{**SMALL, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, **settings})
+    config = getattr(hf, f"{family}Config")(
+        **{**SMALL, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, **settings}
+    )
     return Architecture(
         Of(
             getattr(hf, f"{family}ForCausalLM" if family != "GPT2" else "GPT2LMHeadModel")(config),
@@ -364,14 +456,28 @@ def decoder(name: str, family: str, **settings: Any) -> None:
 GROUPED = {"num_key_value_heads": 2}  # two queries share a key
 
 decoder("gpt2", "GPT2", n_embd=48, n_layer=2, n_head=4, n_positions=64)
-decoder("gpt_neo", "GPTNeo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=4)
+decoder(
+    "gpt_neo",
+    "GPTNeo",
+    num_layers=2,
+    num_heads=4,
+    attention_types=[[["global", "local"], 1]],
+    window_size=4,
+)
 decoder("gpt_neox", "GPTNeoX")
 decoder("gptj", "GPTJ", n_embd=48, n_layer=2, n_head=4, n_positions=64, rotary_dim=8)
 decoder("opt", "OPT", ffn_dim=64, word_embed_proj_dim=48)
 decoder("bloom", "Bloom", n_layer=2, n_head=4)
 decoder("llama", "Llama", **GROUPED)
 decoder("mistral", "Mistral", sliding_window=4, **GROUPED)
-decoder("mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2, experts_implementation="batched_mm", **GROUPED)
+decoder(
+    "mixtral",
+    "Mixtral",
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    experts_implementation="batched_mm",
+    **GROUPED,
+)
 decoder("qwen2", "Qwen2", **GROUPED)
 decoder("qwen3", "Qwen3", head_dim=12, **GROUPED)
 decoder("gemma", "Gemma", head_dim=12, **GROUPED)
@@ -400,7 +506,13 @@ def t5() -> Architecture:
         decoder_start_token_id=0,
         attn_implementation="eager",
     )
-    network = Of(hf.T5ForConditionalGeneration(config), "input_ids", "attention_mask", "decoder_input_ids", use_cache=False)
+    network = Of(
+        hf.T5ForConditionalGeneration(config),
+        "input_ids",
+        "attention_mask",
+        "decoder_input_ids",
+        use_cache=False,
+    )
     return Architecture(network, (tokens(), mask(), tokens(6)), class_axis=-1)
 
 
@@ -410,7 +522,9 @@ def sequences(family: str) -> Architecture:
         encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, use_cache=False, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, decoder_start_token_id=2,
     )  # fmt: skip
-    model = getattr(hf, {"Marian": "MarianMTModel"}.get(family, f"{family}ForConditionalGeneration"))(config)
+    model = getattr(
+        hf, {"Marian": "MarianMTModel"}.get(family, f"{family}ForConditionalGeneration")
+    )(config)
     network = Of(model, "input_ids", "attention_mask", "decoder_input_ids", use_cache=False)
     return Architecture(network, (tokens(), mask(), tokens(6)), class_axis=-1)
 
@@ -428,7 +542,12 @@ def whisper() -> Architecture:
         encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_source_positions=24, max_target_positions=24, use_cache=False,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
     )  # fmt: skip
-    network = Of(hf.WhisperForConditionalGeneration(config), "input_features", "decoder_input_ids", use_cache=False)
+    network = Of(
+        hf.WhisperForConditionalGeneration(config),
+        "input_features",
+        "decoder_input_ids",
+        use_cache=False,
+    )
     return Architecture(network, (torch.randn(BATCH, 16, 48), tokens(6)), class_axis=-1)
 
 
@@ -441,14 +560,19 @@ SOUND = {
 
 def sound_of(family: str, **settings: Any) -> Architecture:
     config = getattr(hf, f"{family}Config")(**{**SOUND, **settings})
-    return Architecture(Of(getattr(hf, f"{family}ForSequenceClassification")(config), "input_values"), (torch.randn(BATCH, 640),))
+    return Architecture(
+        Of(getattr(hf, f"{family}ForSequenceClassification")(config), "input_values"),
+        (torch.randn(BATCH, 640),),
+    )
 
 
 ARCHITECTURES["wav2vec2"] = partial(sound_of, "Wav2Vec2")
 ARCHITECTURES["hubert"] = partial(sound_of, "Hubert")
 ARCHITECTURES["wavlm"] = partial(sound_of, "WavLM")
 ARCHITECTURES["data2vec_audio"] = partial(sound_of, "Data2VecAudio", num_conv_pos_embeddings=2)
-ARCHITECTURES["wav2vec2_stable"] = partial(sound_of, "Wav2Vec2", do_stable_layer_norm=True, feat_extract_norm="layer")
+ARCHITECTURES["wav2vec2_stable"] = partial(
+    sound_of, "Wav2Vec2", do_stable_layer_norm=True, feat_extract_norm="layer"
+)
 
 
 @architecture
@@ -457,7 +581,9 @@ def audio_spectrogram_transformer() -> Architecture:
         hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_length=32, num_mel_bins=32,
         num_labels=CLASSES,
     )  # fmt: skip
-    return Architecture(Of(hf.ASTForAudioClassification(config), "input_values"), (torch.randn(BATCH, 32, 32),))
+    return Architecture(
+        Of(hf.ASTForAudioClassification(config), "input_values"), (torch.randn(BATCH, 32, 32),)
+    )
 
 
 # transformers: images
@@ -474,7 +600,9 @@ PATCHES = {
 
 def vision_of(family: str, size: int = 32, **settings: Any) -> Architecture:
     config = getattr(hf, f"{family}Config")(**{"num_labels": CLASSES, **settings})
-    return Architecture(Of(getattr(hf, f"{family}ForImageClassification")(config), "pixel_values"), (images(size),))
+    return Architecture(
+        Of(getattr(hf, f"{family}ForImageClassification")(config), "pixel_values"), (images(size),)
+    )
 
 
 def vision(name: str, family: str, **settings: Any) -> None:
@@ -483,7 +611,14 @@ def vision(name: str, family: str, **settings: Any) -> None:
 
 vision("vit", "ViT", **PATCHES)
 vision("deit", "DeiT", **PATCHES)
-vision("beit", "Beit", **PATCHES, attn_implementation="eager", use_relative_position_bias=True, layer_scale_init_value=0.5)
+vision(
+    "beit",
+    "Beit",
+    **PATCHES,
+    attn_implementation="eager",
+    use_relative_position_bias=True,
+    layer_scale_init_value=0.5,
+)
 vision("dinov2", "Dinov2", **PATCHES, mlp_ratio=2)
 vision(
     "swin_hf",
@@ -508,8 +643,23 @@ vision(
     strides=[4, 2],
     padding=[2, 1],
 )
-vision("mobilevit", "MobileViT", size=64, image_size=64, hidden_sizes=[24, 32, 40], neck_hidden_sizes=[16, 16, 24, 32, 40, 48, 64])
-vision("pvt", "Pvt", size=64, image_size=64, hidden_sizes=[24, 32, 40, 48], num_attention_heads=[1, 2, 4, 4], depths=[1, 1, 1, 1])
+vision(
+    "mobilevit",
+    "MobileViT",
+    size=64,
+    image_size=64,
+    hidden_sizes=[24, 32, 40],
+    neck_hidden_sizes=[16, 16, 24, 32, 40, 48, 64],
+)
+vision(
+    "pvt",
+    "Pvt",
+    size=64,
+    image_size=64,
+    hidden_sizes=[24, 32, 40, 48],
+    num_attention_heads=[1, 2, 4, 4],
+    depths=[1, 1, 1, 1],
+)
 
 
 @architecture
@@ -521,7 +671,9 @@ def segformer() -> Architecture:
         num_labels=CLASSES,
         num_attention_heads=[1, 2, 4, 4],
     )
-    return Architecture(Of(hf.SegformerForSemanticSegmentation(config), "pixel_values"), (images(),))
+    return Architecture(
+        Of(hf.SegformerForSemanticSegmentation(config), "pixel_values"), (images(),)
+    )
 
 
 @architecture
@@ -530,10 +682,16 @@ def clip() -> Architecture:
     config = hf.CLIPConfig(text_config=text, vision_config=PATCHES, projection_dim=32)
     words = tokens(vocabulary=198)
     words[:, -1] = 199
-    return Architecture(Of(hf.CLIPModel(config), "input_ids", "pixel_values", output="logits_per_image"), (words, images(32)))
+    return Architecture(
+        Of(hf.CLIPModel(config), "input_ids", "pixel_values", output="logits_per_image"),
+        (words, images(32)),
+    )
 
 
 @architecture
 def siglip() -> Architecture:
     config = hf.SiglipConfig(text_config=SMALL, vision_config=PATCHES)
-    return Architecture(Of(hf.SiglipModel(config), "input_ids", "pixel_values", output="logits_per_image"), (tokens(), images(32)))
+    return Architecture(
+        Of(hf.SiglipModel(config), "input_ids", "pixel_values", output="logits_per_image"),
+        (tokens(), images(32)),
+    )

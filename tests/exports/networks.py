@@ -1,4 +1,6 @@
-"""From a name to a network with numbers that train, to its exported file, to its training there and in torch."""
+"""From a name to a network with numbers that train, to its exported file, to its training there and
+in torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CONVOLUTIONS = nn.modules.conv._ConvNd
 
 
 def network_of(name: str) -> Architecture:
-    """The network in evaluation mode: dropout passes, and BatchNormalization uses statistics that fit the inputs."""
+    """The network in evaluation mode: dropout passes, and BatchNormalization uses statistics that
+    fit the inputs.
+    """
     torch.manual_seed(0)
     found = ARCHITECTURES[name]()
     with torch.no_grad():
@@ -40,13 +44,16 @@ def network_of(name: str) -> Architecture:
         if norms:
             found.network.train()(*found.inputs)
         for norm in norms:
-            norm.running_var.clamp_(min=0.3 * norm.running_var.mean().item())  # rounding shall not be blown up
+            # rounding shall not be blown up
+            norm.running_var.clamp_(min=0.3 * norm.running_var.mean().item())
     found.network.eval()
     return found
 
 
 def export(found: Architecture, path: str | os.PathLike[str], mode: str) -> None:
-    """As torch writes it today, plainly, "optimized", or for a "dynamic" size of the batch; the output is called y."""
+    """As torch writes it today, plainly, "optimized", or for a "dynamic" size of the batch; the
+    output is called y.
+    """
     batch = tuple({0: torch.export.Dim("batch")} for _ in found.inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own
@@ -65,13 +72,16 @@ class Comparison:
     expected: np.ndarray[Any, Any]
     losses: list[float] = field(default_factory=list)
     torch_losses: list[float] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # parameters that torch trains and the file does not
-    strays: dict[str, float] = field(default_factory=dict)  # weights that moved otherwise -> how far, relative to the movement
+    # parameters that torch trains and the file does not
+    missing: list[str] = field(default_factory=list)
+    # weights that moved otherwise -> how far, relative to the movement
+    strays: dict[str, float] = field(default_factory=dict)
     matched: int = 0  # weights whose movement was compared
     folded: list[str] = field(
         default_factory=list
     )  # parameters that the exporter computed something from: their movement is not compared
-    folded_weights: list[str] = field(default_factory=list)  # what it computed, and what is left of them
+    # what it computed, and what is left of them
+    folded_weights: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)  # weights that are no parameter of torch
 
 
@@ -81,10 +91,13 @@ def compare(found: Architecture, path: str | os.PathLike[str], mode: str, steps:
         found = replace(found, inputs=tuple(torch.cat([x, x[:1]]) for x in found.inputs))
     network = with_fused_norms(found, path) if mode == "optimized" else copy.deepcopy(found.network)
     everything = _compare(network, found, path, steps, ())
-    alike = not everything.strays and np.allclose(everything.losses, everything.torch_losses, rtol=1e-5, atol=0)
+    alike = not everything.strays and np.allclose(
+        everything.losses, everything.torch_losses, rtol=1e-5, atol=0
+    )
     if alike or not everything.folded:
         return everything
-    # A step in exp(w), say, is another step than one in w. That those weights move has been seen; the others are compared without them.
+    # A step in exp(w), say, is another step than one in w. That those weights move has been seen;
+    # the others are compared without them.
     for name, parameter in network.named_parameters():
         if name in everything.folded:
             parameter.requires_grad_(False)
@@ -94,7 +107,11 @@ def compare(found: Architecture, path: str | os.PathLike[str], mode: str, steps:
 
 
 def _compare(
-    network: nn.Module, found: Architecture, path: str | os.PathLike[str], steps: int, without: Sequence[str]
+    network: nn.Module,
+    found: Architecture,
+    path: str | os.PathLike[str],
+    steps: int,
+    without: Sequence[str],
 ) -> Comparison:
     model, sources = onnx.load(path, load_external_data=False), folded_from(path)
     names = {v.name for v in model.graph.input}
@@ -106,12 +123,15 @@ def _compare(
     y = torch.randint(0, min(classes, 199), rest, generator=torch.Generator().manual_seed(1))
     learning_rate = rate_for(network, found, y)
     theirs = train_in_torch(network, found, y, learning_rate, steps)
-    others = [train_in_torch(shaken(network, seed), found, y, learning_rate, steps) for seed in range(3)]
+    others = [
+        train_in_torch(shaken(network, seed), found, y, learning_rate, steps) for seed in range(3)
+    ]
     parameters = {name: p.detach().numpy().copy() for name, p in network.named_parameters()}
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
     fixed = set(parameters) - trained
     floats = {t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
-    buffers = [n for n in floats if sources.get(n) and trained.isdisjoint(sources[n])]  # computed from tables, say
+    # computed from tables, say
+    buffers = [n for n in floats if sources.get(n) and trained.isdisjoint(sources[n])]
     trainer = Trainer(
         path, [f"!{name}" for name in sorted({*fixed, *buffers, *without} & floats)] or None, loss=CrossEntropy(axis=found.class_axis),
         optimizer=SGD(learning_rate), batch_norm="frozen", gradient="onnx",
@@ -121,10 +141,18 @@ def _compare(
     result.losses = [float(trainer.train_on_batch(x, y.numpy())["loss"]) for _ in range(steps)]
     after = trainer.get_weights()
     pairs = dict(partners(parameters, before))
-    known = {n for n in before if not trained.isdisjoint(sources.get(n, ())) and not np.array_equal(before[n], after[n])}
+    known = {
+        n
+        for n in before
+        if not trained.isdisjoint(sources.get(n, ())) and not np.array_equal(before[n], after[n])
+    }
     result.extra = sorted(set(before) - {weight for weight, _ in pairs.values()} - known)
     result.folded_weights = sorted(known - {weight for weight, _ in pairs.values()})
-    result.folded = [name for name in parameters if any(name in sources[weight] for weight in result.folded_weights)]
+    result.folded = [
+        name
+        for name in parameters
+        if any(name in sources[weight] for weight in result.folded_weights)
+    ]
     result.folded_weights += [pairs[name][0] for name in result.folded if name in pairs]
     for name, wanted in theirs.movements.items():
         if name in pairs:
@@ -132,7 +160,13 @@ def _compare(
             far = float(np.linalg.norm(after[weight] - before[weight] - turned(wanted)))
             noise = max(float(np.linalg.norm(other.movements[name] - wanted)) for other in others)
             result.matched += 1
-            if far > 1e-2 * np.linalg.norm(wanted) + 3 * noise + 3e-7 * np.linalg.norm(parameters[name]) + 1e-8:
+            if (
+                far
+                > 1e-2 * np.linalg.norm(wanted)
+                + 3 * noise
+                + 3e-7 * np.linalg.norm(parameters[name])
+                + 1e-8
+            ):
                 result.strays[name] = far / max(float(np.linalg.norm(wanted)), 1e-12)
         elif wanted.any() and name not in result.folded:
             result.missing.append(name)
@@ -148,7 +182,9 @@ class Trained:
 
 
 def shaken(network: nn.Module, seed: int) -> nn.Module:
-    """The same network with its last digits changed: how far it moves then tells how far rounding alone leads astray."""
+    """The same network with its last digits changed: how far it moves then tells how far rounding
+    alone leads astray.
+    """
     torch.manual_seed(seed)
     network = copy.deepcopy(network)
     with torch.no_grad():
@@ -167,10 +203,14 @@ def rate_for(network: nn.Module, found: Architecture, y: torch.Tensor) -> float:
     weights = [p for p in network.parameters() if p.requires_grad]
     loss = loss_of(network, found, y)
     gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    return min(0.05, 0.05 * loss.item() / sum(float(g.square().sum()) for g in gradients if g is not None))
+    return min(
+        0.05, 0.05 * loss.item() / sum(float(g.square().sum()) for g in gradients if g is not None)
+    )
 
 
-def train_in_torch(network: nn.Module, found: Architecture, y: torch.Tensor, learning_rate: float, steps: int) -> Trained:
+def train_in_torch(
+    network: nn.Module, found: Architecture, y: torch.Tensor, learning_rate: float, steps: int
+) -> Trained:
     network = copy.deepcopy(network)
     before = {name: p.detach().numpy().copy() for name, p in network.named_parameters()}
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], learning_rate)
@@ -181,12 +221,20 @@ def train_in_torch(network: nn.Module, found: Architecture, y: torch.Tensor, lea
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return Trained(losses, {name: p.detach().numpy() - before[name] for name, p in network.named_parameters()})
+    return Trained(
+        losses, {name: p.detach().numpy() - before[name] for name, p in network.named_parameters()}
+    )
 
 
 def partners(parameters: Arrays, weights: Arrays) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Which weight of the file is which parameter, as it is or turned: by its name, else by its numbers."""
-    left = {name for name in weights if not (name in parameters and parameters[name].shape == weights[name].shape)}
+    """Which weight of the file is which parameter, as it is or turned: by its name, else by its
+    numbers.
+    """
+    left = {
+        name
+        for name in weights
+        if not (name in parameters and parameters[name].shape == weights[name].shape)
+    }
     for name, parameter in parameters.items():
         if name in weights and name not in left:
             yield name, (name, lambda a: a)
@@ -195,11 +243,22 @@ def partners(parameters: Arrays, weights: Arrays) -> Iterator[tuple[str, tuple[s
             array = weights[weight]
             turns = [
                 lambda a, s=array.shape: a.reshape(s),
-                *([lambda a, s=array.shape: a.swapaxes(-1, -2).reshape(s)] if parameter.ndim > 1 else []),
+                *(
+                    [lambda a, s=array.shape: a.swapaxes(-1, -2).reshape(s)]
+                    if parameter.ndim > 1
+                    else []
+                ),
                 *([lambda a, s=array.shape: a.T.reshape(s)] if parameter.ndim > 2 else []),
             ]
             same = array.size == parameter.size and parameter.size > 1
-            turn = next((t for t in turns if same and np.allclose(t(parameter), array, rtol=1e-5, atol=1e-7)), None)
+            turn = next(
+                (
+                    t
+                    for t in turns
+                    if same and np.allclose(t(parameter), array, rtol=1e-5, atol=1e-7)
+                ),
+                None,
+            )
             if turn is not None:
                 left.remove(weight)
                 yield name, (weight, turn)
@@ -210,11 +269,16 @@ def folded_from(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     """What the exporter computed a tensor from, as it notes it."""
     model = onnx.load(path, load_external_data=False)
     notes = {v.name: {e.key: e.value for e in v.metadata_props} for v in model.graph.value_info}
-    return {name: ast.literal_eval(note.get("pkg.onnxscript.optimizer.folded_from", "[]")) for name, note in notes.items()}
+    return {
+        name: ast.literal_eval(note.get("pkg.onnxscript.optimizer.folded_from", "[]"))
+        for name, note in notes.items()
+    }
 
 
 def with_fused_norms(found: Architecture, path: str | os.PathLike[str]) -> nn.Module:
-    """The network with those BatchNormalizations in a convolution's weights that the optimising exporter has put there."""
+    """The network with those BatchNormalizations in a convolution's weights that the optimising
+    exporter has put there.
+    """
     left = {t.name for t in onnx.load(path, load_external_data=False).graph.initializer}
     network = copy.deepcopy(found.network)
     made: dict[int, tuple[nn.Module, Any]] = {}
@@ -234,7 +298,12 @@ def with_fused_norms(found: Architecture, path: str | os.PathLike[str]) -> nn.Mo
     for name, module in list(network.named_modules()):
         if module in pairs and f"{name}.weight" not in left:
             convolution = pairs[module]
-            fused = fuse_conv_bn_eval(convolution, module, isinstance(convolution, nn.modules.conv._ConvTransposeNd))
-            convolution.weight, convolution.bias = fused.weight.requires_grad_(), fused.bias.requires_grad_()
+            fused = fuse_conv_bn_eval(
+                convolution, module, isinstance(convolution, nn.modules.conv._ConvTransposeNd)
+            )
+            convolution.weight, convolution.bias = (
+                fused.weight.requires_grad_(),
+                fused.bias.requires_grad_(),
+            )
             network.set_submodule(name, nn.Identity())
     return network

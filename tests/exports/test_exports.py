@@ -1,8 +1,11 @@
-"""Every architecture, exported as torch exports today, trains from its file as it does in torch: `make exports`.
+"""Every architecture, exported as torch exports today, trains from its file as it does in torch:
 
-Three steps of SGD, dropout off and the statistics of BatchNormalization fixed, from the file as torch writes it, from the file that the
-exporter has optimised, and from one whose batch may have any size: the losses agree, and every parameter of torch's network is a weight
-that moves as torch's does.
+`make exports`.
+
+Three steps of SGD, dropout off and the statistics of BatchNormalization fixed, from the file as
+torch writes it, from the file that the exporter has optimised, and from one whose batch may have
+any size: the losses agree, and every parameter of torch's network is a weight that moves as torch's
+does.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ def test_trains_from_the_file_as_in_torch(name: str, mode: str, tmp_path: Path) 
 
 def check(compared: Comparison) -> None:
     assert not compared.missing, "parameters of torch that are no weights of the file"
-    np.testing.assert_allclose(compared.predicted, compared.expected, rtol=1e-3, atol=1e-4, err_msg="before training")
+    np.testing.assert_allclose(
+        compared.predicted, compared.expected, rtol=1e-3, atol=1e-4, err_msg="before training"
+    )
     np.testing.assert_allclose(compared.losses, compared.torch_losses, rtol=1e-3)
     assert not compared.strays, "weights that moved otherwise than in torch"

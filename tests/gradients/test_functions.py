@@ -1,4 +1,6 @@
-"""Losses, penalties and updates as models of their own: they run in a bare onnxruntime, and say what training says."""
+"""Losses, penalties and updates as models of their own: they run in a bare onnxruntime, and say
+what training says.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import pytest
 import onnxfit
 from onnxfit.errors import SettingError
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.losses import BinaryCrossEntropy, CrossEntropy, GaussianNLL, Loss, MeanSquaredError, get_loss
+from onnxfit.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    GaussianNLL,
+    Loss,
+    MeanSquaredError,
+    get_loss,
+)
 from onnxfit.optimizers import SGD, Optimizer, initial_slots, learning_rate_at
 from onnxfit.penalties import Penalty
 from onnxfit.schedules import InverseScaling
@@ -24,7 +33,9 @@ every_penalty = pytest.mark.parametrize("penalty", test_penalties.VARIANTS, ids=
 OPTIMIZERS = [
     *test_optimizers.VARIANTS,
     SGD(InverseScaling(0.1), momentum=0.9, scaled_velocity=True),
-    onnxfit.optimizers.Adam(0.01, weight_decay=0.1, ema_momentum=0.9, learning_rate_multipliers={"w": 0.5}),
+    onnxfit.optimizers.Adam(
+        0.01, weight_decay=0.1, ema_momentum=0.9, learning_rate_multipliers={"w": 0.5}
+    ),
     onnxfit.optimizers.AdamW(0.01, exclude_from_weight_decay="w"),
 ]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
@@ -38,7 +49,9 @@ def run(model: onnx.ModelProto, feeds: dict[str, object]) -> dict[str, np.ndarra
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     types = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64}
     arrays = {i.name: np.asarray(feeds[i.name], types[i.type]) for i in session.get_inputs()}
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, arrays)))
@@ -82,8 +95,14 @@ def test_a_loss_is_what_add_loss_adds(loss: Loss, weighted: bool) -> None:
     s = np.arange(len(p)).astype(np.float32)
     identity = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         same (float[N, 4] x) => (float[N, 4] y) { y = Identity(x) }""")
-    whole = run(onnxfit.add_loss(identity, loss, sample_weight=weighted), {"x": p, "y_true/y": y, "sample_weight": s})
-    alone = run(loss.build_onnx_function(("N", 4), sample_weight=weighted), {"y_true": y, "y_pred": p, "sample_weight": s})
+    whole = run(
+        onnxfit.add_loss(identity, loss, sample_weight=weighted),
+        {"x": p, "y_true/y": y, "sample_weight": s},
+    )
+    alone = run(
+        loss.build_onnx_function(("N", 4), sample_weight=weighted),
+        {"y_true": y, "y_pred": p, "sample_weight": s},
+    )
     assert list(alone) == ["loss"]
     assert (alone["loss"].dtype, alone["loss"].shape) == (np.float32, ())
     assert alone["loss"] == pytest.approx(whole["train/loss"], rel=1e-6)
@@ -93,13 +112,21 @@ def test_a_loss_is_what_add_loss_adds(loss: Loss, weighted: bool) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [(6, 4), (3, 4, 2, 2)], ids=str)
 def test_the_losses_of_rows_are_those_of_the_rows_alone(loss: Loss, reduction: str, shape) -> None:
-    plain = {} if len(shape) == 2 else {"pos_weight": None} if isinstance(loss, BinaryCrossEntropy) else {}
+    plain = (
+        {}
+        if len(shape) == 2
+        else {"pos_weight": None}
+        if isinstance(loss, BinaryCrossEntropy)
+        else {}
+    )
     loss = dataclasses.replace(loss, reduction=reduction, **plain)
     y, p = test_losses.draw(loss, shape)
     s = np.arange(len(p)).astype(np.float32)
     symbolic = ("batch", *shape[1:])
     result = run(
-        loss.build_onnx_function(symbolic, np.float64, by_row=True, gradient=True, sample_weight=True),
+        loss.build_onnx_function(
+            symbolic, np.float64, by_row=True, gradient=True, sample_weight=True
+        ),
         {"y_true": y, "y_pred": p, "sample_weight": s},
     )
     assert list(result) == ["loss", "losses", "y_pred_grad"]
@@ -121,18 +148,24 @@ def test_what_a_loss_takes_and_gives_has_always_the_same_name(loss: Loss) -> Non
     for gradient in (False, True):
         for sample_weight in (False, True):
             model = loss.build_onnx_function(gradient=gradient, sample_weight=sample_weight)
-            assert names(model.graph.input) == ["y_true", "y_pred", *["sample_weight"] * sample_weight]
+            assert names(model.graph.input) == [
+                "y_true",
+                "y_pred",
+                *["sample_weight"] * sample_weight,
+            ]
             assert names(model.graph.output) == ["loss", *["y_pred_grad"] * gradient]
             assert shape_of(model.graph.input[1]) == SYMBOLIC
             assert shape_of(model.graph.output[0]) == ()
             again = loss.build_onnx_function(gradient=gradient, sample_weight=sample_weight)
-            assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+            assert model.SerializeToString(deterministic=True) == again.SerializeToString(
+                deterministic=True
+            )
 
 
 @every_loss
 def test_labels_have_the_type_and_shape_that_prepare_gives(loss: Loss) -> None:
     spec = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
-    (y_true, y_pred) = loss.build_onnx_function(("batch", 4)).graph.input
+    y_true, y_pred = loss.build_onnx_function(("batch", 4)).graph.input
     wanted = loss.target(spec)
     assert onnx.helper.tensor_dtype_to_np_dtype(y_true.type.tensor_type.elem_type) == wanted.dtype
     assert shape_of(y_true) == wanted.shape
@@ -156,8 +189,14 @@ def test_images_have_their_classes_on_axis_1() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CrossEntropy().build_onnx_function(("batch", 1)), "CrossEntropy needs at least 2 classes"),
-        (lambda: GaussianNLL().build_onnx_function(("batch", 3)), "GaussianNLL needs an output whose last axis holds means"),
+        (
+            lambda: CrossEntropy().build_onnx_function(("batch", 1)),
+            "CrossEntropy needs at least 2 classes",
+        ),
+        (
+            lambda: GaussianNLL().build_onnx_function(("batch", 3)),
+            "GaussianNLL needs an output whose last axis holds means",
+        ),
     ],
 )
 def test_a_shape_that_a_loss_cannot_take_is_refused(make, message: str) -> None:
@@ -171,7 +210,9 @@ def test_a_shape_that_a_loss_cannot_take_is_refused(make, message: str) -> None:
 @every_penalty
 @pytest.mark.parametrize("shape", [(), (3,), (4, 3), ("rows", "columns"), ("a", 1, "b")], ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_penalty_has_the_value_and_gradient_of_its_formula(penalty: Penalty, shape, dtype) -> None:
+def test_a_penalty_has_the_value_and_gradient_of_its_formula(
+    penalty: Penalty, shape, dtype
+) -> None:
     sizes = [d if isinstance(d, int) else 3 for d in shape]
     w = np.asarray(np.random.default_rng(0).normal(size=sizes), dtype)
     model = penalty.build_onnx_function(shape, dtype, gradient=True)
@@ -196,7 +237,9 @@ def test_a_penalty_is_what_add_loss_adds(penalty: Penalty) -> None:
     line = linear(3, 2, 0.5)
     feeds = {"x": np.zeros((1, 3)), "y_true/y": np.zeros((1, 2))}  # the loss itself is 0
     whole = run(onnxfit.add_loss(line, "mse", penalty), feeds)["train/loss"]
-    assert run(penalty.build_onnx_function(), {"weight": np.full((3, 2), 0.5)})["penalty"] == pytest.approx(whole, rel=1e-6)
+    assert run(penalty.build_onnx_function(), {"weight": np.full((3, 2), 0.5)})[
+        "penalty"
+    ] == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_gradient_that_is_a_constant_is_given_as_well() -> None:
@@ -205,7 +248,10 @@ def test_a_gradient_that_is_a_constant_is_given_as_well() -> None:
         def __call__(self, op, w):
             return w
 
-    assert run(Itself().build_onnx_function((), gradient=True), {"weight": 3.0}) == {"penalty": 3, "weight_grad": 1}
+    assert run(Itself().build_onnx_function((), gradient=True), {"weight": 3.0}) == {
+        "penalty": 3,
+        "weight_grad": 1,
+    }
 
 
 # ---------------------------------------------------------------------- updates
@@ -217,14 +263,21 @@ class ByHand:
     def __init__(self, optimizer: Optimizer, w: np.ndarray, shape=None) -> None:
         self.optimizer, self.steps, self.w = optimizer, 0, w
         self.slots = initial_slots(optimizer, "w", w)
-        self.model = optimizer.build_onnx_function(w.shape if shape is None else shape, w.dtype, name="w")
+        self.model = optimizer.build_onnx_function(
+            w.shape if shape is None else shape, w.dtype, name="w"
+        )
 
     def __call__(self, gradient: np.ndarray) -> None:
         feeds: dict[str, object] = {"weight": self.w, "gradient": gradient, "step": self.steps}
         feeds["learning_rate"] = learning_rate_at(self.optimizer, self.steps)
-        results = run(self.model, feeds | {f"weight/{slot}": array for slot, array in self.slots.items()})
+        results = run(
+            self.model, feeds | {f"weight/{slot}": array for slot, array in self.slots.items()}
+        )
         self.w = results.pop("weight/next")
-        self.slots = {name.removeprefix("weight/").removesuffix("/next"): array for name, array in results.items()}
+        self.slots = {
+            name.removeprefix("weight/").removesuffix("/next"): array
+            for name, array in results.items()
+        }
         self.steps += 1
 
 
@@ -248,26 +301,44 @@ def test_an_update_by_hand_is_an_update_in_training(optimizer: Optimizer, shape)
 
 @every_optimizer
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("shape", [(), (3,), ("rows", "columns"), (2, 3, 4), ("a", 3, "b")], ids=str)
-def test_what_an_update_takes_and_gives_has_always_the_same_name_and_the_slots_shapes(optimizer: Optimizer, shape, dtype) -> None:
+@pytest.mark.parametrize(
+    "shape", [(), (3,), ("rows", "columns"), (2, 3, 4), ("a", 3, "b")], ids=str
+)
+def test_what_an_update_takes_and_gives_has_always_the_same_name_and_the_slots_shapes(
+    optimizer: Optimizer, shape, dtype
+) -> None:
     model = optimizer.build_onnx_function(shape, dtype)
     onnx.checker.check_model(model, full_check=True)
     concrete = np.zeros([d if isinstance(d, int) else 5 for d in shape], dtype)
     slots = initial_slots(optimizer, "weight", concrete)
-    assert names(model.graph.input) == ["weight", "gradient", "learning_rate", "step", *(f"weight/{slot}" for slot in slots)]
+    assert names(model.graph.input) == [
+        "weight",
+        "gradient",
+        "learning_rate",
+        "step",
+        *(f"weight/{slot}" for slot in slots),
+    ]
     assert names(model.graph.output) == ["weight/next", *(f"weight/{slot}/next" for slot in slots)]
     for value, array in zip(model.graph.input[4:], slots.values()):
         assert onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) == array.dtype
         assert tuple(5 if isinstance(d, str) else d for d in shape_of(value)) == array.shape
     again = optimizer.build_onnx_function(shape, dtype)
-    assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    assert model.SerializeToString(deterministic=True) == again.SerializeToString(
+        deterministic=True
+    )
 
 
 def test_the_patterns_of_an_optimizer_know_a_weight_by_its_name() -> None:
-    optimizer = SGD(1.0, weight_decay=0.5, exclude_from_weight_decay="*.bias", learning_rate_multipliers={"fc.*": 0.5})
+    optimizer = SGD(
+        1.0,
+        weight_decay=0.5,
+        exclude_from_weight_decay="*.bias",
+        learning_rate_multipliers={"fc.*": 0.5},
+    )
     feeds = {"weight": [4.0], "gradient": [1.0], "learning_rate": 1.0, "step": 0}
     moved = {
-        name: run(optimizer.build_onnx_function((1,), name=name), feeds)["weight/next"].item() for name in ("fc.bias", "fc.w", "w")
+        name: run(optimizer.build_onnx_function((1,), name=name), feeds)["weight/next"].item()
+        for name in ("fc.bias", "fc.w", "w")
     }
     assert moved == {"fc.bias": 4 - 0.5, "fc.w": 4 * (1 - 0.25) - 0.5, "w": 4 * (1 - 0.5) - 1}
 
@@ -284,7 +355,11 @@ def test_a_slot_with_sizes_of_its_own_keeps_them() -> None:
             return w - lr * g, rows + 1, pair + 1, same
 
     inputs = Remembering().build_onnx_function(("rows", 2)).graph.input
-    assert {v.name: shape_of(v) for v in inputs[4:]} == {"weight/rows": (0,), "weight/pair": (2,), "weight/same": ("rows", 2)}
+    assert {v.name: shape_of(v) for v in inputs[4:]} == {
+        "weight/rows": (0,),
+        "weight/pair": (2,),
+        "weight/same": ("rows", 2),
+    }
     assert not inputs[4].type.tensor_type.shape.dim[0].WhichOneof("value")  # of any size
     hand = ByHand(Remembering(1.0), np.zeros((7, 2), np.float32), ("rows", 2))
     hand(np.ones((7, 2)))
@@ -295,7 +370,14 @@ def test_a_step_counts_from_zero_as_a_schedule_does() -> None:
     """Adam's first update moves by the learning rate, whatever the gradient."""
     result = run(
         onnxfit.optimizers.Adam().build_onnx_function((1,), np.float64),
-        {"weight": [1.0], "gradient": [123.0], "learning_rate": 0.25, "step": 0, "weight/m": [0.0], "weight/v": [0.0]},
+        {
+            "weight": [1.0],
+            "gradient": [123.0],
+            "learning_rate": 0.25,
+            "step": 0,
+            "weight/m": [0.0],
+            "weight/v": [0.0],
+        },
     )
     assert result["weight/next"].item() == pytest.approx(0.75, rel=1e-9)
 

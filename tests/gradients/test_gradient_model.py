@@ -1,4 +1,6 @@
-"""`gradient_model`, `register`, and what the driver sees to: forks, broadcasting, types, captures, errors."""
+"""`gradient_model`, `register`, and what the driver sees to: forks, broadcasting, types, captures,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,24 @@ def parse(graph: str, *domains: str) -> onnx.ModelProto:
 
 def run(model: onnx.ModelProto, **feeds: object) -> dict[str, np.ndarray]:
     onnx.checker.check_model(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     arrays = {
-        name: np.asarray(value) if np.asarray(value).dtype == np.int64 and name == "i" else np.asarray(value, np.float32)
+        name: (
+            np.asarray(value)
+            if np.asarray(value).dtype == np.int64 and name == "i"
+            else np.asarray(value, np.float32)
+        )
         for name, value in feeds.items()
     }
     return dict(zip((o.name for o in model.graph.output), session.run(None, arrays)))
 
 
-LAYER = "g (float[2,3] x) => (float[2,4] y, float[2,4] h) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> { h = MatMul(x, w) y = Tanh(h) }"
+LAYER = (
+    "g (float[2,3] x) => (float[2,4] y, float[2,4] h) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}>"
+    " { h = MatMul(x, w) y = Tanh(h) }"
+)
 
 
 class TestSignature:
@@ -64,7 +75,11 @@ class TestSignature:
 
     def test_a_scalar_weight_and_an_integer_input(self) -> None:
         model = gradient_model(
-            parse("g (float[3] x, int64[2] i) => (float[2] y) <float a = {2}> { s = Mul(x, a) y = Gather(s, i) }"), ["x", "a"]
+            parse(
+                "g (float[3] x, int64[2] i) => (float[2] y) <float a = {2}> { s = Mul(x, a) y ="
+                " Gather(s, i) }"
+            ),
+            ["x", "a"],
         )
         found = run(model, x=[1, 2, 3], i=np.array([2, 2]), y_grad=[1, 10])
         np.testing.assert_allclose(found["x_grad"], [0, 0, 22])
@@ -75,9 +90,11 @@ class TestSignature:
     def test_both_sources_agree(self) -> None:
         x, dy, dh = np.full((2, 3), 0.02), np.ones((2, 4)), np.full((2, 4), 0.5)
         ours, theirs = (
-            run(gradient_model(parse(LAYER), gradient=g), x=x, y_grad=dy, h_grad=dh)
-            if g == "onnx"
-            else _unchecked(LAYER, x, dy, dh)
+            (
+                run(gradient_model(parse(LAYER), gradient=g), x=x, y_grad=dy, h_grad=dh)
+                if g == "onnx"
+                else _unchecked(LAYER, x, dy, dh)
+            )
             for g in ("onnx", "onnxruntime")
         )
         for name in ours:
@@ -105,13 +122,16 @@ class TestSignature:
             gradient_model(parse("g (float[2] a) => (int64[1] y) { y = Shape(a) }"))
 
     def test_sequences_and_optionals_are_no_tensors_of_floats(self) -> None:
-        model = parse("g (float[N,2] x) => (seq(float[N,2]) s, float[N,2] y) { y = Tanh(x) s = SequenceConstruct(y, x) }")
+        model = parse(
+            "g (float[N,2] x) => (seq(float[N,2]) s, float[N,2] y) { y = Tanh(x) s ="
+            " SequenceConstruct(y, x) }"
+        )
         assert [o.name for o in gradient_model(model).graph.output] == ["s", "y", "x_grad"]
         with pytest.raises(UnknownNameError, match="No float output is called 's'"):
             gradient_model(model, outputs="s")
         model = parse(
-            "g (seq(float[N,2]) s, optional(float[2]) o, float[2] x) => (float[M,2] y) {"
-            " c = ConcatFromSequence<axis=0>(s) d = OptionalGetElement(o) e = Mul(c, x) y = Add(e, d) }"
+            "g (seq(float[N,2]) s, optional(float[2]) o, float[2] x) => (float[M,2] y) { c ="
+            " ConcatFromSequence<axis=0>(s) d = OptionalGetElement(o) e = Mul(c, x) y = Add(e, d) }"
         )
         assert [o.name for o in gradient_model(model).graph.output] == ["y", "x_grad"]
         with pytest.raises(UnknownNameError, match="No float input or initializer is called 's'"):
@@ -129,7 +149,13 @@ def _unchecked(text: str, x: np.ndarray, dy: np.ndarray, dh: np.ndarray) -> dict
 
 class TestBodies:
     @pytest.mark.parametrize(
-        "draw", ["RandomNormalLike(h)", "RandomUniform<shape=[2]>()", "Bernoulli(h)", "Dropout(h, ratio, training)"]
+        "draw",
+        [
+            "RandomNormalLike(h)",
+            "RandomUniform<shape=[2]>()",
+            "Bernoulli(h)",
+            "Dropout(h, ratio, training)",
+        ],
     )
     def test_random_numbers_in_a_body_are_refused(self, draw: str) -> None:
         """The gradient computes the body again, and would draw others than the forward pass did."""
@@ -138,7 +164,11 @@ class TestBodies:
              else_branch = e () => (float[2] b) {{ b = Tanh(x) }}> }}"""
         op_type = draw.split("(")[0].split("<")[0]
         with pytest.raises(
-            GradientError, match=rf"If '.*': its body draws random numbers \({op_type} .*Fix: draw the numbers outside"
+            GradientError,
+            match=(
+                rf"If '.*': its body draws random numbers \({op_type} .*Fix: draw the numbers"
+                r" outside"
+            ),
         ):
             gradient_model(parse(text), "x", gradient="onnx")
 
@@ -149,14 +179,21 @@ class TestBodies:
         model = gradient_model(parse(text), "x", gradient="onnx")
         feeds = {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32)}
         session = onnxruntime.InferenceSession(model.SerializeToString())
-        np.testing.assert_allclose(session.run(["x_grad"], {**feeds, "c": np.array(True)})[0], [4, 6])
-        np.testing.assert_allclose(session.run(["x_grad"], {**feeds, "c": np.array(False)})[0], [1, 1])
+        np.testing.assert_allclose(
+            session.run(["x_grad"], {**feeds, "c": np.array(True)})[0], [4, 6]
+        )
+        np.testing.assert_allclose(
+            session.run(["x_grad"], {**feeds, "c": np.array(False)})[0], [1, 1]
+        )
 
     def test_a_loop_over_a_value_of_unknown_rank(self) -> None:
         text = """g (float[A,B] x, int64 n, bool c) => (float[M] y) { q = Squeeze(x) y = Loop (n, c, q)
             <body = b (int64 i, bool go, float[M] s) => (bool on, float[M] t) { on = Identity(go) m = Mul(s, q) t = Tanh(m) }> }"""
         with pytest.raises(
-            GradientError, match=r"Loop '.*': the rank of a value that its body uses is unknown. Fix: static shapes"
+            GradientError,
+            match=(
+                r"Loop '.*': the rank of a value that its body uses is unknown. Fix: static shapes"
+            ),
         ):
             gradient_model(parse(text), "x", gradient="onnx")
 
@@ -180,7 +217,9 @@ class TestHigherOrder:
             np.testing.assert_allclose(found[name], expected, rtol=1e-5)
 
     def test_a_gradient_penalty_trains(self) -> None:
-        """A critic is pushed towards slope 1 everywhere (Gulrajani et al. 2017): the loss holds a gradient, and is differentiated."""
+        """A critic is pushed towards slope 1 everywhere (Gulrajani et al. 2017): the loss holds a
+        gradient, and is differentiated.
+        """
         critic = parse(
             """g (float[N,2] x) => (float[N,1] y) <float[2,8] a = {0.5,-1,0.3,0.2,0.1,-0.7,0.9,-0.4,0.6,0.8,-0.3,0.4,0.2,-0.5,0.1,0.7},
                float[8] b = {0,0.1,0,-0.1,0,0.2,0,0},
@@ -198,12 +237,17 @@ class TestHigherOrder:
         ):
             model.graph.node.append(proto)
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one_axis"))
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1, np.float32), "unit"))
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.array(1, np.float32), "unit")
+        )
         del model.graph.output[:]
         model.graph.output.append(helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
         trainer = Trainer(model, ["a", "b", "c"], optimizer="adam", gradient="onnx")
         trainer.learning_rate = 0.02
-        batch = {"x": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32), "y_grad": np.ones((64, 1), np.float32)}
+        batch = {
+            "x": np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32),
+            "y_grad": np.ones((64, 1), np.float32),
+        }
         first = trainer.train_on_batch(batch)["loss"]
         for _ in range(150):
             last = trainer.train_on_batch(batch)["loss"]
@@ -232,7 +276,11 @@ class TestRegister:
         def reversed_(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
             return -dy
 
-        found = run(gradient_model(parse("g (float[2] x) => (float[2] y) { y = Tanh(x) }")), x=[0.1, 0.2], y_grad=[1, 2])
+        found = run(
+            gradient_model(parse("g (float[2] x) => (float[2] y) { y = Tanh(x) }")),
+            x=[0.1, 0.2],
+            y_grad=[1, 2],
+        )
         np.testing.assert_allclose(found["x_grad"], [-1, -2])
 
     def test_an_operator_of_another_domain_with_attributes_and_an_absent_input(self) -> None:
@@ -253,15 +301,24 @@ class TestRegister:
 
         text = """g (int64[1,3] i, float[1,4] x) => (float[1,4] y) <float one = {1}>
             { r = com.microsoft.NGramRepeatBlock<ngram_size = 2>(i, x) y = Mul(r, one) }"""
-        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {text}')
+        model = onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> {text}'
+        )
         model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, [1, 4]))
         made = gradient_model(model, "x", gradient="onnx")
         session = onnxruntime.InferenceSession(made.SerializeToString())
-        feeds = {"i": np.array([[0, 1, 2]]), "x": np.ones((1, 4), np.float32), "y_grad": np.full((1, 4), 3, np.float32)}
+        feeds = {
+            "i": np.array([[0, 1, 2]]),
+            "x": np.ones((1, 4), np.float32),
+            "y_grad": np.full((1, 4), 3, np.float32),
+        }
         np.testing.assert_allclose(session.run(["x_grad"], feeds)[0], np.full((1, 4), 6))
 
     def test_a_signature_that_is_none_of_a_rule(self) -> None:
-        with pytest.raises(TypeError, match=r"op, its inputs, its outputs, and 'd' \+ name.*shrink has \(op, x, y, g\)"):
+        with pytest.raises(
+            TypeError,
+            match=r"op, its inputs, its outputs, and 'd' \+ name.*shrink has \(op, x, y, g\)",
+        ):
 
             @register("Shrink")
             def shrink(op, x, y, g):
@@ -273,14 +330,19 @@ class TestRegister:
             return dy
 
         model = parse("g (float[2] a, float[2] b) => (float[2] y) { y = Mul(a, b) }")
-        with pytest.raises(GradientError, match="The rule of Mul returned 1 entries for the 2 inputs"):
+        with pytest.raises(
+            GradientError, match="The rule of Mul returned 1 entries for the 2 inputs"
+        ):
             gradient_model(model)
 
         @register("Mul")
         def again(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value):
             return op.ReduceSum(dy, keepdims=0), dy
 
-        with pytest.raises(GradientError, match=r"The rule of Mul returned a gradient of shape \(\) for an input of shape \(2,\)"):
+        with pytest.raises(
+            GradientError,
+            match=r"The rule of Mul returned a gradient of shape \(\) for an input of shape \(2,\)",
+        ):
             gradient_model(model)
 
     def test_all_that_refuse_are_named_at_once(self) -> None:
@@ -293,35 +355,53 @@ class TestRegister:
             raise NoGradientError("it is dark")
 
         model = parse("g (float[2] x) => (float[2] y) { h = Tanh(x) k = Exp(h) y = Sin(k) }")
-        with pytest.raises(GradientError, match=r"(?s)Tanh.*it is Tuesday. Fix: wait.*Sin.*it is dark. Fix: freeze") as error:
+        with pytest.raises(
+            GradientError, match=r"(?s)Tanh.*it is Tuesday. Fix: wait.*Sin.*it is dark. Fix: freeze"
+        ) as error:
             gradient_model(model, gradient="onnx")
         assert "Exp" not in str(error.value)
 
 
 class TestDriver:
     def test_a_value_used_many_times(self) -> None:
-        model = gradient_model(parse("g (float[2] x) => (float[2] y) { a = Mul(x, x) b = Mul(a, x) c = Add(a, b) y = Add(c, x) }"))
+        model = gradient_model(
+            parse(
+                "g (float[2] x) => (float[2] y) { a = Mul(x, x) b = Mul(a, x) c = Add(a, b) y ="
+                " Add(c, x) }"
+            )
+        )
         x = np.array([2, 3], np.float32)
-        np.testing.assert_allclose(run(model, x=x, y_grad=np.ones(2))["x_grad"], 2 * x + 3 * x**2 + 1)
+        np.testing.assert_allclose(
+            run(model, x=x, y_grad=np.ones(2))["x_grad"], 2 * x + 3 * x**2 + 1
+        )
 
     @pytest.mark.parametrize("sizes", ["2,3", "A,B"])
     def test_the_first_layer_asks_for_no_gradient_of_the_data(self, sizes: str) -> None:
         model = gradient_model(
-            parse(f"g (float[{sizes}] x) => (float[M,N] y) <float[3,2] w = {{1,2,3,4,5,6}}> {{ h = MatMul(x, w) y = Tanh(h) }}"),
+            parse(
+                f"g (float[{sizes}] x) => (float[M,N] y) <float[3,2] w = {{1,2,3,4,5,6}}> {{ h ="
+                " MatMul(x, w) y = Tanh(h) }"
+            ),
             "w",
         )
         products = [n.op_type for n in model.graph.node if n.op_type in ("MatMul", "Gemm")]
         assert len(products) == 2  # forward, and the weight's gradient
 
     def test_mixed_types(self) -> None:
-        model = gradient_model(parse("g (float[2] x) => (double[2] y) { d = Cast<to=11>(x) y = Mul(d, d) }"))
+        model = gradient_model(
+            parse("g (float[2] x) => (double[2] y) { d = Cast<to=11>(x) y = Mul(d, d) }")
+        )
         session = onnxruntime.InferenceSession(model.SerializeToString())
-        (found,) = session.run(["x_grad"], {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2)})
+        (found,) = session.run(
+            ["x_grad"], {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2)}
+        )
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, [4, 6])
 
     def test_sizes_that_broadcast_only_at_run_time(self) -> None:
-        model = gradient_model(parse("g (float[A,B] a, float[C,D] b) => (float[E,F] y) { y = Mul(a, b) }"))
+        model = gradient_model(
+            parse("g (float[A,B] a, float[C,D] b) => (float[E,F] y) { y = Mul(a, b) }")
+        )
         a, b = np.arange(3, dtype=np.float32)[:, None], np.arange(1, 3, dtype=np.float32)[None]
         found = run(model, a=a, b=b, y_grad=np.ones((3, 2)))
         np.testing.assert_allclose(found["a_grad"], np.full((3, 1), 3))
@@ -343,7 +423,9 @@ class TestDriver:
     ],
 )
 def test_what_blocks_is_named(text: str, message: str) -> None:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}'
+    )
     if "float16" in text:
         pytest.skip("half precision is differentiated by the table")
     with pytest.raises(GradientError, match=message):

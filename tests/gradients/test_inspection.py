@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse(graph: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> {graph}')
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> {graph}'
+    )
 
 
 BLOCKED = """g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}, float[2,2] v = {1,2,3,4}> {
@@ -37,7 +39,9 @@ class TestInspect:
         found = inspect(mlp())
         assert found.trains
         assert found.source == "onnx"
-        assert all(use.gradient == "a rule of its own" for use in found.operators if use.on_gradient_path)
+        assert all(
+            use.gradient == "a rule of its own" for use in found.operators if use.on_gradient_path
+        )
         assert "Trains" in str(found)
 
     def test_every_blocker_at_once_with_its_cure(self) -> None:
@@ -77,17 +81,26 @@ class TestInspect:
         assert found.outputs == ("y",)
         assert "Trains: 1 weight," in str(found)
         assert "No output depends on v, u" in str(found)
-        assert {u.operator: u.on_gradient_path for u in found.operators} == {"Add": 1, "ArgMax": 0, "Floor": 0, "MatMul": 1}
+        assert {u.operator: u.on_gradient_path for u in found.operators} == {
+            "Add": 1,
+            "ArgMax": 0,
+            "Floor": 0,
+            "MatMul": 1,
+        }
 
     def test_a_model_whose_outputs_depend_on_no_weight(self) -> None:
-        for found in (inspect(parse(self.IDLE), ["v", "u"]), inspect(parse(self.IDLE.replace("float[N,2] y, ", "")))):
+        for found in (
+            inspect(parse(self.IDLE), ["v", "u"]),
+            inspect(parse(self.IDLE.replace("float[N,2] y, ", ""))),
+        ):
             assert not found.trains
             assert not found.blockers
             assert "Does not train: no output depends on a weight" in str(found)
 
     def test_outputs_by_name(self) -> None:
         model = parse(
-            "g (float[N,2] x) => (float[N,2] left, float[N,2] le) <float[2,2] w = {1,2,3,4}> { left = Relu(x) le = MatMul(x, w) }"
+            "g (float[N,2] x) => (float[N,2] left, float[N,2] le) <float[2,2] w = {1,2,3,4}> { left"
+            " = Relu(x) le = MatMul(x, w) }"
         )
         assert inspect(model, outputs="le").trains
         assert inspect(model, outputs=["le"]).outputs == ("le",)
@@ -98,7 +111,8 @@ class TestInspect:
 
     def test_a_sequence_of_floats_is_no_float_output(self) -> None:
         model = parse(
-            "g (float[N,2] x) => (float[N,2] y, seq(float[N,2]) s) <float[2,2] w = {1,2,3,4}> { y = MatMul(x, w) s = SequenceConstruct(y) }"
+            "g (float[N,2] x) => (float[N,2] y, seq(float[N,2]) s) <float[2,2] w = {1,2,3,4}> { y ="
+            " MatMul(x, w) s = SequenceConstruct(y) }"
         )
         assert inspect(model).outputs == ("y",)
 
@@ -111,7 +125,9 @@ class TestInspect:
 
 class TestCoverage:
     def test_every_operator_of_onnx_is_spoken_for(self) -> None:
-        """A rule, a rewriting, a definition, or the reason why it has no derivative: never an omission."""
+        """A rule, a rewriting, a definition, or the reason why it has no derivative: never an
+        omission.
+        """
         assert [o.name for o in coverage.operators() if o.way == "none"] == []
 
     def test_no_operator_stands_in_two_lists(self) -> None:
@@ -145,7 +161,9 @@ class TestCommandLine:
         assert result.output.strip() == str(inspect(mlp()))
         found = json.loads(call("inspect", tmp_path / "m.onnx", "--json").output)
         assert found["trains"] is True
-        assert {u["operator"] for u in found["operators"]} == {node.op_type for node in mlp().graph.node}
+        assert {u["operator"] for u in found["operators"]} == {
+            node.op_type for node in mlp().graph.node
+        }
 
     def test_inspect_exits_with_1_where_the_model_does_not_train(self, tmp_path: Path) -> None:
         onnx.save(parse(BLOCKED), tmp_path / "m.onnx")
@@ -190,6 +208,9 @@ class TestCommandLine:
 
 
 def test_weights_only_through_what_has_no_derivative() -> None:
-    model = parse("g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { h = MatMul(x, w) y = Round(h) }")
+    model = parse(
+        "g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> { h = MatMul(x, w) y ="
+        " Round(h) }"
+    )
     with pytest.raises(ValueError, match="depends on no weight"):
         Trainer(model, loss="mean_squared_error")

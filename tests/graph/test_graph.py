@@ -14,14 +14,22 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
-from onnxfit.graph.model import IR_VERSION, OPSET, normalize, read_model, specialize_shapes, with_initializers
+from onnxfit.graph.model import (
+    IR_VERSION,
+    OPSET,
+    normalize,
+    read_model,
+    specialize_shapes,
+    with_initializers,
+)
 from onnxfit.graph.random import normal, uniform
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights
 
 LINEAR = (
-    '<ir_version: 8, opset_import: ["": 17]> line (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}, float[1] b = {3}>'
+    '<ir_version: 8, opset_import: ["": 17]> line (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w'
+    " = {1, 2}, float[1] b = {3}>"
 )
 
 
@@ -41,7 +49,9 @@ def empty(*inputs: tuple[str, type, tuple[int | str, ...]]) -> tuple[GraphBuilde
 def run(op: GraphBuilder, **feeds: np.ndarray) -> dict[str, np.ndarray]:
     proto = ir.to_proto(ir.Model(op.graph, ir_version=IR_VERSION))
     onnx.checker.check_model(proto, full_check=True)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds)))
 
@@ -58,7 +68,8 @@ class TestValues:
         np.testing.assert_allclose(run(op, x=a, y=b)["z"], formula(a, b), rtol=1e-6)
 
     @pytest.mark.parametrize(
-        ("symbol", "numpy"), [(">", np.greater), ("<", np.less), (">=", np.greater_equal), ("<=", np.less_equal)]
+        ("symbol", "numpy"),
+        [(">", np.greater), ("<", np.less), (">=", np.greater_equal), ("<=", np.less_equal)],
     )
     def test_comparisons(self, symbol: str, numpy: np.ufunc) -> None:
         op, (x,) = empty(("x", np.float32, (3,)))
@@ -94,7 +105,12 @@ class TestValues:
         op.output("c", x)  # an input as output
         op.output("d", y + 1)
         found = run(op, x=np.array([1, 2], np.float32))
-        assert {k: v.tolist() for k, v in found.items()} == {"a": [3, 6], "b": [3, 6], "c": [1, 2], "d": [4, 7]}
+        assert {k: v.tolist() for k, v in found.items()} == {
+            "a": [3, 6],
+            "b": [3, 6],
+            "c": [1, 2],
+            "d": [4, 7],
+        }
 
 
 class TestReadingModels:
@@ -114,9 +130,14 @@ class TestReadingModels:
     def test_external_data_is_read_from_a_path_and_refused_in_a_bare_proto(self, tmp_path) -> None:
         path = tmp_path / "m.onnx"
         model = linear()
-        model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([[1], [2]], np.float32), "w"))
+        model.graph.initializer[0].CopyFrom(
+            onnx.numpy_helper.from_array(np.array([[1], [2]], np.float32), "w")
+        )
         onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-        assert onnx.numpy_helper.to_array(read_model(path).graph.initializer[0]).tolist() == [[1], [2]]
+        assert onnx.numpy_helper.to_array(read_model(path).graph.initializer[0]).tolist() == [
+            [1],
+            [2],
+        ]
         with pytest.raises(ModelError, match=r"keeps weights in other files.*pass the path"):
             read_model(onnx.load(path, load_external_data=False))
 
@@ -142,7 +163,9 @@ class TestReadingModels:
         work = ir.to_proto(normalize(read_model(model)))
         assert (work.opset_import[0].version, work.ir_version) == (OPSET, IR_VERSION)
         x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
-        session = onnxruntime.InferenceSession(work.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            work.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
         (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
 
@@ -157,16 +180,22 @@ class TestReadingModels:
         ],
     )
     @pytest.mark.parametrize("opset", [23, 24, 25])
-    def test_operators_that_came_later_are_written_in_their_definitions(self, body: str, opset: int) -> None:
+    def test_operators_that_came_later_are_written_in_their_definitions(
+        self, body: str, opset: int
+    ) -> None:
         if "Swish" in body and opset == 23:
             opset = 24
-        model = parse(f"""<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
+        model = parse(
+            f"""<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
             <float[4] w = {{1, 2, 3, 4}}, float[3, 2] c = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, int64[2, 3] p = {{0, 1, 2, 2, 0, 1}}, float one = {{1}},
-            float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}""")
+            float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}"""
+        )
         x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
         work = normalize(read_model(model))
         assert work.graph.opset_imports[""] == OPSET
-        session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
         (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
         np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
 
@@ -174,21 +203,33 @@ class TestReadingModels:
         "body",
         [
             "y = TensorScatter(x, x)",
-            "y = If (b) <then_branch = t () => (float[2, 4] a) { a = Swish(x) }, else_branch = e () => (float[2, 4] o) { o = Identity(x) }>",
+            (
+                "y = If (b) <then_branch = t () => (float[2, 4] a) { a = Swish(x) }, else_branch ="
+                " e () => (float[2, 4] o) { o = Identity(x) }>"
+            ),
         ],
     )
     def test_a_later_operator_without_a_definition_is_named(self, body: str) -> None:
         model = parse(
-            f'<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y) <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}'
+            '<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y)'
+            f" <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}"
         )
-        with pytest.raises(ModelError, match=r"^(TensorScatter|Swish) '.*' came with an opset after 21.*Export the model again"):
+        with pytest.raises(
+            ModelError,
+            match=(
+                r"^(TensorScatter|Swish) '.*' came with an opset after 21.*Export the model again"
+            ),
+        ):
             normalize(read_model(model))
 
     def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
         model = parse(
-            '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y = Upsample<height_scale = 1.0, width_scale = 2.0>(x) }'
+            '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y ='
+            " Upsample<height_scale = 1.0, width_scale = 2.0>(x) }"
         )
-        with pytest.raises(ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"):
+        with pytest.raises(
+            ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"
+        ):
             normalize(read_model(model))
 
     @pytest.mark.parametrize("indices", ["1, 3", "0, 1, 1, 1"])
@@ -197,18 +238,29 @@ class TestReadingModels:
         rows = 2 if len(places) == 4 else 1
         make = onnx.helper.make_tensor
         sparse = onnx.helper.make_sparse_tensor(
-            make("v", 1, [2], [5.0, 6.0]), make("i", 7, [2] if rows == 1 else [2, 2], places), [4] if rows == 1 else [2, 2]
+            make("v", 1, [2], [5.0, 6.0]),
+            make("i", 7, [2] if rows == 1 else [2, 2], places),
+            [4] if rows == 1 else [2, 2],
         )
-        model = parse('<ir_version: 8, opset_import: ["": 17]> g (float x) => (float[N] y) { c = Identity(x)  y = Add(x, c) }')
-        model.graph.node[0].CopyFrom(onnx.helper.make_node("Constant", [], ["c"], sparse_value=sparse))
+        model = parse(
+            '<ir_version: 8, opset_import: ["": 17]> g (float x) => (float[N] y) { c = Identity(x) '
+            " y = Add(x, c) }"
+        )
+        model.graph.node[0].CopyFrom(
+            onnx.helper.make_node("Constant", [], ["c"], sparse_value=sparse)
+        )
         work = normalize(read_model(model))
-        (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(work)).run(None, {"x": np.float32(1)})
+        (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(work)).run(
+            None, {"x": np.float32(1)}
+        )
         np.testing.assert_array_equal(found, [1, 6, 1, 7] if rows == 1 else [[1, 6], [1, 7]])
 
     def test_functions_are_inlined(self) -> None:
-        model = parse("""<ir_version: 10, opset_import: ["": 21, "mine": 1]> g (float[N] x) => (float[N] y)
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21, "mine": 1]> g (float[N] x) => (float[N] y)
             <float[1] w = {2}> { y = mine.Scale(x, w) }
-            <domain: "mine", opset_import: ["": 21]> Scale (a, b) => (c) { c = Mul(a, b) }""")
+            <domain: "mine", opset_import: ["": 21]> Scale (a, b) => (c) { c = Mul(a, b) }"""
+        )
         assert [n.op_type for n in normalize(read_model(model)).graph] == ["Mul"]
 
     @pytest.mark.parametrize(
@@ -221,40 +273,58 @@ class TestReadingModels:
             ("e = SequenceEmpty()  s = SequenceInsert(e, x)  n = Neg(x)  t = SequenceInsert(s, n)  u = SequenceInsert(t, x, last)"
              "  v = SequenceErase(u, one)  w = Identity(v)  z = ConcatFromSequence<axis = 1>(w)", 0),
             ("n = Neg(x)  s = SequenceConstruct(x, n)  z = ConcatFromSequence<axis = 0, new_axis = 1>(s)", 0),
-            ("n = Neg(x)  s = SequenceConstruct(x, n)  i = ArgMax<keepdims = 0>(k)  z = SequenceAt(s, i)", 2),  # not known which
+            # not known which
+            ("n = Neg(x)  s = SequenceConstruct(x, n)  i = ArgMax<keepdims = 0>(k)  z = SequenceAt(s, i)", 2),
         ],
     )  # fmt: skip
     def test_sequences_of_known_length_are_their_tensors(self, body, count) -> None:
-        model = parse(f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 5] x, float[3] k) => (float[M, K] y)
-            <int64[3] sizes = {{1, 2, 2}}, int64 one = {{1}}, int64 last = {{-1}}, int64 two = {{2}}> {{ {body} y = Flatten(z) }}""")
+        model = parse(
+            f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 5] x, float[3] k) => (float[M, K] y)
+            <int64[3] sizes = {{1, 2, 2}}, int64 one = {{1}}, int64 last = {{-1}}, int64 two = {{2}}> {{ {body} y = Flatten(z) }}"""
+        )
         work = ir.to_proto(normalize(read_model(model)))
         assert sum("Sequence" in n.op_type for n in work.graph.node) == count
-        feeds = {"x": np.arange(10, dtype=np.float32).reshape(2, 5), "k": np.array([1, 2, 3], np.float32)}
+        feeds = {
+            "x": np.arange(10, dtype=np.float32).reshape(2, 5),
+            "k": np.array([1, 2, 3], np.float32),
+        }
         feeds = {v.name: feeds[v.name] for v in work.graph.input}
         if "i = " in body:
             feeds["k"] = np.array([2, 3, 1], np.float32)
         expected = onnx.reference.ReferenceEvaluator(model).run(None, feeds)
-        np.testing.assert_array_equal(onnx.reference.ReferenceEvaluator(work).run(None, feeds)[0], expected[0])
+        np.testing.assert_array_equal(
+            onnx.reference.ReferenceEvaluator(work).run(None, feeds)[0], expected[0]
+        )
 
     def test_static_shapes_reach_every_value(self) -> None:
         model = parse(
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y) <float[1] w = {2}> { s = Mul(x, w) y = Flatten(s) }'
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, H, W] x) => (float[N, K] y)'
+            " <float[1] w = {2}> { s = Mul(x, w) y = Flatten(s) }"
         )
         special = specialize_shapes(normalize(read_model(model)), {"x": (5, 3, 4, 2)})
         assert [list(v.shape) for v in special.graph.outputs] == [[5, 24]]
 
     def test_the_parts_of_a_split_have_the_rank_of_the_whole(self) -> None:
-        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, int64[2] k) => (float[N, A] a, float[N, B] b) '
+        text = (
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, int64[2] k) => (float[N, A]'
+            " a, float[N, B] b) "
+        )
         model = normalize(parse(text + "{ p, q = Split<axis = -1>(x, k)  a = Neg(p)  b = Neg(q) }"))
-        assert [[str(d) for d in v.shape[:1]] + [len(v.shape)] for v in model.graph.node(0).outputs] == [["N", 2], ["N", 2]]
+        assert [
+            [str(d) for d in v.shape[:1]] + [len(v.shape)] for v in model.graph.node(0).outputs
+        ] == [["N", 2], ["N", 2]]
 
     def test_ranks_are_known_for_any_size_of_the_batch(self) -> None:
         """An exporter writes axes as arithmetic of constants, which ONNX's inference does not do."""
-        model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, H, W] x) => (float[A, B] y)
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, H, W] x) => (float[A, B] y)
             <int64[1] line = {-1}, float[2, 2] w = {1, 2, 3, 4}>
-            { two = Constant<value = int64[2] {2, 3}>()  axes = Reshape(two, line)  m = ReduceMean<keepdims = 0>(x, axes)  y = MatMul(m, w) }""")
+            { two = Constant<value = int64[2] {2, 3}>()  axes = Reshape(two, line)  m = ReduceMean<keepdims = 0>(x, axes)  y = MatMul(m, w) }"""
+        )
         special = specialize_shapes(normalize(read_model(model)), {})
-        assert {node.op_type: [str(d) for d in node.outputs[0].shape or ()] for node in special.graph} == {
+        assert {
+            node.op_type: [str(d) for d in node.outputs[0].shape or ()] for node in special.graph
+        } == {
             "ReduceMean": ["N", "2"],
             "MatMul": ["N", "2"],
         }
@@ -263,7 +333,10 @@ class TestReadingModels:
         model = linear()
         changed = with_initializers(model, {"w": np.array([[5], [6]], np.float32)})
         assert onnx.numpy_helper.to_array(changed.graph.initializer[0]).tolist() == [[5], [6]]
-        assert changed.graph.initializer[1].SerializeToString() == model.graph.initializer[1].SerializeToString()
+        assert (
+            changed.graph.initializer[1].SerializeToString()
+            == model.graph.initializer[1].SerializeToString()
+        )
         assert changed.graph.node == model.graph.node
 
 
@@ -289,19 +362,32 @@ class TestChoosingWeights:
             (("folded", "['model.embed_tokens.embed_scale']"), []),
             (("folded", "['class_token', 'val_3']"), ["table"]),
             (("folded", "['zeros', 'val_3', 'slice_12', 'value_0_2', 'clone']"), []),
-            (("folded", "['attn.lifted_tensor_7', 'fill', '_to_copy_1', 'scalar_tensor_default']"), []),
+            (
+                (
+                    "folded",
+                    "['attn.lifted_tensor_7', 'fill', '_to_copy_1', 'scalar_tensor_default']",
+                ),
+                [],
+            ),
             (("folded", "['model.rotary_emb.inv_freq', 'cos_1', 'cat']"), []),
             (("folded", "garbage("), ["table"]),
         ],
     )
     @pytest.mark.parametrize("opset", [20, OPSET])
     def test_what_torchs_exporter_notes_is_believed(self, note, chosen, opset) -> None:
-        model = parse(f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[N, 2] x) => (float[N, 2] y)
+        model = parse(
+            f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[N, 2] x) => (float[N, 2] y)
             <float[2, 2] table = {{0, 1, 2, 3}}, float temperature = {{2}}, float[2] other = {{1, 2}}>
-            {{ a = MatMul(x, table)  b = Mul(a, temperature)  y = Add(b, other) }}""")
-        keys = {"kind": "pkg.torch.export.graph_signature.InputSpec.kind", "folded": "pkg.onnxscript.optimizer.folded_from"}
+            {{ a = MatMul(x, table)  b = Mul(a, temperature)  y = Add(b, other) }}"""
+        )
+        keys = {
+            "kind": "pkg.torch.export.graph_signature.InputSpec.kind",
+            "folded": "pkg.onnxscript.optimizer.folded_from",
+        }
         for name, shape in (("table", [2, 2]), ("temperature", [])) if note else ():
-            model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+            model.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            )
             model.graph.value_info[-1].metadata_props.add(key=keys[note[0]], value=note[1])
         assert all_weights(normalize(read_model(model))) == [*chosen, "other"]
 
@@ -325,7 +411,10 @@ class TestChoosingWeights:
         assert select_weights(normalize(model), "w[0]") == ["w[0]"]
 
     def test_a_pattern_that_matches_nothing_suggests(self) -> None:
-        with pytest.raises(UnknownNameError, match=r"No weight is called 'baias'. Did you mean 'bias'\? Known: bias, gain, scale"):
+        with pytest.raises(
+            UnknownNameError,
+            match=r"No weight is called 'baias'. Did you mean 'bias'\? Known: bias, gain, scale",
+        ):
             select_weights(normalize(parse(MIXED)), ["baias"])
 
     def test_statistics_cannot_be_trained(self) -> None:
@@ -338,16 +427,25 @@ class TestChoosingWeights:
 
     def test_a_model_without_float_weights(self) -> None:
         model = parse(
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c = Constant<value = float[1] {2}>()  y = Mul(x, c) }'
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c ='
+            " Constant<value = float[1] {2}>()  y = Mul(x, c) }"
         )
-        with pytest.raises(ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"):
+        with pytest.raises(
+            ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"
+        ):
             select_weights(normalize(model), None)
 
     def test_weights_inside_a_body_are_pointed_at(self) -> None:
-        model = parse("""<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) { y = If (c)
-            <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul(x, w) }, else_branch = e () => (float[2] b) { b = Neg(x) }> }""")
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) { y = If (c)
+            <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul(x, w) }, else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
+        )
         with pytest.raises(
-            ModelError, match=r"no float weights.*The 1 initializers inside the bodies .* lift them into the main graph"
+            ModelError,
+            match=(
+                r"no float weights.*The 1 initializers inside the bodies .* lift them into the main"
+                r" graph"
+            ),
         ):
             select_weights(normalize(model), None)
 
@@ -361,7 +459,9 @@ def test_old_resizing_is_converted_as_it_was(op_type: str, opset: int, mode: str
     )
     x = np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32)
     before, after = (
-        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
         for m in (model, ir.to_proto(normalize(model)))
     )
     np.testing.assert_allclose(after, before, atol=1e-6)
@@ -377,7 +477,9 @@ def test_a_group_normalization_that_scales_groups_is_converted_as_it_was(opset: 
     expected = (n * np.array([[1], [2]]) + np.array([[0], [1]])).reshape(2, 4, 3)
     work = normalize(parse(text))
     assert all_weights(work) == ["s", "b"]
-    session = onnxruntime.InferenceSession(ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
     assert Trainer(parse(text), loss="mse", gradient="onnx").train_on_batch(x, x)["loss"] > 0
 
@@ -393,8 +495,12 @@ def test_arrays_stand_on_the_left_of_logic_too() -> None:
 
 class TestRandom:
     @staticmethod
-    def draw(seed: int, step: int, stream: int = 0, shape: tuple[int, ...] = (64, 1000)) -> np.ndarray:
-        op, (x, s, t) = empty(("x", np.float32, ("N", "M")), ("seed", np.int64, ()), ("step", np.int64, ()))
+    def draw(
+        seed: int, step: int, stream: int = 0, shape: tuple[int, ...] = (64, 1000)
+    ) -> np.ndarray:
+        op, (x, s, t) = empty(
+            ("x", np.float32, ("N", "M")), ("seed", np.int64, ()), ("step", np.int64, ())
+        )
         op.output("u", uniform(op, op.shape(x), s, t, stream))
         return run(op, x=np.zeros(shape, np.float32), seed=np.array(seed), step=np.array(step))["u"]
 
@@ -415,7 +521,12 @@ class TestRandom:
     def test_a_function_of_seed_step_and_stream(self) -> None:
         assert np.array_equal(self.draw(1, 2), self.draw(1, 2))
         assert (
-            len({self.draw(*key, shape=(1, 4)).tobytes() for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**40, 7, 3))})
+            len(
+                {
+                    self.draw(*key, shape=(1, 4)).tobytes()
+                    for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (2**40, 7, 3))
+                }
+            )
             == 5
         )
 
@@ -426,7 +537,9 @@ class TestRandom:
             return x ^ (x >> 16)
 
         with np.errstate(over="ignore"):
-            key = mix(np.uint32([5]) + mix(mix(np.uint32([9]) + np.uint32(0x9E3779B9)) + np.uint32(2)))
+            key = mix(
+                np.uint32([5]) + mix(mix(np.uint32([9]) + np.uint32(0x9E3779B9)) + np.uint32(2))
+            )
             expected = (mix(mix(np.arange(20, dtype=np.uint32)) + key) >> 8) * np.float32(2**-24)
         np.testing.assert_array_equal(self.draw(9, 5, 2, (1, 20))[0], expected)
 
@@ -471,10 +584,17 @@ class TestTrainingForm:
     def test_which_statistics_a_step_updates(self) -> None:
         model = normalize(parse(NORM))
         assert updated_statistics(model, ["bias"], "train") == ["mean", "var"]
-        assert updated_statistics(model, ["bias"], "frozen") == updated_statistics(model, ["other"], "train") == []
+        assert (
+            updated_statistics(model, ["bias"], "frozen")
+            == updated_statistics(model, ["other"], "train")
+            == []
+        )
 
     def test_dropout_keeps_the_mean_and_drops_its_share(self) -> None:
-        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0.25}> { y = Dropout(x, ratio) }'
+        text = (
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y)'
+            " <float ratio = {0.25}> { y = Dropout(x, ratio) }"
+        )
         op = self.op(text)
         seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
         to_training_form(op, [], "train", seed, step)
@@ -495,12 +615,18 @@ class TestTrainingForm:
     def test_what_is_random_has_its_distribution_and_repeats_by_seed_and_step(
         self, node: str, mean: float, deviation: float
     ) -> None:
-        text = f'<ir_version: 10, opset_import: ["": 21]> g (float[N, 5000] x) => (float[N, M] y) {{ r = {node} y = Identity(r) }}'
+        text = (
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 5000] x) => (float[N, M] y) { r'
+            f" = {node} y = Identity(r) }}"
+        )
         op = self.op(text)
         seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
         to_training_form(op, [], "train", seed, step)
         x = np.full((4, 5000), 0.3, np.float32)
-        draws = [run(op, x=x, seed=np.array(a), step=np.array(b))["y"] for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))]
+        draws = [
+            run(op, x=x, seed=np.array(a), step=np.array(b))["y"]
+            for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))
+        ]
         assert abs(draws[0].mean() - mean) < 5 * deviation / np.sqrt(20000)
         assert abs(draws[0].std() - deviation) < 0.03 * deviation
         np.testing.assert_array_equal(draws[0], draws[1])
@@ -508,16 +634,24 @@ class TestTrainingForm:
             assert abs(np.corrcoef(draws[0].ravel(), other.ravel())[0, 1]) < 0.04
 
     def test_normal_numbers_are_normal(self) -> None:
-        op, (x, s, t) = empty(("x", np.float32, ("N",)), ("seed", np.int64, ()), ("step", np.int64, ()))
+        op, (x, s, t) = empty(
+            ("x", np.float32, ("N",)), ("seed", np.int64, ()), ("step", np.int64, ())
+        )
         op.output("z", normal(op, op.shape(x), s, t, 0))
         z = np.sort(run(op, x=np.zeros(20000, np.float32), seed=np.array(0), step=np.array(0))["z"])
         expected = np.array([statistics.NormalDist().cdf(v) for v in z])
-        assert np.abs(expected - np.arange(20000) / 20000).max() < 1.95 / np.sqrt(20000)  # Kolmogorov and Smirnov, 0.1 %
+        # Kolmogorov and Smirnov, 0.1 %
+        assert np.abs(expected - np.arange(20000) / 20000).max() < 1.95 / np.sqrt(20000)
 
     def test_a_dropout_of_nothing_draws_nothing(self) -> None:
-        text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y) <float ratio = {0}> { y = Dropout(x, ratio) }'
+        text = (
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 5] x) => (float[N, 3, 5] y)'
+            " <float ratio = {0}> { y = Dropout(x, ratio) }"
+        )
         op = self.op(text)
-        to_training_form(op, [], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ()))
+        to_training_form(
+            op, [], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+        )
         assert [node.op_type for node in op.graph] == ["Identity"]
 
     LOOP = """g (float[N, 3, 5] x) => (float[K, N, 3, 5] y) <float ratio = {0.5}, int64 trips = {3}, bool yes = {1}> {
@@ -534,13 +668,19 @@ class TestTrainingForm:
         seed, step = op.input("seed", np.int64, ()), op.input("step", np.int64, ())
         to_training_form(op, [], "train", seed, step)
         x = np.ones((200, 3, 5), np.float32)
-        draws = [run(op, x=x, seed=np.array(a), step=np.array(b))["y"] for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))]
+        draws = [
+            run(op, x=x, seed=np.array(a), step=np.array(b))["y"]
+            for a, b in ((0, 0), (0, 0), (1, 0), (0, 1))
+        ]
         np.testing.assert_array_equal(draws[0], draws[1])
         different = [draws[0], *draws[2:]] if draws[0].ndim == 3 else [*draws[0], *draws[2]]
         for mask in different:
             assert set(np.unique(mask)) == {0, 2}
             assert abs(mask.mean() - 1) < 0.1
-        assert (np.abs(np.corrcoef([mask.ravel() for mask in different]) - np.eye(len(different))) < 0.08).all()
+        assert (
+            np.abs(np.corrcoef([mask.ravel() for mask in different]) - np.eye(len(different)))
+            < 0.08
+        ).all()
         to_evaluation = self.op('<ir_version: 10, opset_import: ["": 21]> ' + text)
         to_evaluation_form(to_evaluation)
         assert (run(to_evaluation, x=x)["y"] == 1).all()
@@ -556,7 +696,9 @@ class TestTrainingForm:
     def test_what_has_no_training_form_inside_a_body(self, body: str, message: str) -> None:
         op = self.op('<ir_version: 10, opset_import: ["": 21]> ' + body)
         with pytest.raises(ModelError, match=message):
-            to_training_form(op, ["s"], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ()))
+            to_training_form(
+                op, ["s"], "train", op.input("seed", np.int64, ()), op.input("step", np.int64, ())
+            )
 
     @pytest.mark.parametrize("mode", ["", ", mode"])
     def test_evaluation_never_drops(self, mode: str) -> None:

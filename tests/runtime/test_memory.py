@@ -11,7 +11,9 @@ import onnx
 import onnx.parser
 import pytest
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="/proc tells what a process has"
+)
 
 MEASURE = """
 import sys
@@ -24,7 +26,12 @@ def memory(what):
 
 def run(code: str, *arguments: str) -> list[float]:
     """What a program prints."""
-    done = subprocess.run([sys.executable, "-c", MEASURE + code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE + code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.split()]
 
@@ -32,10 +39,14 @@ def run(code: str, *arguments: str) -> list[float]:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """64 MiB of weights, in two layers whose order is not that of their names."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> wide (float[batch,8] x) => (float[batch,8] y)
-        { h = MatMul(x, second) t = Tanh(h) y = MatMul(t, first) }""")
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> wide (float[batch,8] x) => (float[batch,8] y)
+        { h = MatMul(x, second) t = Tanh(h) y = MatMul(t, first) }"""
+    )
     for name, shape in (("second", (8, 1 << 20)), ("first", (1 << 20, 8))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.01, np.float32), name))
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.full(shape, 0.01, np.float32), name)
+        )
     path = tmp_path_factory.mktemp("wide") / "wide.onnx"
     onnx.save(model, path)
     return path

@@ -11,7 +11,13 @@ import pytest
 
 import onnxfit
 from onnxfit.step import graphs
-from onnxfit.step.rewrites import REWRITES, broadcast_late, join_pieces, multiply_once, update_in_product
+from onnxfit.step.rewrites import (
+    REWRITES,
+    broadcast_late,
+    join_pieces,
+    multiply_once,
+    update_in_product,
+)
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
     <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
@@ -51,21 +57,28 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
         shape = [d.dim_value or 6 for d in value.type.tensor_type.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         feeds[value.name] = np.asarray(np.abs(rng.standard_normal(shape)), dtype)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in model.graph.output]
-    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()})))
+    return dict(
+        zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}))
+    )
 
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("rewrite", "model"), CASES)
-def test_a_pass_changes_no_number(rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_changes_no_number(
+    rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(graphs, "REWRITES", ())
     plain = graph_of(model, known)
     monkeypatch.setattr(graphs, "REWRITES", (rewrite,))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
     if known or rewrite not in (update_in_product, multiply_once):  # which have to know sizes
-        assert [n.op_type for n in found.graph.node] != [n.op_type for n in plain.graph.node]  # else this says nothing
+        # else this says nothing
+        assert [n.op_type for n in found.graph.node] != [n.op_type for n in plain.graph.node]
     expected = results(plain)
     for name, array in results(found).items():
         np.testing.assert_allclose(array, expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
@@ -76,15 +89,21 @@ def test_every_pass_has_a_case() -> None:
 
 
 CONSTANTS = (
-    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4] middle = {0,1,0,1}, float one = {1}, float two = {2}, "
-    "float third = {0.333333343}, float huge = {3e38}>"
+    "<int64[2] shape = {2,3}, int64[4] left = {0,0,0,2}, int64[4] right = {0,1,0,0}, int64[4]"
+    " middle = {0,1,0,1}, float one = {1}, float two = {2}, float third = {0.333333343}, float huge"
+    " = {3e38}>"
 )
 
 
 def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") -> list[str]:
     """The operators of a graph after the passes."""
-    text = f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) {CONSTANTS} {{ {body} }}'
-    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+    text = (
+        f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (float[2,3] y) {CONSTANTS} {{'
+        f" {body} }}"
+    )
+    model = ir.from_proto(
+        onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True)
+    )
     for rewrite in REWRITES:
         rewrite(model.graph)
     ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -95,15 +114,24 @@ def rewritten(body: str, inputs: str = "float[1,3] a, float[2,3] b, float c") ->
 def test_what_spreads_by_itself_is_not_expanded() -> None:
     assert rewritten("e = Expand(a, shape) y = Mul(e, b)") == ["Mul"]
     assert rewritten("e = Expand(a, shape) m = Mul(c, e) y = Add(m, b)") == ["Mul", "Add"]
-    assert rewritten("e = Expand(a, shape) n = Neg(e) m = Mul(n, n) y = Sub(b, m)") == ["Neg", "Mul", "Sub"]
+    assert rewritten("e = Expand(a, shape) n = Neg(e) m = Mul(n, n) y = Sub(b, m)") == [
+        "Neg",
+        "Mul",
+        "Sub",
+    ]
     assert rewritten("e = Expand(a, shape) s = Sum(b, e, b) y = Neg(s)") == ["Add", "Add", "Neg"]
     assert rewritten("e = Expand(a, shape) s = Sum(b, e, b, b) y = Neg(s)") == ["Sum", "Add", "Neg"]
 
 
 def test_what_must_be_large_stays_large() -> None:
     assert rewritten("e = Expand(a, shape) y = Identity(e)") == ["Expand", "Identity"]
-    assert rewritten("e = Expand(a, shape) m = Mul(c, e) y = Identity(m)") == ["Mul", "Expand", "Identity"]
-    assert rewritten("e = Expand(a, shape) y = Neg(e)") == ["Expand", "Neg"]  # an output keeps its node
+    assert rewritten("e = Expand(a, shape) m = Mul(c, e) y = Identity(m)") == [
+        "Mul",
+        "Expand",
+        "Identity",
+    ]
+    # an output keeps its node
+    assert rewritten("e = Expand(a, shape) y = Neg(e)") == ["Expand", "Neg"]
 
 
 def test_two_that_make_each_other_large_need_no_expand() -> None:
@@ -139,7 +167,8 @@ GRADIENT = "float[5,2] a, float[5,3] b, float[2,3] w, float c"
 
 def test_a_gradient_that_only_moves_its_weight_is_not_written_down() -> None:
     assert rewritten(
-        "g = Gemm<transA=1>(a, b) m = Mul(c, g) y = Sub(w, m)", "float[1,2] a, float[1,3] b, float[2,3] w, float c"
+        "g = Gemm<transA=1>(a, b) m = Mul(c, g) y = Sub(w, m)",
+        "float[1,2] a, float[1,3] b, float[2,3] w, float c",
     ) == ["Mul", "Gemm"]
 
 
@@ -156,7 +185,12 @@ def test_other_differences_stay(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["m = Mul(c, g) s = Sub(w, m) y = Add(s, g)", "m = Mul(d, g) y = Sub(w, m)", "m = Mul(c, g) y = Sub(d, m)"]
+    "body",
+    [
+        "m = Mul(c, g) s = Sub(w, m) y = Add(s, g)",
+        "m = Mul(d, g) y = Sub(w, m)",
+        "m = Mul(c, g) y = Sub(d, m)",
+    ],
 )
 def test_what_else_needs_the_gradient_keeps_it(body: str) -> None:
     inputs = "float[1,2] a, float[1,3] b, float[2,3] w, float c, float[1,3] d"

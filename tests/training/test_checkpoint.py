@@ -1,4 +1,6 @@
-"""Checkpoints as files: damaged ones are refused, disks that fail leave the old file, saves in the background hold what was when they began."""
+"""Checkpoints as files: damaged ones are refused, disks that fail leave the old file, saves in the
+background hold what was when they began.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def fit(trainer: Trainer, *callbacks: Callback, epochs: int = 2) -> Trainer:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Any]:
     """A checkpoint of the middle of an epoch, its bytes and what they hold."""
     path = tmp_path_factory.mktemp("whole") / "c"
-    save = LambdaCallback(on_train_batch_end=lambda batch, logs: trainer.save(path) if batch == 1 else None)
+    save = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: trainer.save(path) if batch == 1 else None
+    )
     trainer = new(metrics=["mae"], accumulate=2)
     fit(trainer, save, ModelCheckpoint(path.parent / "best", save_best_only=True, monitor="loss"))
     return path.read_bytes(), held(path)
@@ -70,41 +74,72 @@ def same_or_refused(path: Path, data: bytes, expected: Any, what: str) -> bool:
     return False
 
 
-def test_a_cut_checkpoint_is_refused_wherever_it_is_cut(whole: tuple[bytes, Any], tmp_path: Path) -> None:
+def test_a_cut_checkpoint_is_refused_wherever_it_is_cut(
+    whole: tuple[bytes, Any], tmp_path: Path
+) -> None:
     data, expected = whole
-    lengths = range(len(data)) if SLOW else [*range(0, len(data), 37), *range(len(data) - 60, len(data))]
+    lengths = (
+        range(len(data)) if SLOW else [*range(0, len(data), 37), *range(len(data) - 60, len(data))]
+    )
     for length in lengths:
         assert same_or_refused(tmp_path / "c", data[:length], expected, f"cut to {length}")
 
 
-def test_a_bit_that_flips_is_noticed_or_means_nothing(whole: tuple[bytes, Any], tmp_path: Path) -> None:
-    """Contents are under zip's CRC-32; of headers, what is read is under a comparison, and what is not read (times, versions) says nothing."""
+def test_a_bit_that_flips_is_noticed_or_means_nothing(
+    whole: tuple[bytes, Any], tmp_path: Path
+) -> None:
+    """Contents are under zip's CRC-32; of headers, what is read is under a comparison, and what is
+    not read (times, versions) says nothing.
+    """
     data, expected = whole
-    with zipfile.ZipFile(tmp_path / "c", "w"), zipfile.ZipFile(__import__("io").BytesIO(data)) as archive:
+    with (
+        zipfile.ZipFile(tmp_path / "c", "w"),
+        zipfile.ZipFile(__import__("io").BytesIO(data)) as archive,
+    ):
         entries = archive.infolist()
-        headers = [place for e in entries for place in range(e.header_offset, e.header_offset + 30 + len(e.filename))]
+        headers = [
+            place
+            for e in entries
+            for place in range(e.header_offset, e.header_offset + 30 + len(e.filename))
+        ]
         headers += range(archive.start_dir, len(data))
     inside = sorted(set(range(len(data))) - set(headers))
-    bits = [(place, bit) for place in (headers if SLOW else headers[::2]) for bit in (range(8) if SLOW else (place % 8, 7))]
+    bits = [
+        (place, bit)
+        for place in (headers if SLOW else headers[::2])
+        for bit in (range(8) if SLOW else (place % 8, 7))
+    ]
     bits += [(place, place % 8) for place in inside[:: 1 if SLOW else 29]]
     refused = 0
     for place, bit in bits:
         damaged = bytearray(data)
         damaged[place] ^= 1 << bit
-        noticed = same_or_refused(tmp_path / "c", bytes(damaged), expected, f"bit {bit} of byte {place}")
+        noticed = same_or_refused(
+            tmp_path / "c", bytes(damaged), expected, f"bit {bit} of byte {place}"
+        )
         assert noticed or place in headers, place
         refused += noticed
     assert refused > 0.6 * len(bits)
     print(f"{len(bits)} flips, {refused} refused, the others without meaning")
 
 
-def test_what_is_appended_or_in_front_is_no_other_state(whole: tuple[bytes, Any], tmp_path: Path) -> None:
+def test_what_is_appended_or_in_front_is_no_other_state(
+    whole: tuple[bytes, Any], tmp_path: Path
+) -> None:
     data, expected = whole
-    for other in (data + b"\0" * 100, b"\0" * 100 + data, data + data, data[: len(data) // 2] + data):
+    for other in (
+        data + b"\0" * 100,
+        b"\0" * 100 + data,
+        data + data,
+        data[: len(data) // 2] + data,
+    ):
         same_or_refused(tmp_path / "c", other, expected, "longer")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\5\6" + bytes(18), b"\x80\4N.", mlp().SerializeToString(), os.urandom(3000)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\5\6" + bytes(18), b"\x80\4N.", mlp().SerializeToString(), os.urandom(3000)],
+)
 def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"'.*c' is not a whole onnxfit checkpoint: ."):
@@ -112,7 +147,9 @@ def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "newer", "foreign"])
-def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(damage: str, tmp_path: Path) -> None:
+def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(
+    damage: str, tmp_path: Path
+) -> None:
     class Killed(Exception):
         pass
 
@@ -122,7 +159,11 @@ def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(damage: str, t
 
     trainer = new()
     with pytest.raises(Killed):
-        fit(trainer, BackupAndRestore(tmp_path / "b", every_n_steps=1), LambdaCallback(on_train_batch_end=kill))
+        fit(
+            trainer,
+            BackupAndRestore(tmp_path / "b", every_n_steps=1),
+            LambdaCallback(on_train_batch_end=kill),
+        )
     newest = max((tmp_path / "b").iterdir())
     data = bytearray(newest.read_bytes())
     if damage == "cut":
@@ -136,7 +177,9 @@ def test_a_backup_that_cannot_be_read_gives_way_to_the_one_before(damage: str, t
             archive.read("onnxfit.json")
     else:
         newest.write_bytes(b"GIF89a")
-    with pytest.warns(UserWarning, match=rf"{newest.name}.* cannot be read; the one before is tried") as warned:
+    with pytest.warns(
+        UserWarning, match=rf"{newest.name}.* cannot be read; the one before is tried"
+    ) as warned:
         again = fit(new(), BackupAndRestore(tmp_path / "b", every_n_steps=1))
     assert len(warned) == 1
     np.testing.assert_equal(again.get_state(), fit(new()).get_state())
@@ -160,15 +203,24 @@ class Disk:
 
 
 @pytest.mark.parametrize("space", [0, 100, 2000, 2500])
-def test_a_full_disk_costs_nothing_but_that_save(space: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_nothing_but_that_save(
+    space: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = fit(new())
     path = trainer.save(tmp_path / "c")
     before, state = path.read_bytes(), trainer.get_state()
     assert len(before) > space
     fit(trainer, epochs=1)
     disk, write = Disk(space), zipfile._ZipWriteFile.write  # type: ignore[attr-defined]
-    monkeypatch.setattr(zipfile._ZipWriteFile, "write", lambda self, data: disk.write(lambda d: write(self, d), data))  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match=r"c' cannot be written: No space left on device. Training is unharmed.$"):
+    monkeypatch.setattr(
+        zipfile._ZipWriteFile,
+        "write",
+        lambda self, data: disk.write(lambda d: write(self, d), data),
+    )  # type: ignore[attr-defined]
+    with pytest.raises(
+        CheckpointError,
+        match=r"c' cannot be written: No space left on device. Training is unharmed.$",
+    ):
         trainer.save(path)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
@@ -190,7 +242,9 @@ def test_a_disk_that_fills_up_ends_the_fit_and_keeps_what_was_saved(
         fsync(handle)
 
     callbacks: dict[str, Callback] = {
-        "ModelCheckpoint": ModelCheckpoint(tmp_path / "f" / "{epoch}", monitor="loss", background=background),
+        "ModelCheckpoint": ModelCheckpoint(
+            tmp_path / "f" / "{epoch}", monitor="loss", background=background
+        ),
         "BackupAndRestore": BackupAndRestore(tmp_path / "f", background=background),
     }
     monkeypatch.setattr(os, "fsync", failing)
@@ -210,7 +264,12 @@ def test_a_disk_that_fills_up_ends_the_fit_and_keeps_what_was_saved(
 def test_a_save_that_fails_last_is_raised_before_backups_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot be written: .* is a file, not a folder"):
-        fit(new(), BackupAndRestore(tmp_path / "b"), ModelCheckpoint(tmp_path / "file" / "c", every_n_epochs=2), epochs=2)
+        fit(
+            new(),
+            BackupAndRestore(tmp_path / "b"),
+            ModelCheckpoint(tmp_path / "file" / "c", every_n_epochs=2),
+            epochs=2,
+        )
     assert list((tmp_path / "b").iterdir())
 
 
@@ -219,7 +278,9 @@ def test_places_that_take_no_file(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")
     (tmp_path / "folder").mkdir()
     trainer = new()
-    with pytest.raises(CheckpointError, match=r"cannot be written: (.* is a file, not a folder|it is a folder)"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written: (.* is a file, not a folder|it is a folder)"
+    ):
         trainer.save(tmp_path / place)
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder"]
     fit(trainer)
@@ -240,7 +301,9 @@ def test_a_device_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         builtins,
         "open",
-        lambda path, mode="r", *a, **k: real("/dev/full" if mode == "xb" else path, "wb" if mode == "xb" else mode, *a, **k),
+        lambda path, mode="r", *a, **k: real(
+            "/dev/full" if mode == "xb" else path, "wb" if mode == "xb" else mode, *a, **k
+        ),
     )
     with pytest.raises(CheckpointError, match="No space left on device"):
         new().save(tmp_path / "c")
@@ -252,10 +315,16 @@ def test_a_message_of_a_file_that_is_no_checkpoint_speaks_of_no_training(tmp_pat
         write_atomically(tmp_path, lambda file: file.write(b""))
 
 
-def test_name_and_folder_are_brought_to_the_disk_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_and_folder_are_brought_to_the_disk_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: done.append(os.readlink(f"/proc/self/fd/{handle}")) or fsync(handle),
+    )
     monkeypatch.setattr(os, "replace", lambda *a: done.append("replace") or replace(*a))
     write_atomically(tmp_path / "a" / "b" / "c", lambda file: file.write(b"x"))
     top = str(tmp_path)
@@ -265,7 +334,9 @@ def test_name_and_folder_are_brought_to_the_disk_after_the_rename(tmp_path: Path
 
 
 def test_leftovers_of_killed_processes_are_removed_once_they_are_old(tmp_path: Path) -> None:
-    old, unique_name, other = (tmp_path / name for name in (".onnxfit.1.part", ".onnxfit.2.part", "mine.part"))
+    old, unique_name, other = (
+        tmp_path / name for name in (".onnxfit.1.part", ".onnxfit.2.part", "mine.part")
+    )
     for path in (old, unique_name, other):
         path.write_text("half")
         os.utime(path, (0, 0)) if path != unique_name else None
@@ -293,7 +364,9 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate.set()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(tmp_path: Path, slow_disk: threading.Event) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
+    tmp_path: Path, slow_disk: threading.Event
+) -> None:
     states, there = [], []
 
     def after(epoch: int, logs: Any) -> None:
@@ -306,7 +379,9 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(tm
 
     trainer = new()
     fit(
-        trainer, ModelCheckpoint(tmp_path / "{epoch}", monitor="loss"), LambdaCallback(on_epoch_end=after, on_train_batch_end=batch)
+        trainer,
+        ModelCheckpoint(tmp_path / "{epoch}", monitor="loss"),
+        LambdaCallback(on_epoch_end=after, on_train_batch_end=batch),
     )
     assert there == [[]]
     for epoch, state in enumerate(states):
@@ -315,14 +390,20 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(tm
 
 
 @pytest.mark.parametrize("kind", [ModelCheckpoint, BackupAndRestore])
-def test_an_exception_waits_for_the_save_under_way(kind: type[Callback], tmp_path: Path, slow_disk: threading.Event) -> None:
+def test_an_exception_waits_for_the_save_under_way(
+    kind: type[Callback], tmp_path: Path, slow_disk: threading.Event
+) -> None:
     def interrupt(epoch: int, logs: Any) -> None:
         threading.Timer(0.2, slow_disk.set).start()
         raise KeyboardInterrupt
 
     if kind is BackupAndRestore:
         slow_disk.set()
-    callback = ModelCheckpoint(tmp_path / "c", monitor="loss") if kind is ModelCheckpoint else BackupAndRestore(tmp_path)
+    callback = (
+        ModelCheckpoint(tmp_path / "c", monitor="loss")
+        if kind is ModelCheckpoint
+        else BackupAndRestore(tmp_path)
+    )
     late = LambdaCallback(on_epoch_end=interrupt)
     late.phase = "logger"
     trainer = new()
@@ -349,11 +430,18 @@ def test_of_several_callbacks_one_writes_after_another_in_the_order_of_phases(
         return write(self, path)
 
     monkeypatch.setattr(checkpoint.Snapshot, "write", watched)
-    fit(new(), BackupAndRestore(tmp_path / "b"), ModelCheckpoint(tmp_path / "best", monitor="loss"), epochs=3)
+    fit(
+        new(),
+        BackupAndRestore(tmp_path / "b"),
+        ModelCheckpoint(tmp_path / "best", monitor="loss"),
+        epochs=3,
+    )
     assert written == ["backup", *["best", "backup"] * 3]
 
 
-def test_worse_files_go_only_when_the_better_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worse_files_go_only_when_the_better_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = []
     replace = os.replace
 
@@ -400,7 +488,9 @@ def test_safetensors_of_every_type(kind: str, tmp_path: Path) -> None:
 
 
 def test_load_needs_the_path_alone(tmp_path: Path) -> None:
-    trainer = fit(new(accumulate=2, metrics=["mae"], penalty=0.01, clip_norm=1.0, backend="forward_backward"))
+    trainer = fit(
+        new(accumulate=2, metrics=["mae"], penalty=0.01, clip_norm=1.0, backend="forward_backward")
+    )
     trainer.save_onnx_graph(tmp_path / "graphs")
     for path in (trainer.save(tmp_path / "file"), tmp_path / "graphs", str(tmp_path / "graphs")):
         loaded = Trainer.load(path)
@@ -414,7 +504,8 @@ def test_a_checkpoint_of_a_model_of_one_weight_has_no_empty_corner(tmp_path: Pat
     assert loaded.get_weights()["w"].item() == 3
 
 
-# ---------------------------------------------------------------- tensors in other files, and more of them than a message of ONNX holds
+# ---------------------------------------------------------------- tensors in other files, and more
+# of them than a message of ONNX holds
 
 
 def embedding(rows: int = 300) -> onnx.ModelProto:
@@ -428,7 +519,9 @@ def embedding(rows: int = 300) -> onnx.ModelProto:
     arrays["table"][: rows // 2 : 7] = 1
     initializers = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     return onnx.helper.make_model(
-        embedding_graph(rows, initializers), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+        embedding_graph(rows, initializers),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
     )
 
 
@@ -444,25 +537,57 @@ def bytes_of(model: onnx.ModelProto) -> dict[str, bytes]:
 
 
 def fit_table(trainer: Trainer, *callbacks: Callback, epochs: int = 2) -> Trainer:
-    trainer.fit(np.arange(10), np.ones((10, 300), np.float32), batch_size=4, epochs=epochs, callbacks=callbacks, verbose=0)
+    trainer.fit(
+        np.arange(10),
+        np.ones((10, 300), np.float32),
+        batch_size=4,
+        epochs=epochs,
+        callbacks=callbacks,
+        verbose=0,
+    )
     return trainer
 
 
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
-def test_a_model_with_external_data_trains_as_the_one_that_is_whole(backend: str, tmp_path: Path) -> None:
-    onnx.save(embedding(), tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
-    settings: dict[str, Any] = {"weights": ["w", "b"], "loss": "mse", "optimizer": "adam", "backend": backend}
-    one, other = (fit_table(Trainer(source, **settings)) for source in (embedding(), tmp_path / "m.onnx"))
+def test_a_model_with_external_data_trains_as_the_one_that_is_whole(
+    backend: str, tmp_path: Path
+) -> None:
+    onnx.save(
+        embedding(),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="m.bin",
+        size_threshold=0,
+    )
+    settings: dict[str, Any] = {
+        "weights": ["w", "b"],
+        "loss": "mse",
+        "optimizer": "adam",
+        "backend": backend,
+    }
+    one, other = (
+        fit_table(Trainer(source, **settings)) for source in (embedding(), tmp_path / "m.onnx")
+    )
     np.testing.assert_equal(other.get_state(), one.get_state())
     assert bytes_of(other.export()) == bytes_of(one.export())
     np.testing.assert_equal(Trainer.load(other.save(tmp_path / "c")).get_state(), one.get_state())
 
 
-@pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd", "../../etc/passwd", "a/../../outside.bin"])
-def test_external_data_outside_of_the_models_folder_is_refused(location: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "location", ["../outside.bin", "/etc/passwd", "../../etc/passwd", "a/../../outside.bin"]
+)
+def test_external_data_outside_of_the_models_folder_is_refused(
+    location: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    onnx.save(embedding(), folder / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    onnx.save(
+        embedding(),
+        folder / "m.onnx",
+        save_as_external_data=True,
+        location="m.bin",
+        size_threshold=0,
+    )
     (tmp_path / "outside.bin").write_bytes((folder / "m.bin").read_bytes())
     model = onnx.load(folder / "m.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
@@ -477,22 +602,33 @@ def test_external_data_outside_of_the_models_folder_is_refused(location: str, tm
 def test_a_model_too_large_for_one_message_trains_as_any(
     backend: str, frozen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the bound lowered to what a test can have; with weights that are trained beyond it, and with those that are not."""
-    settings: dict[str, Any] = {"weights": ["w", "b"] if frozen else None, "loss": "mse", "optimizer": "adam", "backend": backend}
+    """With the bound lowered to what a test can have; with weights that are trained beyond it, and
+    with those that are not.
+    """
+    settings: dict[str, Any] = {
+        "weights": ["w", "b"] if frozen else None,
+        "loss": "mse",
+        "optimizer": "adam",
+        "backend": backend,
+    }
     whole = fit_table(Trainer(embedding(), **settings))
     monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 5000)
     large = fit_table(Trainer(embedding(), **settings), epochs=1)
     large = fit_table(Trainer.load(large.save(tmp_path / "c")), epochs=1)
     np.testing.assert_equal(large.get_state()["slots"], whole.get_state()["slots"])
     np.testing.assert_equal(large.get_weights(), whole.get_weights())
-    np.testing.assert_allclose(large.predict(np.arange(10)), whole.predict(np.arange(10)), rtol=1e-6)
+    np.testing.assert_allclose(
+        large.predict(np.arange(10)), whole.predict(np.arange(10)), rtol=1e-6
+    )
     exported = large.export(tmp_path / "m.onnx")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "m.onnx", "m.onnx.data"]
     assert (tmp_path / "m.onnx").stat().st_size < 1000
     assert bytes_of(onnx.load(tmp_path / "m.onnx")) == bytes_of(exported)
     onnx.checker.check_model(tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": np.arange(10)})[0], whole.predict(np.arange(10)), rtol=1e-6)
+    np.testing.assert_allclose(
+        session.run(None, {"x": np.arange(10)})[0], whole.predict(np.arange(10)), rtol=1e-6
+    )
     again = Trainer(tmp_path / "m.onnx", **settings)
     np.testing.assert_equal(again.get_weights(), whole.get_weights())
 
@@ -502,9 +638,13 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     rows = 2_200_000_000 // 16
     small = embedding(4)
     model = onnx.helper.make_model(
-        embedding_graph(rows, list(small.graph.initializer[1:])), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+        embedding_graph(rows, list(small.graph.initializer[1:])),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
     )
-    table = model.graph.initializer.add(name="table", data_type=onnx.TensorProto.FLOAT, dims=[rows, 4])
+    table = model.graph.initializer.add(
+        name="table", data_type=onnx.TensorProto.FLOAT, dims=[rows, 4]
+    )
     tensors.refer(table, "table.bin", 0, rows * 16)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     with open(tmp_path / "table.bin", "wb") as file:
@@ -520,7 +660,9 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     state = trainer.get_state()
     del trainer
     print(f"exported: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB at most")
-    session = onnxruntime.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "out.onnx", providers=["CPUExecutionProvider"]
+    )
     np.testing.assert_allclose(session.run(None, {"x": np.arange(3)})[0], predicted, rtol=1e-6)
     del session
     loaded = Trainer.load(path)
@@ -529,7 +671,9 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     print(f"loaded: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB at most")
 
 
-def test_graphs_too_large_for_one_message_have_their_tensors_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_too_large_for_one_message_have_their_tensors_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 4000)
     trainer = fit_table(Trainer(embedding(), weights=["w", "b"], loss="mse"))
     files = trainer.save_onnx_graph(tmp_path)

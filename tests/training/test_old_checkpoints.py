@@ -13,7 +13,9 @@ DATA = Path(__file__).parent / "data"
 
 @pytest.mark.parametrize("version", ["0.1.0"])
 def test_a_fit_resumes_from_a_checkpoint_of_an_earlier_version(version: str) -> None:
-    """The file was saved in mid-epoch by that version, which then trained on to the weights beside it."""
+    """The file was saved in mid-epoch by that version, which then trained on to the weights beside
+    it.
+    """
     expected = np.load(DATA / f"written_by_{version}.npz")
     x, y = expected["x"], expected["y"]
     trainer = onnxfit.Trainer.load(DATA / f"written_by_{version}.onnxfit")

@@ -1,4 +1,6 @@
-"""A run that was interrupted at any batch ends as the uninterrupted one, bit for bit: weights, slots, history, callbacks."""
+"""A run that was interrupted at any batch ends as the uninterrupted one, bit for bit: weights,
+slots, history, callbacks.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,13 @@ CASES: dict[str, tuple[onnx.ModelProto, tuple[Any, ...], dict[str, Any], dict[st
 }  # fmt: skip
 
 
-def fitted(trainer: Trainer, data: tuple[Any, ...], folder: Path, more: list[Callback], settings: dict[str, Any]) -> Trainer:
+def fitted(
+    trainer: Trainer,
+    data: tuple[Any, ...],
+    folder: Path,
+    more: list[Callback],
+    settings: dict[str, Any],
+) -> Trainer:
     monitors: list[Callback] = [
         EarlyStopping("loss", patience=3, restore_best_weights=True),
         CSVLogger(folder / "log.csv", append=True),
@@ -91,7 +99,15 @@ def fitted(trainer: Trainer, data: tuple[Any, ...], folder: Path, more: list[Cal
     ]
     if trainer.optimizer.learning_rate.__class__ is float:
         monitors.append(ReduceLROnPlateau("loss", factor=0.5, patience=1))
-    trainer.fit(*data, epochs=3, batch_size=4, validation_data=data, callbacks=[*monitors, *more], verbose=0, **settings)
+    trainer.fit(
+        *data,
+        epochs=3,
+        batch_size=4,
+        validation_data=data,
+        callbacks=[*monitors, *more],
+        verbose=0,
+        **settings,
+    )
     return trainer
 
 
@@ -107,7 +123,9 @@ def points(folder: Path) -> dict[tuple[str, str], list[tuple[int, str]]]:
                 place += 16 + length
                 for value in event.summary.value:
                     if value.tag != "epoch_steps_per_second":
-                        found.setdefault((run, value.tag), []).append((event.step, repr(value.simple_value)))
+                        found.setdefault((run, value.tag), []).append(
+                            (event.step, repr(value.simple_value))
+                        )
     return found
 
 
@@ -120,18 +138,28 @@ class StopsAt(Callback):
 
 
 @pytest.mark.parametrize("at", [(1, 1), (1, None)])
-def test_a_checkpoint_of_the_batch_or_epoch_in_which_training_stopped(at: tuple[int, int | None], tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_batch_or_epoch_in_which_training_stopped(
+    at: tuple[int, int | None], tmp_path: Path
+) -> None:
     model, data, settings, _ = CASES["dropout, momentum, schedule"]
     for folder in ("whole", "cut"):
         (tmp_path / folder).mkdir()
     whole = fitted(Trainer(model, **settings), data, tmp_path / "whole", [StopsAt()], {})
     with pytest.raises(Interrupted):
-        fitted(Trainer(model, **settings), data, tmp_path / "cut", [StopsAt(), SavesAndDies(tmp_path / "ckpt", at)], {})
+        fitted(
+            Trainer(model, **settings),
+            data,
+            tmp_path / "cut",
+            [StopsAt(), SavesAndDies(tmp_path / "ckpt", at)],
+            {},
+        )
     resumed = fitted(Trainer.load(tmp_path / "ckpt"), data, tmp_path / "cut", [StopsAt()], {})
     assert resumed.global_step == whole.global_step == 8
     assert resumed.stop_reason == whole.stop_reason == "eight batches"
     assert resumed.history.history == whole.history.history
-    assert (tmp_path / "cut" / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text()
+    assert (tmp_path / "cut" / "log.csv").read_text() == (
+        tmp_path / "whole" / "log.csv"
+    ).read_text()
     assert points(tmp_path / "cut" / "runs") == points(tmp_path / "whole" / "runs")
 
 
@@ -141,7 +169,9 @@ def test_at_any_batch(name: str, backend: str, tmp_path: Path) -> None:
     model, data, settings, of_fit = CASES[name]
     steps = of_fit.get("steps_per_epoch", BATCHES)
     (tmp_path / "whole").mkdir()
-    whole = fitted(Trainer(model, backend=backend, **settings), data, tmp_path / "whole", [], of_fit)
+    whole = fitted(
+        Trainer(model, backend=backend, **settings), data, tmp_path / "whole", [], of_fit
+    )
     # in the middle of a validation, and at the end of the epoch, too
     places = [(epoch, batch) for epoch in range(3) for batch in (*range(steps), -1, None)]
     if not SLOW:  # a few of them, others in every case
@@ -151,7 +181,11 @@ def test_at_any_batch(name: str, backend: str, tmp_path: Path) -> None:
         folder.mkdir()
         with pytest.raises(Interrupted):
             fitted(
-                Trainer(model, backend=backend, **settings), data, folder, [SavesAndDies(folder / "ckpt", (epoch, batch))], of_fit
+                Trainer(model, backend=backend, **settings),
+                data,
+                folder,
+                [SavesAndDies(folder / "ckpt", (epoch, batch))],
+                of_fit,
             )
         loaded = Trainer.load(folder / "ckpt")
         if batch == 0:  # twice, without a step in between
@@ -160,24 +194,34 @@ def test_at_any_batch(name: str, backend: str, tmp_path: Path) -> None:
         where = f"{epoch}, {batch}"
         for part, entries in whole.get_state().items():
             for entry, value in entries.items():
-                np.testing.assert_array_equal(resumed.get_state()[part][entry], value, err_msg=f"{where}: {part} {entry}")
+                np.testing.assert_array_equal(
+                    resumed.get_state()[part][entry], value, err_msg=f"{where}: {part} {entry}"
+                )
         assert resumed.history.epoch == whole.history.epoch, where
         for figure, values in whole.history.history.items():
             assert resumed.history.history[figure] == values, f"{where}: {figure}"
         assert resumed.train_losses_ == whole.train_losses_, where
         assert resumed.stop_reason == whole.stop_reason
-        assert (folder / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text(), where
+        assert (folder / "log.csv").read_text() == (tmp_path / "whole" / "log.csv").read_text(), (
+            where
+        )
         assert points(folder / "runs") == points(tmp_path / "whole" / "runs"), where
 
 
 def test_every_metric_goes_on_from_its_state() -> None:
-    """A law of metrics: the state, through a checkpoint's JSON and arrays, is all that is remembered."""
+    """A law of metrics: the state, through a checkpoint's JSON and arrays, is all that is
+    remembered.
+    """
     from onnxfit.registry import registry
 
     for name, kind in registry("onnxfit.metrics", Metric).items():
         metric, copy = kind(), kind()
         one_hot = np.eye(3, dtype=np.float32)[CLASSES]
-        labels, outputs = (CLASSES, Y) if "sparse" in name else (one_hot, np.exp(Y) / np.exp(Y).sum(1, keepdims=True))
+        labels, outputs = (
+            (CLASSES, Y)
+            if "sparse" in name
+            else (one_hot, np.exp(Y) / np.exp(Y).sum(1, keepdims=True))
+        )
         metric.update(labels[:9].copy(), outputs[:9].copy())
         copy.load_state_dict(metric.state_dict())
         for one in (metric, copy):
@@ -209,10 +253,19 @@ def test_a_fit_that_begins_further_on_tells_no_logger_of_what_it_skips(tmp_path:
     path = tmp_path / "t.ckpt"
     trainer = Trainer(mlp(), loss="mse")
     with pytest.raises(Interrupted):
-        trainer.fit(X, Y, batch_size=11, epochs=3, verbose=0, callbacks=[SavesAndDies(path, (1, None)), Logger()])
+        trainer.fit(
+            X,
+            Y,
+            batch_size=11,
+            epochs=3,
+            verbose=0,
+            callbacks=[SavesAndDies(path, (1, None)), Logger()],
+        )
     for first, told in ((0, [("epoch", 1)]), (3, [])):
         logger = Logger()
-        Trainer.load(path).fit(X, Y, batch_size=22, epochs=4, initial_epoch=first, verbose=0, callbacks=[logger])
+        Trainer.load(path).fit(
+            X, Y, batch_size=22, epochs=4, initial_epoch=first, verbose=0, callbacks=[logger]
+        )
         epochs = [("batch", 0), ("epoch", 2), ("batch", 0), ("epoch", 3)][first // 3 * 2 :]
         assert logger.told == [("told before", 5), *told, *epochs]
 
@@ -220,13 +273,18 @@ def test_a_fit_that_begins_further_on_tells_no_logger_of_what_it_skips(tmp_path:
 def test_the_rest_of_an_epoch_wants_batches_of_the_same_size(tmp_path: Path) -> None:
     path = tmp_path / "t.ckpt"
     with pytest.raises(Interrupted):
-        Trainer(mlp(), loss="mse").fit(X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[SavesAndDies(path, (1, 2))])
+        Trainer(mlp(), loss="mse").fit(
+            X, Y, batch_size=4, epochs=3, verbose=0, callbacks=[SavesAndDies(path, (1, 2))]
+        )
     trainer = Trainer.load(path)
     before = trainer.get_weights()
-    with pytest.raises(SettingError, match=r"after 3 batches of 4 rows.*batch_size=4, not 8.*initial_epoch=2"):
+    with pytest.raises(
+        SettingError, match=r"after 3 batches of 4 rows.*batch_size=4, not 8.*initial_epoch=2"
+    ):
         trainer.fit(X, Y, batch_size=8, epochs=3, verbose=0)
     np.testing.assert_equal(trainer.get_weights(), before)
-    assert len(trainer.fit(X, Y, batch_size=4, epochs=3, verbose=0).epoch) == 3  # which goes on all the same
+    # which goes on all the same
+    assert len(trainer.fit(X, Y, batch_size=4, epochs=3, verbose=0).epoch) == 3
     assert trainer.global_batch == 3 * BATCHES
     trainer = Trainer.load(path)
     assert trainer.fit(X, Y, batch_size=8, epochs=3, initial_epoch=2, verbose=0).epoch == [0, 2]

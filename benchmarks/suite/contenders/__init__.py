@@ -1,4 +1,5 @@
-"""Who takes part: a name, the module and class that trains, its arguments, and in which environments it may be found.
+"""Who takes part: a name, the module and class that trains, its arguments, and in which
+environments it may be found.
 
 Environments are tried in the order given; the first whose Python can import the library is taken.
 """
@@ -24,14 +25,25 @@ class Entry:
 
     def make(self) -> Contender:
         module, name = self.place.split(".")
-        contender: Contender = getattr(import_module(f"contenders.{module}"), name)(**self.arguments)
+        contender: Contender = getattr(import_module(f"contenders.{module}"), name)(
+            **self.arguments
+        )
         return contender
 
 
 def _ours(backend: str, gradient: str, environment: str) -> Entry:
-    title = f"onnxfit {backend}, {gradient}" + (" (plain onnxruntime)" if environment == "plain" else "")
+    title = f"onnxfit {backend}, {gradient}" + (
+        " (plain onnxruntime)" if environment == "plain" else ""
+    )
     arguments = {"backend": backend, "gradient": gradient}
-    return Entry(title, "with_onnxfit.Onnxfit", (environment,), arguments, ours=True, measures_memory=gradient == "onnx")
+    return Entry(
+        title,
+        "with_onnxfit.Onnxfit",
+        (environment,),
+        arguments,
+        ours=True,
+        measures_memory=gradient == "onnx",
+    )
 
 
 ENTRIES: dict[str, Entry] = {
@@ -41,15 +53,26 @@ ENTRIES: dict[str, Entry] = {
     "fb-onnxruntime": _ours("forward_backward", "onnxruntime", "training"),
     "plain-full": _ours("full", "onnx", "plain"),
     "plain-fb": _ours("forward_backward", "onnx", "plain"),
-    "torch": Entry("PyTorch eager", "with_torch.Eager", ("training", "bench"), measures_memory=True),
-    "torch-compile": Entry("PyTorch compiled", "with_torch.Compiled", ("training", "bench"), measures_memory=True),
+    "torch": Entry(
+        "PyTorch eager", "with_torch.Eager", ("training", "bench"), measures_memory=True
+    ),
+    "torch-compile": Entry(
+        "PyTorch compiled", "with_torch.Compiled", ("training", "bench"), measures_memory=True
+    ),
     "onnxruntime": Entry("onnxruntime on-device", "with_onnxruntime.OnDevice", ("training",)),
-    "keras-torch": Entry("Keras on PyTorch", "with_keras.Keras", ("bench", "training"), {"backend": "torch"}),
-    "keras-jax": Entry("Keras on JAX", "with_keras.Keras", ("bench", "training"), {"backend": "jax"}),
+    "keras-torch": Entry(
+        "Keras on PyTorch", "with_keras.Keras", ("bench", "training"), {"backend": "torch"}
+    ),
+    "keras-jax": Entry(
+        "Keras on JAX", "with_keras.Keras", ("bench", "training"), {"backend": "jax"}
+    ),
     "lightning": Entry("Lightning", "with_lightning.Lightning", ("bench", "training")),
     "skorch": Entry("skorch", "with_skorch.Skorch", ("bench", "training")),
     "sklearn": Entry("scikit-learn MLP", "with_sklearn.Perceptron", ("training", "bench", "plain")),
-    "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear", ("training", "bench", "plain")),
+    "sklearn-sgd": Entry(
+        "scikit-learn SGDRegressor", "with_sklearn.Linear", ("training", "bench", "plain")
+    ),
 }
 RIVALS = ("torch", "torch-compile")  # with whom the bars compare
-DECIDING = ("full-onnx", "plain-full", *RIVALS)  # between these a bar is met or missed: they take three times as many turns
+# between these a bar is met or missed: they take three times as many turns
+DECIDING = ("full-onnx", "plain-full", *RIVALS)

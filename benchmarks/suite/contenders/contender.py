@@ -22,7 +22,10 @@ def nothing() -> None:
 
 
 class Contender(ABC):
-    """One way to train. `load` imports, `build` makes everything for a job from the job's weights; both are timed."""
+    """One way to train.
+
+    `load` imports, `build` makes everything for a job from the job's weights; both are timed.
+    """
 
     packages: ClassVar[Sequence[str]] = ()  # whose versions matter
 
@@ -39,12 +42,17 @@ class Contender(ABC):
         """Of the first steps, each before its update; asked for once, right after `build`."""
 
     def step(self) -> Callable[[], object] | None:
-        """What makes one bare step, on batches that are ready; None where the library has no such thing."""
+        """What makes one bare step, on batches that are ready;
+
+        None where the library has no such thing.
+        """
         return None
 
     @abstractmethod
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
-        """Whole epochs: shuffled, with accuracy where there are classes, a history, and a callback after each batch."""
+        """Whole epochs: shuffled, with accuracy where there are classes, a history, and a callback
+        after each batch.
+        """
 
     def versions(self) -> dict[str, str]:
         found = {}

@@ -37,12 +37,20 @@ class Keras(Contender):
 
     def _model(self, metrics: list[str]) -> Any:
         library, work = self.library, self.job.workload
-        model = library.Sequential([library.Input(self._images(np.empty((1, *work.inputs))).shape[1:]), *self._layers()])
+        model = library.Sequential(
+            [library.Input(self._images(np.empty((1, *work.inputs))).shape[1:]), *self._layers()]
+        )
         self._copy(model)
-        optimizer = {"sgd": library.optimizers.SGD, "adam": library.optimizers.Adam}[self.job.optimizer](self.job.learning_rate)
+        optimizer = {"sgd": library.optimizers.SGD, "adam": library.optimizers.Adam}[
+            self.job.optimizer
+        ](self.job.learning_rate)
         if self.job.optimizer == "adam":
             optimizer.epsilon = 1e-8
-        loss = library.losses.SparseCategoricalCrossentropy(from_logits=True) if work.classifies else "mean_squared_error"
+        loss = (
+            library.losses.SparseCategoricalCrossentropy(from_logits=True)
+            if work.classifies
+            else "mean_squared_error"
+        )
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics)
         return model
 
@@ -57,7 +65,9 @@ class Keras(Contender):
         ]  # fmt: skip
 
     def _copy(self, model: Any) -> None:
-        """PyTorch's weights: rows and columns, and channels and places, are the other way round here."""
+        """PyTorch's weights: rows and columns, and channels and places, are the other way round
+        here.
+        """
         arrays: list[Array] = []
         for name, array in self.job.weights().items():
             if name.endswith("weight") and array.ndim == 4:
@@ -79,7 +89,10 @@ class Keras(Contender):
     def losses(self) -> list[float]:
         """train_on_batch returns the mean since the last reset."""
         return first_losses(
-            lambda x, y: (self.model.reset_metrics(), np.ravel(self.model.train_on_batch(x, y))[0])[1], self._batches()
+            lambda x, y: (self.model.reset_metrics(), np.ravel(self.model.train_on_batch(x, y))[0])[
+                1
+            ],
+            self._batches(),
         )
 
     def step(self) -> Callable[[], object]:
@@ -96,4 +109,11 @@ class Keras(Contender):
                 on_batch()
 
         x, y = self.data
-        self.fitted.fit(x, y, batch_size=self.job.workload.batch_size, epochs=epochs, callbacks=[Told()], verbose=0)
+        self.fitted.fit(
+            x,
+            y,
+            batch_size=self.job.workload.batch_size,
+            epochs=epochs,
+            callbacks=[Told()],
+            verbose=0,
+        )

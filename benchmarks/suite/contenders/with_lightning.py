@@ -64,7 +64,9 @@ class Lightning(Contender):
             accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             callbacks=list(callbacks), **limits,
         )  # fmt: skip
-        trainer.fit(self.module, DataLoader(rows, batch_size=self.job.workload.batch_size, shuffle=shuffle))
+        trainer.fit(
+            self.module, DataLoader(rows, batch_size=self.job.workload.batch_size, shuffle=shuffle)
+        )
 
     def losses(self) -> list[float]:
         rows = rows_of(*map(np.concatenate, zip(*self.job.workload.split())))

@@ -11,7 +11,14 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Onnxfit(Contender):
-    packages = ("onnxfit", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "onnx", "numpy")
+    packages = (
+        "onnxfit",
+        "onnxruntime-training",
+        "onnxruntime-training-cpu",
+        "onnxruntime",
+        "onnx",
+        "numpy",
+    )
 
     def __init__(self, backend: str, gradient: str) -> None:
         self.backend, self.gradient = backend, gradient
@@ -29,7 +36,9 @@ class Onnxfit(Contender):
 
     def _trainer(self, metrics: list[str]) -> Any:
         library, job = self.library, self.job
-        optimizer = {"sgd": library.optimizers.SGD, "adam": library.optimizers.Adam}[job.optimizer](job.learning_rate)
+        optimizer = {"sgd": library.optimizers.SGD, "adam": library.optimizers.Adam}[job.optimizer](
+            job.learning_rate
+        )
         try:
             return library.Trainer(
                 str(job.model), loss=job.workload.loss, optimizer=optimizer, metrics=metrics, backend=self.backend,
@@ -39,16 +48,23 @@ class Onnxfit(Contender):
             raise Refused(f"{type(error).__name__}: {error}") from error
 
     def losses(self) -> list[float]:
-        return first_losses(lambda x, y: self.trainer.train_on_batch(x, y)["loss"], self.job.workload.split())
+        return first_losses(
+            lambda x, y: self.trainer.train_on_batch(x, y)["loss"], self.job.workload.split()
+        )
 
     def step(self) -> Callable[[], object]:
-        """What the loop of `fit` asks of the backend for a batch: copy it into the buffers, write the scalars, run."""
+        """What the loop of `fit` asks of the backend for a batch: copy it into the buffers, write
+        the scalars, run.
+        """
         x, y = self.job.workload.data()
         train, rate = self.trainer._backend.train, self.job.learning_rate
         with self.trainer._source(x, y, None, self.job.workload.batch_size, "training") as source:
             batches = list(source.batches(0))
         numbers = iter(range(10, 1 << 62))
-        return over(lambda batch, _: train(batch, rate, next(numbers), 0), [(batch, None) for batch in batches])
+        return over(
+            lambda batch, _: train(batch, rate, next(numbers), 0),
+            [(batch, None) for batch in batches],
+        )
 
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
         if self.fitted is None:
@@ -56,7 +72,12 @@ class Onnxfit(Contender):
             self.fitted = self._trainer(["accuracy"] if self.job.workload.classifies else [])
         x, y = self._data()
         self.fitted.fit(
-            x, y, epochs=epochs, batch_size=self.job.workload.batch_size, callbacks=[self._callback(on_batch)], verbose=0
+            x,
+            y,
+            epochs=epochs,
+            batch_size=self.job.workload.batch_size,
+            callbacks=[self._callback(on_batch)],
+            verbose=0,
         )
 
     def _data(self) -> tuple[Array, Array]:

@@ -1,4 +1,6 @@
-"""onnxruntime-training's own API for training on a device: artifacts made from the exported file, then Module and Optimizer."""
+"""onnxruntime-training's own API for training on a device: artifacts made from the exported file,
+then Module and Optimizer.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,16 @@ class OnDevice(Contender):
             raise Refused("its CrossEntropyLoss takes one label a row")
         self.job, library = job, self.library
         model = onnx.load(job.model)
-        weights = [w.name for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT and "running_" not in w.name]
-        loss = library.artifacts.LossType.CrossEntropyLoss if job.workload.classifies else library.artifacts.LossType.MSELoss
+        weights = [
+            w.name
+            for w in model.graph.initializer
+            if w.data_type == onnx.TensorProto.FLOAT and "running_" not in w.name
+        ]
+        loss = (
+            library.artifacts.LossType.CrossEntropyLoss
+            if job.workload.classifies
+            else library.artifacts.LossType.MSELoss
+        )
         blocks = library.onnxblock.optim
         optimizer = blocks.SGD() if job.optimizer == "sgd" else blocks.AdamW(eps=1e-8)
         with tempfile.TemporaryDirectory() as folder:
@@ -47,16 +57,22 @@ class OnDevice(Contender):
                     additional_output_names=["y"],
                 )
                 update = onnx.load(Path(folder) / "optimizer_model.onnx")
-                update.ir_version = model.ir_version  # it gets onnx's newest, which the library does not read
+                # it gets onnx's newest, which the library does not read
+                update.ir_version = model.ir_version
                 onnx.save(update, Path(folder) / "optimizer_model.onnx")
                 state = library.api.CheckpointState.load_checkpoint(Path(folder) / "checkpoint")
                 options = self.runtime.SessionOptions()
                 options.intra_op_num_threads = job.threads
                 options.log_severity_level = 4
-                files = [Path(folder) / f"{name}_model.onnx" for name in ("training", "eval", "optimizer")]
+                files = [
+                    Path(folder) / f"{name}_model.onnx"
+                    for name in ("training", "eval", "optimizer")
+                ]
                 self.module = library.api.Module(files[0], state, files[1], session_options=options)
                 self.optimizer = library.api.Optimizer(files[2], self.module)
-            except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
+            except (
+                Exception
+            ) as error:  # onnxruntime raises its own classes, all of them plain Exceptions
                 raise _refusal(error) from error
         self.optimizer.set_learning_rate(job.learning_rate)
         self.module.train()

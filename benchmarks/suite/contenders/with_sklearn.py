@@ -13,7 +13,10 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Perceptron(Contender):
-    """MLPClassifier and MLPRegressor, whose squared error is halved: SGD gets twice the learning rate."""
+    """MLPClassifier and MLPRegressor, whose squared error is halved:
+
+    SGD gets twice the learning rate.
+    """
 
     packages = ("scikit-learn", "numpy", "scipy")
 
@@ -51,7 +54,9 @@ class Perceptron(Contender):
     def _begin(self, estimator: Any, x: Array, y: Array) -> None:
         """Give an estimator the job's weights, which it can take only once it has made its own."""
         work = self.job.workload
-        estimator.partial_fit(x, y, **({"classes": np.arange(work.outputs[-1])} if work.classifies else {}))
+        estimator.partial_fit(
+            x, y, **({"classes": np.arange(work.outputs[-1])} if work.classifies else {})
+        )
         weights = self.job.weights()
         layers = sorted({name.split(".")[0] for name in weights}, key=int)
         estimator.coefs_ = [np.ascontiguousarray(weights[f"{layer}.weight"].T) for layer in layers]
@@ -90,9 +95,15 @@ class Linear(Contender):
         if job.workload.sizes[1:] != (1,) or job.optimizer != "sgd":
             raise Refused("linear regression by plain gradient descent is what it does")
         self.job = job
-        rate = 2 * job.learning_rate / job.workload.batch_size  # the sum of so many updates is about one of the batch
+        # the sum of so many updates is about one of the batch
+        rate = 2 * job.learning_rate / job.workload.batch_size
         self.estimator = self.library.SGDRegressor(
-            penalty=None, learning_rate="constant", eta0=rate, tol=None, shuffle=True, random_state=0
+            penalty=None,
+            learning_rate="constant",
+            eta0=rate,
+            tol=None,
+            shuffle=True,
+            random_state=0,
         )
         weights = job.weights()
         self.first = weights["0.weight"][0].astype(float), weights["0.bias"].astype(float)
@@ -112,7 +123,9 @@ class Linear(Contender):
         return first_losses(step, self.job.workload.split())
 
     def step(self) -> Callable[[], object]:
-        return over(self.estimator.partial_fit, [(x, y[:, 0]) for x, y in self.job.workload.split()])
+        return over(
+            self.estimator.partial_fit, [(x, y[:, 0]) for x, y in self.job.workload.split()]
+        )
 
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
         self.estimator.set_params(max_iter=epochs).fit(*self.data)

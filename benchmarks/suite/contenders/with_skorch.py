@@ -43,7 +43,14 @@ class Skorch(Contender):
 
         callbacks: list[Any] = [Told()]
         if work.classifies:
-            callbacks.append(("accuracy", library.callbacks.EpochScoring("accuracy", on_train=True, name="train_accuracy")))
+            callbacks.append(
+                (
+                    "accuracy",
+                    library.callbacks.EpochScoring(
+                        "accuracy", on_train=True, name="train_accuracy"
+                    ),
+                )
+            )
         self.net = kind(
             torch_module(job), criterion=loss, optimizer={"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[job.optimizer],
             optimizer__fused=True, lr=job.learning_rate, batch_size=work.batch_size, train_split=None, iterator_train__shuffle=True,

@@ -50,7 +50,9 @@ class Eager(Contender):
         return over(self._step, self._batches())
 
     def fit(self, epochs: int, on_batch: Callable[[], None]) -> None:
-        """The fastest loop that PyTorch allows: rows are gathered by index, not collected one by one as its DataLoader does."""
+        """The fastest loop that PyTorch allows: rows are gathered by index, not collected one by
+        one as its DataLoader does.
+        """
         torch, (x, y), work = self.torch, self.data, self.job.workload
         history = []
         for _ in range(epochs):

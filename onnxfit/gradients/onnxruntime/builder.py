@@ -1,8 +1,9 @@
 """Gradients from the builder of onnxruntime's training build.
 
-The builder is never shown a user's model. It gets the nodes between weights and loss alone, each in a form that the table in
-`onnxruntime_coverage` vouches for, and of its answer only the nodes it added are taken: the forward computation stays ours. So nothing
-beside the path can be changed by it, and what has no derivative (a comparison, a shape, a rounding) is a constant to it.
+The builder is never shown a user's model. It gets the nodes between weights and loss alone, each in
+a form that the table in `onnxruntime_coverage` vouches for, and of its answer only the nodes it
+added are taken: the forward computation stays ours. So nothing beside the path can be changed by
+it, and what has no derivative (a comparison, a shape, a rounding) is a constant to it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import GradientError, InstallationError
 from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse
-from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurrent  # noqa: F401  # they register their forms
+
+# they register their forms
+from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurrent  # noqa: F401
 from onnxfit.gradients.onnxruntime.coverage import check
 from onnxfit.gradients.onnxruntime.forms import FORMS
 from onnxfit.gradients.onnxruntime.subgraph import Part
@@ -28,15 +31,21 @@ from onnxfit.graph.values import GraphBuilder
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated correctly, found without running anything."""
+    """Every node between `weights` and `loss` that cannot be differentiated correctly, found
+    without running anything.
+    """
     return _prepared(model, loss, weights)[2]
 
 
-def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, dict[str, str]]:
-    """The model with one more value per weight, the gradient of the loss, as a new model; and those values' names.
+def add_gradients(
+    model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
+    """The model with one more value per weight, the gradient of the loss, as a new model; and those
+    values' names.
 
-    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs keep their names and order.
-    Raises GradientError with all blockers, InstallationError where the installed onnxruntime has no builder.
+    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs
+    keep their names and order. Raises GradientError with all blockers, InstallationError where the
+    installed onnxruntime has no builder.
     """
     module = require_builder()
     work, path, found = _prepared(model, loss, weights)
@@ -48,20 +57,30 @@ def add_gradients(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[i
 
 
 def require_builder() -> Any:
-    """onnxruntime's C module, which has the gradient builder; InstallationError that says how to get one."""
-    wheels = "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up to 3.11)"
+    """onnxruntime's C module, which has the gradient builder;
+
+    InstallationError that says how to get one.
+    """
+    wheels = (
+        "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up"
+        " to 3.11)"
+    )
     try:
         import onnxruntime
         from onnxruntime.capi import _pybind_state as module
     except ImportError as error:
-        raise InstallationError(f"onnxruntime cannot be imported ({error}): pip install {wheels}.") from error
+        raise InstallationError(
+            f"onnxruntime cannot be imported ({error}): pip install {wheels}."
+        ) from error
     if not hasattr(module, "GradientGraphBuilder"):
         where = (
-            f"The installed onnxruntime {getattr(onnxruntime, '__version__', '')} is an inference build, which has no gradients."
+            f"The installed onnxruntime {getattr(onnxruntime, '__version__', '')} is an inference"
+            " build, which has no gradients."
         )
         if sys.version_info >= (3, 13):
             raise InstallationError(
-                f"{where} The training build has no wheel for Python {sys.version_info[0]}.{sys.version_info[1]}: use {wheels}."
+                f"{where} The training build has no wheel for Python"
+                f" {sys.version_info[0]}.{sys.version_info[1]}: use {wheels}."
             )
         raise InstallationError(
             f"{where} Where both builds are installed, one overwrites the other. Run\n"
@@ -72,8 +91,12 @@ def require_builder() -> Any:
     return module
 
 
-def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Model, list[PathNode], list[Blocker]]:
-    """A copy in the builder's forms, its nodes between weights and loss, and those of them that cannot be differentiated."""
+def _prepared(
+    model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, list[PathNode], list[Blocker]]:
+    """A copy in the builder's forms, its nodes between weights and loss, and those of them that
+    cannot be differentiated.
+    """
     work = ir.from_proto(ir.to_proto(model))
     NameFixPass()(work)
     check_ends(work, loss, weights)
@@ -84,7 +107,9 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
         owner = node.name or ""
         while owner not in op_types and "/" in owner:  # what a form made is named after its node
             owner = owner.rpartition("/")[0]
-        found.setdefault(owner, Blocker(owner, op_types.get(owner, node.op_type), refused.reason, refused.fix))
+        found.setdefault(
+            owner, Blocker(owner, op_types.get(owner, node.op_type), refused.reason, refused.fix)
+        )
 
     changed = True
     while changed:
@@ -104,7 +129,8 @@ def _prepared(model: ir.Model, loss: str, weights: Sequence[str]) -> tuple[ir.Mo
             check(path_node)
         except NoGradientError as refused:
             block(path_node.node, refused)
-    causes = [b for b in found.values() if b.fix != TYPED]  # behind an unknown operator, no type is known
+    # behind an unknown operator, no type is known
+    causes = [b for b in found.values() if b.fix != TYPED]
     return work, path, causes or list(found.values())
 
 
@@ -113,7 +139,10 @@ def _path(graph: ir.Graph, loss: str, weights: Sequence[str]) -> list[PathNode]:
 
 
 def _into_form(op: GraphBuilder, path_node: PathNode) -> bool:
-    """Bring a node into its form in place; its outputs keep their names. Whether others took its place."""
+    """Bring a node into its form in place; its outputs keep their names.
+
+    Whether others took its place.
+    """
     node = path_node.node
     if node.op_type not in FORMS or node.domain not in ("", "ai.onnx"):
         return False
@@ -137,7 +166,9 @@ def _into_form(op: GraphBuilder, path_node: PathNode) -> bool:
 
 
 def _one_use_each(op: GraphBuilder, weights: set[str]) -> None:
-    """Where a node takes a weight twice, the builder would define its gradient twice: the second time it takes a copy."""
+    """Where a node takes a weight twice, the builder would define its gradient twice: the second
+    time it takes a copy.
+    """
     for node in list(op.graph):
         for i, value in enumerate(node.inputs):
             if value is not None and value.name in weights and value in node.inputs[:i]:
@@ -152,9 +183,15 @@ def _build(module: Any, part: Part, weights: Sequence[str]) -> onnx.ModelProto:
     options.log_severity_level = 4  # the builder reports to stderr otherwise
     try:
         builder = module.GradientGraphBuilder(
-            part.model.SerializeToString(), {part.target}, {part.inner(w) for w in weights}, part.target, options
+            part.model.SerializeToString(),
+            {part.target},
+            {part.inner(w) for w in weights},
+            part.target,
+            options,
         )
         builder.build()
         return onnx.load_from_string(builder.get_model())
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
-        raise GradientError(f"onnxruntime's gradient builder failed: {part.readable(str(error).strip())}") from error
+        raise GradientError(
+            f"onnxruntime's gradient builder failed: {part.readable(str(error).strip())}"
+        ) from error

@@ -1,7 +1,9 @@
-"""What onnxruntime's gradient builder differentiates correctly: one table, nothing that was not measured against finite differences.
+"""What onnxruntime's gradient builder differentiates correctly: one table, nothing that was not
+measured against finite differences.
 
-An operator is in the table only if the gradient of a node of it was found right for every kind of input and attribute that its check
-lets pass: with fixed sizes, with a symbolic batch, and with all sizes symbolic. What is not in the table has no gradient.
+An operator is in the table only if the gradient of a node of it was found right for every kind of
+input and attribute that its check lets pass: with fixed sizes, with a symbolic batch, and with all
+sizes symbolic. What is not in the table has no gradient.
 """
 
 from __future__ import annotations
@@ -31,17 +33,28 @@ def check(path_node: PathNode) -> None:
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and (value.type is None or value.dtype is None):
             raise NoGradientError(f"the element type of {value.name!r} is unknown", TYPED)
-    differentiable_inputs = [*(node.inputs[i] for i in path_node.inputs), *(node.outputs[i] for i in path_node.outputs)]
+    differentiable_inputs = [
+        *(node.inputs[i] for i in path_node.inputs),
+        *(node.outputs[i] for i in path_node.outputs),
+    ]
     for value in differentiable_inputs:
         _shape(value)
-        if value is not None and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) and node.op_type != "Cast":
-            raise NoGradientError(f"{value.name!r} is {value.dtype}, in which onnxruntime's gradients are unreliable", "float32")
+        if (
+            value is not None
+            and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+            and node.op_type != "Cast"
+        ):
+            raise NoGradientError(
+                f"{value.name!r} is {value.dtype}, in which onnxruntime's gradients are unreliable",
+                "float32",
+            )
         if value is not None and value.dtype == ir.DataType.DOUBLE and node.op_type in SINGLE:
             raise NoGradientError(IN_SINGLE, "float32")
     TABLE[key](path_node)
 
 
-# The checks ------------------------------------------------------------------------------------------------------------------
+# The checks
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def right(path_node: PathNode) -> None:
@@ -150,7 +163,12 @@ def forward_steps(path_node: PathNode) -> None:
 
 def float_cast(path_node: PathNode) -> None:
     for value in (path_node.node.inputs[0], path_node.node.outputs[0]):
-        if value is None or value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        if value is None or value.dtype not in (
+            ir.DataType.FLOAT,
+            ir.DataType.DOUBLE,
+            ir.DataType.FLOAT16,
+            ir.DataType.BFLOAT16,
+        ):
             raise NoGradientError("a type without a gradient", "float32")
 
 
@@ -175,7 +193,8 @@ def _compatible(shapes: Sequence[tuple[int | str | None, ...]]) -> None:
             raise NoGradientError("it may broadcast between sizes known only at run time", STATIC)
 
 
-# The table -------------------------------------------------------------------------------------------------------------------
+# The table
+# -------------------------------------------------------------------------------------------------------------------
 
 ALWAYS = [
     "Abs", "Concat", "Cos", "Div", "Erf", "Exp", "Flatten", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "Identity",

@@ -1,4 +1,6 @@
-"""Functions of elements, sums, choices, reductions and products in the form that onnxruntime's builder differentiates correctly."""
+"""Functions of elements, sums, choices, reductions and products in the form that onnxruntime's
+builder differentiates correctly.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,23 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime.forms import attribute, expanded, form, known, needed, rank, result, same_shape, size
+from onnxfit.gradients.onnxruntime.forms import (
+    attribute,
+    expanded,
+    form,
+    known,
+    needed,
+    rank,
+    result,
+    same_shape,
+    size,
+)
 from onnxfit.gradients.paths import PathNode
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Functions of each element -----------------------------------------------------------------------------------------------------
+# Functions of each element
+# -----------------------------------------------------------------------------------------------------
 
 
 @form("Softplus")
@@ -39,7 +52,12 @@ def softsign(op: GraphBuilder, path_node: PathNode) -> Value:
 
 @form("HardSigmoid")
 def hard_sigmoid(op: GraphBuilder, path_node: PathNode) -> Value:
-    return op.Clip(attribute(path_node, "alpha", 0.2) * needed(op, path_node) + attribute(path_node, "beta", 0.5), 0.0, 1.0)
+    return op.Clip(
+        attribute(path_node, "alpha", 0.2) * needed(op, path_node)
+        + attribute(path_node, "beta", 0.5),
+        0.0,
+        1.0,
+    )
 
 
 @form("HardSwish")
@@ -53,7 +71,8 @@ def elu(op: GraphBuilder, path_node: PathNode) -> Value:
     x, kind = needed(op, path_node), path_node.node.op_type
     alpha = attribute(path_node, "alpha", 1.67326319217681884765625 if kind == "Selu" else 1.0)
     negative = x < 0
-    below = op.Where(negative, x, 0.0)  # e^x of a large x that is not chosen would still spoil the gradient
+    # e^x of a large x that is not chosen would still spoil the gradient
+    below = op.Where(negative, x, 0.0)
     y = op.Where(negative, alpha * (op.Exp(below / alpha if kind == "Celu" else below) - 1), x)
     return attribute(path_node, "gamma", 1.05070102214813232421875) * y if kind == "Selu" else y
 
@@ -66,7 +85,11 @@ def thresholded_relu(op: GraphBuilder, path_node: PathNode) -> Value:
 
 @form("Shrink")
 def shrink(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, bias, bound = needed(op, path_node), attribute(path_node, "bias", 0.0), attribute(path_node, "lambd", 0.5)
+    x, bias, bound = (
+        needed(op, path_node),
+        attribute(path_node, "bias", 0.0),
+        attribute(path_node, "lambd", 0.5),
+    )
     return op.Where(x < -bound, x + bias, op.Where(x > bound, x - bias, 0.0))
 
 
@@ -122,18 +145,23 @@ def power(op: GraphBuilder, path_node: PathNode) -> Value | None:
         base = None if 0 in path_node.inputs else ir.convenience.get_const_tensor(x.ir)
         if base is None or not (base.numpy() > 0).all():
             raise NoGradientError(
-                "the builder drops the gradient of an exponent", "Exp(exponent * Log(base)), where the base is positive"
+                "the builder drops the gradient of an exponent",
+                "Exp(exponent * Log(base)), where the base is positive",
             )
         return op.Exp(exponent * op.constant(np.log(base.numpy().astype(np.float64)), x.dtype))
     constant = ir.convenience.get_const_tensor(exponent.ir)
     if constant is None or (constant.numpy() == 0).any():
-        raise NoGradientError("the exponent may be 0, where its gradient is not a number", "a constant exponent other than 0")
+        raise NoGradientError(
+            "the exponent may be 0, where its gradient is not a number",
+            "a constant exponent other than 0",
+        )
     if exponent.dtype == x.dtype and same_shape(x, result(op, path_node)):
         return None
     return op.Pow(expanded(op, x, result(op, path_node)), op.constant(constant.numpy(), x.dtype))
 
 
-# Sums and choices ------------------------------------------------------------------------------------------------------------
+# Sums and choices
+# ------------------------------------------------------------------------------------------------------------
 
 
 @form("Sum", "Mean")
@@ -156,18 +184,23 @@ def extreme(op: GraphBuilder, path_node: PathNode) -> Value | None:
 def where(op: GraphBuilder, path_node: PathNode) -> Value | None:
     y, condition = result(op, path_node), needed(op, path_node)
     branches = [needed(op, path_node, i) for i in (1, 2)]
-    wide = [expanded(op, b, y) if i in path_node.inputs else b for i, b in enumerate(branches, start=1)]
+    wide = [
+        expanded(op, b, y) if i in path_node.inputs else b for i, b in enumerate(branches, start=1)
+    ]
     return None if all(a is b for a, b in zip(wide, branches)) else op.Where(condition, *wide)
 
 
 @form("Clip")
 def clip(op: GraphBuilder, path_node: PathNode) -> Value | None:
     if path_node.inputs != {0}:
-        raise NoGradientError("the gradient of its bounds is not known", "freeze the bounds, or use Min and Max")
+        raise NoGradientError(
+            "the gradient of its bounds is not known", "freeze the bounds, or use Min and Max"
+        )
     return op.Identity(needed(op, path_node)) if len(path_node.node.inputs) == 1 else None
 
 
-# Reductions ------------------------------------------------------------------------------------------------------------------
+# Reductions
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def _axes(op: GraphBuilder, path_node: PathNode) -> list[int] | None:
@@ -178,9 +211,22 @@ def _axes(op: GraphBuilder, path_node: PathNode) -> list[int] | None:
     return sorted(int(a) % rank(x) for a in axes)
 
 
-@form("ReduceSum", "ReduceMean", "ReduceL2", "ReduceLogSumExp", "ReduceSumSquare", "ReduceL1", "ReduceLogSum")
+@form(
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceL2",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+    "ReduceL1",
+    "ReduceLogSum",
+)
 def reduction(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    kind, x, axes, keep = path_node.node.op_type, needed(op, path_node), _axes(op, path_node), attribute(path_node, "keepdims", 1)
+    kind, x, axes, keep = (
+        path_node.node.op_type,
+        needed(op, path_node),
+        _axes(op, path_node),
+        attribute(path_node, "keepdims", 1),
+    )
     if axes is None:
         raise NoGradientError("noop_with_empty_axes without axes", "remove the node")
     named = known(op, path_node, 1)
@@ -194,7 +240,8 @@ def reduction(op: GraphBuilder, path_node: PathNode) -> Value | None:
             return abs(value) if op_type == "ReduceL2" else value
         call: Callable[..., Value] = getattr(op, op_type)
         y = call(value, axes, keepdims=1)
-        return y if keep else op.Squeeze(y, axes)  # the builder's rule for ReduceL2 is wrong where nothing is left
+        # the builder's rule for ReduceL2 is wrong where nothing is left
+        return y if keep else op.Squeeze(y, axes)
 
     if kind == "ReduceSumSquare":
         return reduce("ReduceSum", x * x)
@@ -211,11 +258,14 @@ def extreme_along(op: GraphBuilder, path_node: PathNode) -> Value:
     if axes is None:
         raise NoGradientError("noop_with_empty_axes without axes", "remove the node")
     for axis in axes:
-        x = op.TopK(x, [1], _outputs=2, axis=axis, largest=int(path_node.node.op_type == "ReduceMax"))[0]
+        x = op.TopK(
+            x, [1], _outputs=2, axis=axis, largest=int(path_node.node.op_type == "ReduceMax")
+        )[0]
     return op.Identity(x) if attribute(path_node, "keepdims", 1) else op.Squeeze(x, axes)
 
 
-# Products --------------------------------------------------------------------------------------------------------------------
+# Products
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @form("MatMul")
@@ -235,5 +285,7 @@ def cumulated(op: GraphBuilder, path_node: PathNode) -> Value:
     axis = int(axes.reshape(-1)[0]) % rank(x)
     ones = np.triu(np.ones((size(x, axis), size(x, axis))), k=attribute(path_node, "exclusive", 0))
     perm = [i for i in range(rank(x)) if i != axis] + [axis]
-    y = op.Transpose(x, perm=perm) @ op.constant(ones.T if attribute(path_node, "reverse", 0) else ones, x.dtype)
+    y = op.Transpose(x, perm=perm) @ op.constant(
+        ones.T if attribute(path_node, "reverse", 0) else ones, x.dtype
+    )
     return op.Transpose(y, perm=[int(i) for i in np.argsort(perm)])

@@ -1,7 +1,9 @@
-"""The registry of forms: how an operator is written so that onnxruntime's builder differentiates it correctly.
+"""The registry of forms: how an operator is written so that onnxruntime's builder differentiates it
+correctly.
 
-A form is called for a node between weights and loss. It gives the value (or values) that take the place of the node's output (or
-outputs), or None where the node may stay, perhaps with attributes written out; it raises Refused where there is no right form.
+A form is called for a node between weights and loss. It gives the value (or values) that take the
+place of the node's output (or outputs), or None where the node may stay, perhaps with attributes
+written out; it raises Refused where there is no right form.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def known(op: GraphBuilder, path_node: PathNode, index: int) -> npt.NDArray[Any]
         return None
     tensor = ir.convenience.get_const_tensor(value.ir)
     if tensor is None:
-        raise NoGradientError(f"its input {value.name!r} is not a constant", "make it an initializer")
+        raise NoGradientError(
+            f"its input {value.name!r} is not a constant", "make it an initializer"
+        )
     return tensor.numpy()
 
 
@@ -91,11 +95,15 @@ def same_shape(a: Value, b: Value) -> bool:
 
 
 def expanded(op: GraphBuilder, value: Value, like: Value) -> Value:
-    """`value` broadcast to the shape of `like`, explicitly: its gradient is then summed by the rule of Expand."""
+    """`value` broadcast to the shape of `like`, explicitly: its gradient is then summed by the rule
+    of Expand.
+    """
     if same_shape(value, like):
         return value
     if like.shape is None or not all(isinstance(d, int) for d in like.shape):
-        raise NoGradientError(f"{value.name!r} may broadcast to a size known only at run time", STATIC)
+        raise NoGradientError(
+            f"{value.name!r} may broadcast to a size known only at run time", STATIC
+        )
     return op.Expand(value, op.constant(np.array(like.shape, np.int64)))
 
 

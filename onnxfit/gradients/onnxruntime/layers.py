@@ -1,4 +1,6 @@
-"""Convolutions, pools, normalisations and losses in the form that onnxruntime's builder differentiates correctly."""
+"""Convolutions, pools, normalisations and losses in the form that onnxruntime's builder
+differentiates correctly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ def _explicit_pads(op: GraphBuilder, path_node: PathNode, kernel: list[int]) -> 
         return
     before, after = [], []
     for axis, window in enumerate(kernel):
-        stride, dilation = ((attribute(path_node, name) or [1] * len(kernel))[axis] for name in ("strides", "dilations"))
+        stride, dilation = (
+            (attribute(path_node, name) or [1] * len(kernel))[axis]
+            for name in ("strides", "dilations")
+        )
         missing = 0
         if mode != "VALID":
             remainder = size(x, axis + 2) % stride if stride > 1 else 0
@@ -48,7 +53,8 @@ def max_pool(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...] | None:
     if attribute(path_node, "storage_order", 0):
         if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
             raise NoGradientError("storage_order=1", "storage_order=0")
-        node.attributes["storage_order"] = ir.AttrInt64("storage_order", 0)  # it orders nothing but the indices
+        # it orders nothing but the indices
+        node.attributes["storage_order"] = ir.AttrInt64("storage_order", 0)
     if len(node.outputs) > 1:
         return None
     return op.MaxPool(x, _outputs=2, **{name: a.value for name, a in node.attributes.items()})
@@ -82,10 +88,13 @@ def global_lp_pool(op: GraphBuilder, path_node: PathNode) -> Value:
     raise NoGradientError(f"p={p}", "p=1 or p=2")
 
 
-# Normalisations --------------------------------------------------------------------------------------------------------------
+# Normalisations
+# --------------------------------------------------------------------------------------------------------------
 
 
-def _normalised(op: GraphBuilder, x: Value, axes: list[int], epsilon: float) -> tuple[Value, Value, Value]:
+def _normalised(
+    op: GraphBuilder, x: Value, axes: list[int], epsilon: float
+) -> tuple[Value, Value, Value]:
     """(x - mean) / deviation over the axes, with the mean and 1 / deviation."""
     mean = op.ReduceMean(x, axes)
     centred = x - mean
@@ -101,7 +110,9 @@ def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
 def layer_normalization(op: GraphBuilder, path_node: PathNode) -> tuple[Value, Value, Value]:
     x, scale, bias = needed(op, path_node), needed(op, path_node, 1), given(op, path_node, 2)
     axis = attribute(path_node, "axis", -1) % rank(x)
-    y, mean, inverse = _normalised(op, x, list(range(axis, rank(x))), attribute(path_node, "epsilon", 1e-5))
+    y, mean, inverse = _normalised(
+        op, x, list(range(axis, rank(x))), attribute(path_node, "epsilon", 1e-5)
+    )
     y = y * scale
     return y if bias is None else y + bias, mean, inverse
 
@@ -132,20 +143,34 @@ def mean_variance_normalization(op: GraphBuilder, path_node: PathNode) -> Value:
 
 @form("LpNormalization")
 def lp_normalization(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, axis, p = needed(op, path_node), attribute(path_node, "axis", -1), attribute(path_node, "p", 2)
+    x, axis, p = (
+        needed(op, path_node),
+        attribute(path_node, "axis", -1),
+        attribute(path_node, "p", 2),
+    )
     length = op.ReduceSum(abs(x), [axis]) if p == 1 else op.ReduceL2(x, [axis])
     return x / op.Where(op.Equal(length, 0.0), 1.0, length)
 
 
 @form("LRN")
 def local_response_normalization(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, window, channels = needed(op, path_node), attribute(path_node, "size"), size(needed(op, path_node), 1)
+    x, window, channels = (
+        needed(op, path_node),
+        attribute(path_node, "size"),
+        size(needed(op, path_node), 1),
+    )
     before, after = (window - 1) // 2, window - 1 - (window - 1) // 2
-    offset = np.arange(channels)[:, None] - np.arange(channels)  # of the channel that is summed from the one it is summed for
+    # of the channel that is summed from the one it is summed for
+    offset = np.arange(channels)[:, None] - np.arange(channels)
     band = ((offset >= -before) & (offset <= after)).astype(np.float64)
     last = [0, *range(2, rank(x)), 1]
-    sums = op.Transpose(op.Transpose(x * x, perm=last) @ op.constant(band, x.dtype), perm=[int(i) for i in np.argsort(last)])
-    near: Value = attribute(path_node, "bias", 1.0) + attribute(path_node, "alpha", 1e-4) / window * sums
+    sums = op.Transpose(
+        op.Transpose(x * x, perm=last) @ op.constant(band, x.dtype),
+        perm=[int(i) for i in np.argsort(last)],
+    )
+    near: Value = (
+        attribute(path_node, "bias", 1.0) + attribute(path_node, "alpha", 1e-4) / window * sums
+    )
     powered: Value = near ** attribute(path_node, "beta", 0.75)
     return x / powered
 
@@ -157,10 +182,13 @@ def batch_normalization(op: GraphBuilder, path_node: PathNode) -> Value:
         raise NoGradientError("training_mode=1", "BatchNormalization in inference form")
     x, scale, bias, mean, variance = (needed(op, path_node, i) for i in range(5))
     deviation = op.Sqrt(variance + attribute(path_node, "epsilon", 1e-5))
-    return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
+    return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(
+        op, bias, x
+    )
 
 
-# Losses ----------------------------------------------------------------------------------------------------------------------
+# Losses
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @form("SoftmaxCrossEntropyLoss")
@@ -174,8 +202,12 @@ def negative_log_likelihood(op: GraphBuilder, path_node: PathNode) -> Value:
     return _negative_log_likelihood(op, path_node, needed(op, path_node))
 
 
-def _negative_log_likelihood(op: GraphBuilder, path_node: PathNode, log_probability: Value) -> Value:
-    """-w[t] log p[t] where t is not `ignore_index`; the mean divides by the sum of those w, and is 0 where there are none."""
+def _negative_log_likelihood(
+    op: GraphBuilder, path_node: PathNode, log_probability: Value
+) -> Value:
+    """-w[t] log p[t] where t is not `ignore_index`; the mean divides by the sum of those w, and is
+    0 where there are none.
+    """
     target, weight = needed(op, path_node, 1), given(op, path_node, 2)
     ignored, reduction = attribute(path_node, "ignore_index"), text(path_node, "reduction", "mean")
     one = op.constant(1, log_probability.dtype)

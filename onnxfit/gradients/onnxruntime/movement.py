@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.gradients.onnxruntime.forms import attribute, form, given, known, needed, rank, size, text
+from onnxfit.gradients.onnxruntime.forms import (
+    attribute,
+    form,
+    given,
+    known,
+    needed,
+    rank,
+    size,
+    text,
+)
 from onnxfit.gradients.paths import PathNode
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
@@ -30,7 +39,9 @@ def split(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...] | None:
         each = -(-size(x, axis) // len(outputs))
         sizes = np.minimum(each, size(x, axis) - each * np.arange(len(outputs)))
     ends = np.cumsum(sizes)
-    return tuple(op.Slice(x, [int(end - length)], [int(end)], [axis]) for end, length in zip(ends, sizes))
+    return tuple(
+        op.Slice(x, [int(end - length)], [int(end)], [axis]) for end, length in zip(ends, sizes)
+    )
 
 
 @form("Slice")
@@ -39,10 +50,17 @@ def slice_(op: GraphBuilder, path_node: PathNode) -> Value | None:
     steps = known(op, path_node, 4)
     if steps is None or (steps > 0).all():
         return None
-    x, starts, ends, axes = needed(op, path_node), known(op, path_node, 1), known(op, path_node, 2), known(op, path_node, 3)
+    x, starts, ends, axes = (
+        needed(op, path_node),
+        known(op, path_node, 1),
+        known(op, path_node, 2),
+        known(op, path_node, 3),
+    )
     assert starts is not None
     assert ends is not None
-    for start, end, step, axis in zip(starts, ends, steps, range(len(starts)) if axes is None else axes):
+    for start, end, step, axis in zip(
+        starts, ends, steps, range(len(starts)) if axes is None else axes
+    ):
         length = size(x, int(axis))
         first, last = (int(p) + length if p < 0 else int(p) for p in (start, end))
         # ONNX clamps: forward to 0 … length, backward to -1 … length - 1
@@ -56,7 +74,11 @@ def slice_(op: GraphBuilder, path_node: PathNode) -> Value | None:
 def pad(op: GraphBuilder, path_node: PathNode) -> Value | None:
     if path_node.inputs != {0}:
         raise NoGradientError("the gradient of the padding value is not known", "freeze the value")
-    x, mode, axes = needed(op, path_node), text(path_node, "mode", "constant"), known(op, path_node, 3)
+    x, mode, axes = (
+        needed(op, path_node),
+        text(path_node, "mode", "constant"),
+        known(op, path_node, 3),
+    )
     if mode == "constant" and axes is None:
         return None
     pads, axes = known(op, path_node, 1), np.arange(rank(x)) if axes is None else axes % rank(x)
@@ -94,7 +116,11 @@ def center_crop_pad(op: GraphBuilder, path_node: PathNode) -> Value:
 
 @form("Compress")
 def compress(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, condition, axis = needed(op, path_node), known(op, path_node, 1), attribute(path_node, "axis")
+    x, condition, axis = (
+        needed(op, path_node),
+        known(op, path_node, 1),
+        attribute(path_node, "axis"),
+    )
     assert condition is not None
     kept = np.flatnonzero(condition)
     return taken(op, op.Reshape(x, [-1]) if axis is None else x, kept, 0 if axis is None else axis)

@@ -1,4 +1,6 @@
-"""LSTM and GRU in the form that onnxruntime's builder differentiates correctly: its training operators, forward in time."""
+"""LSTM and GRU in the form that onnxruntime's builder differentiates correctly: its training
+operators, forward in time.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def recurrent(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...]:
     runs = [_run(op, path_node, x, d, backwards) for d, backwards in enumerate(reversed_)]
     if len(runs) == 1:
         return runs[0]
-    return tuple(op.Concat(*outputs, axis=1 if i == 0 else 0) for i, outputs in enumerate(zip(*runs)))
+    return tuple(
+        op.Concat(*outputs, axis=1 if i == 0 else 0) for i, outputs in enumerate(zip(*runs))
+    )
 
 
 def _check(path_node: PathNode) -> None:
     kind = path_node.node.op_type
-    activations = [a.decode() if isinstance(a, bytes) else a for a in attribute(path_node, "activations") or ()]
+    activations = [
+        a.decode() if isinstance(a, bytes) else a for a in attribute(path_node, "activations") or ()
+    ]
     for i in range(0, len(activations), len(DEFAULTS[kind])):
-        if [a.lower() for a in activations[i : i + len(DEFAULTS[kind])]] != [a.lower() for a in DEFAULTS[kind]]:
+        if [a.lower() for a in activations[i : i + len(DEFAULTS[kind])]] != [
+            a.lower() for a in DEFAULTS[kind]
+        ]:
             raise NoGradientError(f"activations {activations}", f"activations {DEFAULTS[kind]}")
     for name in ("clip", "input_forget", "layout"):
         if attribute(path_node, name, 0):
@@ -43,8 +51,12 @@ def _check(path_node: PathNode) -> None:
             raise NoGradientError(what, f"{kind} without {what}")
 
 
-def _run(op: GraphBuilder, path_node: PathNode, x: Value, d: int, backwards: bool) -> tuple[Value, ...]:
-    """One direction: all hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the last cell state."""
+def _run(
+    op: GraphBuilder, path_node: PathNode, x: Value, d: int, backwards: bool
+) -> tuple[Value, ...]:
+    """One direction: all hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the
+    last cell state.
+    """
     kind, hidden = path_node.node.op_type, attribute(path_node, "hidden_size")
     directions = size(needed(op, path_node, 1), 0)
 
@@ -58,9 +70,18 @@ def _run(op: GraphBuilder, path_node: PathNode, x: Value, d: int, backwards: boo
     if bias is None:
         bias = op.constant(np.zeros((1, 2 * GATES[kind] * hidden)), x.dtype)
     batch = op.Slice(op.Shape(x), [1], [2])
-    zero = op.ConstantOfShape(op.Concat([1], batch, [hidden], axis=0), value=ir.tensor(np.zeros(1, x.dtype)))
-    states = [zero if given is None else given for given in ([own(5), own(6)] if kind == "LSTM" else [own(5)])]
-    extra: dict[str, Any] = {"linear_before_reset": attribute(path_node, "linear_before_reset", 0)} if kind == "GRU" else {}
+    zero = op.ConstantOfShape(
+        op.Concat([1], batch, [hidden], axis=0), value=ir.tensor(np.zeros(1, x.dtype))
+    )
+    states = [
+        zero if given is None else given
+        for given in ([own(5), own(6)] if kind == "LSTM" else [own(5)])
+    ]
+    extra: dict[str, Any] = (
+        {"linear_before_reset": attribute(path_node, "linear_before_reset", 0)}
+        if kind == "GRU"
+        else {}
+    )
     outputs = getattr(op, f"{kind}Training")(
         x,
         own(1),
@@ -75,7 +96,13 @@ def _run(op: GraphBuilder, path_node: PathNode, x: Value, d: int, backwards: boo
     )
     assert x.shape is not None
     time, n = x.shape[0], x.shape[1]
-    shapes = [[time, 1, n, hidden], [1, n, hidden], [1, n, hidden], [time, 1, n, hidden], [time, 1, n, 4 * hidden]]
+    shapes = [
+        [time, 1, n, hidden],
+        [1, n, hidden],
+        [1, n, hidden],
+        [time, 1, n, hidden],
+        [time, 1, n, 4 * hidden],
+    ]
     if kind == "GRU":
         shapes[2:] = [[time, 1, n, 3 * hidden]]
     for value, shape in zip(outputs, shapes):

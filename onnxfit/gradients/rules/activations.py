@@ -1,4 +1,6 @@
-"""Activation functions and softmax. Mish and HardSwish have no rule: their definitions in ONNX share with the forward what a rule would
+"""Activation functions and softmax.
+
+Mish and HardSwish have no rule: their definitions in ONNX share with the forward what a rule would
 compute anew.
 
 At its kink a function has the slope of its left side, as in PyTorch: Relu'(0) = 0, Elu'(0) = alpha.
@@ -17,7 +19,8 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @gradient("Relu")
 def relu(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
-    if dy.dtype == np.float32:  # one operator to compare and cast, up to twice as fast; it has no double kernel
+    # one operator to compare and cast, up to twice as fast; it has no double kernel
+    if dy.dtype == np.float32:
         return dy * op.HardSigmoid(y, alpha=1e38, beta=0.0)
     return dy * op.cast(y > 0, dy.dtype)
 
@@ -43,7 +46,9 @@ def celu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float) -> Gr
 
 
 @gradient("Selu")
-def selu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float) -> Gradients:
+def selu(
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *, alpha: float, gamma: float
+) -> Gradients:
     return dy * op.Where(x > 0, gamma, y + alpha * gamma)
 
 
@@ -75,9 +80,12 @@ def shrink(op: GraphBuilder, x: Value, y: Value, dy: Value, *, lambd: float) -> 
 
 @gradient("Gelu")
 def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -> Gradients:
-    """y = x P(x) has the slope P + x P': P is the normal distribution, and in "tanh" the logistic one, of a cubic in x.
+    """y = x P(x) has the slope P + x P':
 
-    The normal distribution is half the work of y itself, which is made from it then: a step of an encoder takes 0.97 of its time.
+    P is the normal distribution, and in "tanh" the logistic one, of a cubic in x.
+
+    The normal distribution is half the work of y itself, which is made from it then: a step of an
+    encoder takes 0.97 of its time.
     """
     if approximate == "tanh":
         k = 2 * math.sqrt(2 / math.pi)
@@ -102,8 +110,12 @@ def log_softmax(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int) -
 
 
 @gradient("LpNormalization")
-def lp_normalization(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int, p: int) -> Gradients:
-    """(dy - N' sum(dy y)) / N with the norm N, whose slope N' is sign(x) or y; 0 where all of x is, as y is there."""
+def lp_normalization(
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: int, p: int
+) -> Gradients:
+    """(dy - N' sum(dy y)) / N with the norm N, whose slope N' is sign(x) or y; 0 where all of x is,
+    as y is there.
+    """
     norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, [axis])
     slope = op.Sign(x) if p == 1 else y
     return (dy - slope * op.ReduceSum(dy * y, [axis])) / op.Where(norm == 0, math.inf, norm)
@@ -111,7 +123,14 @@ def lp_normalization(op: GraphBuilder, x: Value, y: Value, dy: Value, *, axis: i
 
 @gradient("Dropout", all_outputs=True)
 def dropout(
-    op: GraphBuilder, x: Value, ratio: Value | None, training: Value | None, y: Value, mask: Value, dy: Value, dmask: None
+    op: GraphBuilder,
+    x: Value,
+    ratio: Value | None,
+    training: Value | None,
+    y: Value,
+    mask: Value,
+    dy: Value,
+    dmask: None,
 ) -> Gradients:
     """The identity, or mask / (1 - ratio) in training mode."""
     known = False if training is None else ir.convenience.get_const_tensor(training.ir)

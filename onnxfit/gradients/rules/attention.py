@@ -1,8 +1,10 @@
-"""Attention as onnxruntime fuses it, written out (Vaswani et al. 2017): softmax(scale q k^T + masks) v, head by head.
+"""Attention as onnxruntime fuses it, written out (Vaswani et al. 2017): softmax(scale q k^T +
+masks) v, head by head.
 
-The definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare each with onnxruntime's own kernel. What
-decoding needs, a cache of past keys and values, is refused: training sees whole sequences. Where the kernels of its versions differ, this is
-what the later ones compute.
+The definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare
+each with onnxruntime's own kernel. What decoding needs, a cache of past keys and values, is
+refused: training sees whole sequences. Where the kernels of its versions differ, this is what the
+later ones compute.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from onnxfit.graph.values import GraphBuilder, Value
 MS = "com.microsoft"
 CACHE = "it has a cache of past keys and values"
 NO_CACHE = "export the model without a cache"
-FORBIDDEN = float(np.finfo(np.float32).min)  # the score onnxruntime's CPU kernels give a token that must not be seen
+# the score onnxruntime's CPU kernels give a token that must not be seen
+FORBIDDEN = float(np.finfo(np.float32).min)
 
 
 @decompose("RotaryEmbedding", MS)
@@ -29,28 +32,36 @@ def rotary_embedding(
 ) -> Value:  # fmt: skip
     """Pairs of numbers turned by an angle that grows with the position (Su et al. 2021).
 
-    x is (batch, length, hidden) or (batch, heads, length, size); `scale` has no effect in onnxruntime either, and how much of a head turns is
-    as wide as the tables.
+    x is (batch, length, hidden) or (batch, heads, length, size); `scale` has no effect in
+    onnxruntime either, and how much of a head turns is as wide as the tables.
     """
     if is_packed_batching:
         raise NoGradientError("its batch is packed", "is_packed_batching=0")
     if x.rank == 4:
-        return rotated(op, x, *_rows(op, position_ids, cos, sin, op.shape(x, 2, 3)), bool(interleaved))
+        return rotated(
+            op, x, *_rows(op, position_ids, cos, sin, op.shape(x, 2, 3)), bool(interleaved)
+        )
     if rotary_embedding_dim and num_heads:
         by_head = op.Reshape(x, [0, 0, num_heads, -1])
     else:  # a head is what turns
         by_head = op.Reshape(x, op.Concat([0, 0, -1], _width(op, cos), axis=0))
     h = op.Transpose(by_head, perm=[0, 2, 1, 3])
-    turned = rotated(op, h, *_rows(op, position_ids, cos, sin, op.shape(x, 1, 2)), bool(interleaved))
+    turned = rotated(
+        op, h, *_rows(op, position_ids, cos, sin, op.shape(x, 1, 2)), bool(interleaved)
+    )
     return op.Reshape(op.Transpose(turned, perm=[0, 2, 1, 3]), op.shape(x))
 
 
-def _rows(op: GraphBuilder, position_ids: Value, cos: Value, sin: Value, length: Value) -> tuple[Value, Value]:
+def _rows(
+    op: GraphBuilder, position_ids: Value, cos: Value, sin: Value, length: Value
+) -> tuple[Value, Value]:
     """The rows of the tables for every token; a single position is where the sequence begins."""
     if position_ids.rank < 2:
         zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
         position_ids = op.Reshape(position_ids, [1, 1]) + op.Range(zero, op.Squeeze(length), one)
-    return op.Unsqueeze(op.Gather(cos, position_ids), [1]), op.Unsqueeze(op.Gather(sin, position_ids), [1])
+    return op.Unsqueeze(op.Gather(cos, position_ids), [1]), op.Unsqueeze(
+        op.Gather(sin, position_ids), [1]
+    )
 
 
 def rotated(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
@@ -60,20 +71,33 @@ def rotated(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: boo
     front = h if whole else op.Slice(h, [0], width, [-1])
     if interleaved:
         a, b = (
-            op.Squeeze(part, [-1]) for part in op.Split(op.Reshape(front, [0, 0, 0, -1, 2]), _outputs=2, axis=-1, num_outputs=2)
+            op.Squeeze(part, [-1])
+            for part in op.Split(
+                op.Reshape(front, [0, 0, 0, -1, 2]), _outputs=2, axis=-1, num_outputs=2
+            )
         )
-        pairs = op.Concat(op.Unsqueeze(a * cos - b * sin, [-1]), op.Unsqueeze(b * cos + a * sin, [-1]), axis=-1)
+        pairs = op.Concat(
+            op.Unsqueeze(a * cos - b * sin, [-1]), op.Unsqueeze(b * cos + a * sin, [-1]), axis=-1
+        )
         turned = op.Reshape(pairs, op.shape(front))
     else:
         a, b = op.Split(front, _outputs=2, axis=-1, num_outputs=2)
         turned = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
-    return turned if whole else op.Concat(turned, op.Slice(h, width, [np.iinfo(np.int64).max], [-1]), axis=-1)
+    return (
+        turned
+        if whole
+        else op.Concat(turned, op.Slice(h, width, [np.iinfo(np.int64).max], [-1]), axis=-1)
+    )
 
 
 def _width(op: GraphBuilder, table: Value) -> Value:
     """How many numbers of a vector a table of cosines turns, as a vector of one."""
     columns = table.shape[-1] if table.shape is not None else None
-    return op.constant(np.array([2 * columns])) if isinstance(columns, int) else 2 * op.shape(table, table.rank - 1)
+    return (
+        op.constant(np.array([2 * columns]))
+        if isinstance(columns, int)
+        else 2 * op.shape(table, table.rank - 1)
+    )
 
 
 @decompose("Attention", MS)
@@ -91,14 +115,18 @@ def attention(
     if bias is not None:
         qkv = qkv + bias
     if qkv_hidden_sizes:
-        q, k, v = op.Split(qkv, op.constant(np.array(qkv_hidden_sizes, np.int64)), _outputs=3, axis=-1)
+        q, k, v = op.Split(
+            qkv, op.constant(np.array(qkv_hidden_sizes, np.int64)), _outputs=3, axis=-1
+        )
     else:
         q, k, v = op.Split(qkv, _outputs=3, axis=-1, num_outputs=3)
     q, k, v = (heads(op, part, num_heads) for part in (q, k, v))
     added = [] if attention_bias is None else [attention_bias]
     if mask is not None:
         added.append(_mask(op, mask, q, k, mask_filter_value))
-    return merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None))
+    return merged(
+        op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)
+    )
 
 
 @decompose("MultiHeadAttention", MS)
@@ -107,27 +135,51 @@ def multi_head_attention(
     attention_bias: Value | None, past_key: Value | None, past_value: Value | None, past_length: Value | None, indirection: Value | None, *,
     num_heads: int, mask_filter_value: float = -10000.0, scale: float | None = None, unidirectional: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Attention of queries, keys and values that are there; packed ones are (batch, length, heads, 3, size) and (batch, length, heads, 2, size)."""
-    if past_key is not None or past_value is not None or past_length is not None or indirection is not None:
+    """Attention of queries, keys and values that are there; packed ones are (batch, length, heads,
+    3, size) and (batch, length, heads, 2, size).
+    """
+    if (
+        past_key is not None
+        or past_value is not None
+        or past_length is not None
+        or indirection is not None
+    ):
         raise NoGradientError(CACHE, NO_CACHE)
     if key is None:
-        parts = [op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3]) for p in op.Split(query, _outputs=3, axis=3, num_outputs=3)]
+        parts = [
+            op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3])
+            for p in op.Split(query, _outputs=3, axis=3, num_outputs=3)
+        ]
     elif value is None:
-        packed = [op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3]) for p in op.Split(key, _outputs=2, axis=3, num_outputs=2)]
+        packed = [
+            op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3])
+            for p in op.Split(key, _outputs=2, axis=3, num_outputs=2)
+        ]
         parts = [heads(op, query, num_heads), *packed]
     else:
-        parts = [heads(op, query, num_heads), *(p if p.rank == 4 else heads(op, p, num_heads) for p in (key, value))]
+        parts = [
+            heads(op, query, num_heads),
+            *(p if p.rank == 4 else heads(op, p, num_heads) for p in (key, value)),
+        ]
     if bias is not None:
         parts = _biased(op, parts, bias, num_heads, key is not None and key.rank == 4)
     q, k, v = parts
     added = [] if attention_bias is None else [attention_bias]
     if key_padding_mask is not None:
         added.append(_mask(op, key_padding_mask, q, k, mask_filter_value))
-    return merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)), k, v
+    return (
+        merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)),
+        k,
+        v,
+    )
 
 
-def _biased(op: GraphBuilder, parts: list[Value], bias: Value, num_heads: int, only_query: bool) -> list[Value]:
-    """Queries, keys and values plus their part of the bias each; keys and values that came with their heads apart have it already."""
+def _biased(
+    op: GraphBuilder, parts: list[Value], bias: Value, num_heads: int, only_query: bool
+) -> list[Value]:
+    """Queries, keys and values plus their part of the bias each; keys and values that came with
+    their heads apart have it already.
+    """
     widths = [op.constant(np.array([num_heads])) * op.shape(p, 3, 4) for p in parts]
     biases = op.Split(bias, op.Concat(*widths, axis=0), _outputs=3)
     spread = [op.Reshape(b, [1, num_heads, 1, -1]) for b in biases]
@@ -141,24 +193,41 @@ def group_query_attention(
     head_sink: Value | None, *, num_heads: int, kv_num_heads: int, scale: float | None = None, softcap: float = 0.0,
     local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0, smooth_softmax: int = 0, causal: int = 1,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Several queries to a key and value (Ainslie et al. 2023), each seeing the tokens up to its own.
+    """Several queries to a key and value (Ainslie et al. 2023), each seeing the tokens up to its
+    own.
 
-    `seqlens_k` tells where the last true token of each row stands; padded ones after it see no more than that one does.
+    `seqlens_k` tells where the last true token of each row stands; padded ones after it see no more
+    than that one does.
     """
     if any(p is not None and not _empty(p) for p in (past_key, past_value)):
         raise NoGradientError(CACHE, NO_CACHE)
     if not causal:
-        raise NoGradientError("it lets queries see later tokens, which no released kernel for the CPU does", "a MultiHeadAttention")
+        raise NoGradientError(
+            "it lets queries see later tokens, which no released kernel for the CPU does",
+            "a MultiHeadAttention",
+        )
     if local_window_size == 0:
         raise NoGradientError("its window shows nothing", "local_window_size=-1")
     if do_rotary and position_ids is not None:
-        raise NoGradientError("it is told its positions, of which onnxruntime uses the first alone", "a RotaryEmbedding before it")
+        raise NoGradientError(
+            "it is told its positions, of which onnxruntime uses the first alone",
+            "a RotaryEmbedding before it",
+        )
     if key is None or value is None:
         together = op.Reshape(query, [0, 0, num_heads + 2 * kv_num_heads, -1])
-        parts = op.Split(together, op.constant(np.array([num_heads, kv_num_heads, kv_num_heads])), _outputs=3, axis=2)
+        parts = op.Split(
+            together,
+            op.constant(np.array([num_heads, kv_num_heads, kv_num_heads])),
+            _outputs=3,
+            axis=2,
+        )
         q, k, v = (op.Transpose(p, perm=[0, 2, 1, 3]) for p in parts)
     else:
-        q, k, v = heads(op, query, num_heads), heads(op, key, kv_num_heads), heads(op, value, kv_num_heads)
+        q, k, v = (
+            heads(op, query, num_heads),
+            heads(op, key, kv_num_heads),
+            heads(op, value, kv_num_heads),
+        )
     if do_rotary:
         assert cos is not None
         assert sin is not None
@@ -168,7 +237,11 @@ def group_query_attention(
     if num_heads != kv_num_heads:
         repeated = [1, 1, num_heads // kv_num_heads, 1, 1]
         k, v = (
-            op.Reshape(op.Tile(op.Unsqueeze(p, [2]), repeated), op.Concat([0, num_heads], op.shape(p, 2), axis=0)) for p in (k, v)
+            op.Reshape(
+                op.Tile(op.Unsqueeze(p, [2]), repeated),
+                op.Concat([0, num_heads], op.shape(p, 2), axis=0),
+            )
+            for p in (k, v)
         )
     row, column = _places(op, q, k)
     last = op.Reshape(op.cast(seqlens_k, np.int64), [-1, 1, 1, 1])
@@ -189,10 +262,18 @@ def attend(
     op: GraphBuilder, q: Value, k: Value, v: Value, scale: float | None, added: list[Value], hidden: Value | None = None, softcap: float = 0.0,
     sink: Value | None = None,
 ) -> Value:  # fmt: skip
-    """(batch, heads, length, size), each. `added` goes to the scores, `hidden` tells which are none, `sink` is the score of seeing nothing."""
+    """(batch, heads, length, size), each.
+
+    `added` goes to the scores, `hidden` tells which are none, `sink` is the score of seeing
+    nothing.
+    """
     if not scale:
         size = q.shape[-1] if q.shape is not None else None
-        factor: Any = 1 / math.sqrt(size) if isinstance(size, int) else 1 / op.Sqrt(op.cast(op.Squeeze(op.shape(q, 3, 4)), q.dtype))
+        factor: Any = (
+            1 / math.sqrt(size)
+            if isinstance(size, int)
+            else 1 / op.Sqrt(op.cast(op.Squeeze(op.shape(q, 3, 4)), q.dtype))
+        )
     else:
         factor = scale
     scores = (q @ op.Transpose(k, perm=[0, 1, 3, 2])) * factor
@@ -204,7 +285,12 @@ def attend(
     if sink is None:
         return op.Softmax(scores) @ v
     column = op.Expand(op.cast(sink, q.dtype), op.Concat(op.shape(q, 0, 3), [1], axis=0))
-    return op.Slice(op.Softmax(op.Concat(column, scores, axis=-1)), [1], [np.iinfo(np.int64).max], [-1]) @ v
+    return (
+        op.Slice(
+            op.Softmax(op.Concat(column, scores, axis=-1)), [1], [np.iinfo(np.int64).max], [-1]
+        )
+        @ v
+    )
 
 
 def heads(op: GraphBuilder, x: Value, count: int) -> Value:
@@ -217,7 +303,9 @@ def heads(op: GraphBuilder, x: Value, count: int) -> Value:
 def merged(op: GraphBuilder, x: Value) -> Value:
     """(batch, heads, length, size) as (batch, length, heads size)"""
     size = (
-        None if x.shape is None or not isinstance(x.shape[1], int) or not isinstance(x.shape[3], int) else x.shape[1] * x.shape[3]
+        None
+        if x.shape is None or not isinstance(x.shape[1], int) or not isinstance(x.shape[3], int)
+        else x.shape[1] * x.shape[3]
     )
     return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, -1 if size is None else size])
 
@@ -230,7 +318,10 @@ def _places(op: GraphBuilder, q: Value, k: Value) -> tuple[Value, Value]:
 
 
 def _later(op: GraphBuilder, q: Value, k: Value) -> Value:
-    """Which keys come after a query. Where there are more keys than queries, onnxruntime lets the last query see them all."""
+    """Which keys come after a query.
+
+    Where there are more keys than queries, onnxruntime lets the last query see them all.
+    """
     row, column = _places(op, q, k)
     later = column > row
     if q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2] is not None:
@@ -239,23 +330,33 @@ def _later(op: GraphBuilder, q: Value, k: Value) -> Value:
 
 
 def _mask(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float) -> Value:
-    """What masks add to the scores: nothing where they are positive, `filter_value` elsewhere. A vector tells the lengths, or ends and starts."""
+    """What masks add to the scores: nothing where they are positive, `filter_value` elsewhere.
+
+    A vector tells the lengths, or ends and starts.
+    """
     if mask.rank == 1:
         _, column = _places(op, q, k)
         ends = op.cast(mask, np.int64)
-        count, batch = mask.shape[0] if mask.shape is not None else None, q.shape[0] if q.shape is not None else None
+        count, batch = (
+            mask.shape[0] if mask.shape is not None else None,
+            (q.shape[0] if q.shape is not None else None),
+        )
         if isinstance(count, int) and isinstance(batch, int) and count == 2 * batch:
             ends, starts = op.Split(ends, _outputs=2, num_outputs=2)
             shown = (column < op.Unsqueeze(ends, [1])) & (column >= op.Unsqueeze(starts, [1]))
         elif isinstance(count, int) and isinstance(batch, int) and count != batch:
-            raise NoGradientError(f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)")
+            raise NoGradientError(
+                f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)"
+            )
         else:
             shown = column < op.Reshape(ends, op.Concat(op.shape(q, 0, 1), [1], axis=0))
     elif mask.rank in (2, 3):
         shown = mask > 0
     else:
         raise NoGradientError(f"its mask has {mask.rank} axes", "a mask of (batch, length)")
-    return op.Unsqueeze((1 - op.cast(shown, q.dtype)) * filter_value, [1] if mask.rank == 3 else [1, 2])
+    return op.Unsqueeze(
+        (1 - op.cast(shown, q.dtype)) * filter_value, [1] if mask.rank == 3 else [1, 2]
+    )
 
 
 def _empty(past: Value) -> bool:

@@ -1,7 +1,8 @@
 """If, Scan and Loop: the gradient of a body is a body.
 
-The backward body computes its forward again (no intermediate of an iteration is kept but the states it began with), then goes back
-through it: memory grows with the states, not with the body, as in checkpointed backpropagation through time (Chen et al. 2016).
+The backward body computes its forward again (no intermediate of an iteration is kept but the states
+it began with), then goes back through it: memory grows with the states, not with the body, as in
+checkpointed backpropagation through time (Chen et al. 2016).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ DRAWN = "draw the numbers outside of the body"
 
 @subgraph_gradient("If")
 def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
-    """An If on the same condition, whose branches give the gradients of what the branches of the forward one capture."""
+    """An If on the same condition, whose branches give the gradients of what the branches of the
+    forward one capture.
+    """
     op, node = tape.op, path_node.node
     wanted = _values(path_node)
     branches: dict[str, Any] = {}
@@ -42,7 +45,8 @@ def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[in
 
 @subgraph_gradient("Scan")
 def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
-    """A Scan from the last step to the first: s_t is recorded by the forward one, ds_{t-1} and dx_t come from ds_t, dy_t.
+    """A Scan from the last step to the first: s_t is recorded by the forward one, ds_{t-1} and dx_t
+    come from ds_t, dy_t.
 
     What the body captures has the sum over all steps.
     """
@@ -51,12 +55,23 @@ def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[i
     states, scanned = node.inputs[:count], node.inputs[count:]
     body = node.attributes["body"].as_graph()
     outputs = len(body.outputs) - count
-    input_axes, input_ways = _ints(node, "scan_input_axes", len(scanned)), _ints(node, "scan_input_directions", len(scanned))
-    output_axes, output_ways = _ints(node, "scan_output_axes", outputs), _ints(node, "scan_output_directions", outputs)
+    input_axes, input_ways = (
+        _ints(node, "scan_input_axes", len(scanned)),
+        _ints(node, "scan_input_directions", len(scanned)),
+    )
+    output_axes, output_ways = (
+        _ints(node, "scan_output_axes", outputs),
+        _ints(node, "scan_output_directions", outputs),
+    )
     types = [*(v.type for v in node.inputs if v is not None)]
     shapes = [_shape(v) for v in states] + [_shape(v, axis) for v, axis in zip(scanned, input_axes)]
     inner = _copy(op, body, types, shapes)
-    recorded = _record(op, node, body.inputs[:count], {"scan_output_axes": output_axes, "scan_output_directions": output_ways})
+    recorded = _record(
+        op,
+        node,
+        body.inputs[:count],
+        {"scan_output_axes": output_axes, "scan_output_directions": output_ways},
+    )
     steps = [op.wrap(v) for v in recorded]
     arriving_steps = [dys[count + k] for k in range(outputs)]
     return _back(
@@ -79,11 +94,16 @@ def loop(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[i
     count = len(node.inputs) - 2
     body = node.attributes["body"].as_graph()
     states = [_given(node, 2 + i) for i in range(count)]
-    types = [ir.TensorType(ir.DataType.INT64), ir.TensorType(ir.DataType.BOOL), *(v.type for v in states)]
+    types = [
+        ir.TensorType(ir.DataType.INT64),
+        ir.TensorType(ir.DataType.BOOL),
+        *(v.type for v in states),
+    ]
     inner = _copy(op, body, types, [ir.Shape([]), ir.Shape([]), *(_shape(v) for v in states)])
     number, going_on, *inside = inner.graph.inputs
     recorded = _record(op, node, [body.inputs[0], *body.inputs[2:]], {})
-    going_on.replace_all_uses_with(inner.constant(True).ir, replace_graph_outputs=True)  # it was, or there had been no iteration
+    # it was, or there had been no iteration
+    going_on.replace_all_uses_with(inner.constant(True).ir, replace_graph_outputs=True)
     inner.graph.inputs[:] = [number, *inside]
     del inner.graph.outputs[0]  # the condition
     return _back(
@@ -107,11 +127,15 @@ def _back(
     scanned: Sequence[tuple[int, ir.Value, int, int]],
     arriving: Sequence[tuple[int, Value, int, int]],
 ) -> dict[int, Value]:
-    """The Scan backwards. `inner` is the copy of the forward body, whose outputs are states, then what is stacked.
+    """The Scan backwards.
 
-    `states` are (input of the node, output of the body, input of the body, first value), `dys` the gradients that arrive at their last values;
-    `given` is what the copy's inputs are each step (input of the body, all steps, axis, direction), `scanned` those of them that have a
-    gradient (input of the node first), `arriving` the gradients of what is stacked (output of the body, all steps, axis, direction).
+    `inner` is the copy of the forward body, whose outputs are states, then what is stacked.
+
+    `states` are (input of the node, output of the body, input of the body, first value), `dys` the
+    gradients that arrive at their last values; `given` is what the copy's inputs are each step
+    (input of the body, all steps, axis, direction), `scanned` those of them that have a gradient
+    (input of the node first), `arriving` the gradients of what is stacked (output of the body, all
+    steps, axis, direction).
     """
     op = tape.op
     moving = [state for state in states if carries_gradient(state[-1].ir)]
@@ -121,8 +145,16 @@ def _back(
     dstates = [_input(inner, f"state_{o}", first) for _, o, _, first in moving]
     sums = [_input(inner, f"sum_{i}", op.wrap(v)) for i, v in captured.items()]
     slices = [_slice(inner, f"arriving_{o}", dy, axis) for o, dy, axis, _ in arriving]
-    inner.graph.inputs[:] = [*(v.ir for v in dstates), *(v.ir for v in sums), *(v for v, *_ in given), *(v.ir for v in slices)]
-    inside = {**{o: d for (_, o, *_), d in zip(moving, dstates)}, **{o: s for (o, *_), s in zip(arriving, slices)}}
+    inner.graph.inputs[:] = [
+        *(v.ir for v in dstates),
+        *(v.ir for v in sums),
+        *(v for v, *_ in given),
+        *(v.ir for v in slices),
+    ]
+    inside = {
+        **{o: d for (_, o, *_), d in zip(moving, dstates)},
+        **{o: s for (o, *_), s in zip(arriving, slices)},
+    }
     wanted = [(i, v, axis, way) for i, v, axis, way in scanned if i in path_node.inputs]
     leaves = [*starts, *(v for _, v, *_ in wanted), *captured.values()]
     found = _inside(tape, inner, inside, leaves)
@@ -140,8 +172,11 @@ def _back(
     return {i: dx for i, dx in zip(positions, made) if i in path_node.inputs}
 
 
-def _inside(tape: Tape, inner: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]) -> dict[ir.Value, Value]:
-    from onnxfit.gradients.backward import backward, prepare  # the walk calls the rules, and these call the walk
+def _inside(
+    tape: Tape, inner: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]
+) -> dict[ir.Value, Value]:
+    # the walk calls the rules, and these call the walk
+    from onnxfit.gradients.backward import backward, prepare
 
     body = tape.inner(inner)
     prepare(body, arriving, wrt)
@@ -160,13 +195,18 @@ def _given(node: ir.Node, index: int) -> ir.Value:
 
 
 def _copy(
-    op: GraphBuilder, graph: ir.Graph, types: Iterable[ir.TypeProtocol | None] = (), shapes: Iterable[ir.Shape | None] = ()
+    op: GraphBuilder,
+    graph: ir.Graph,
+    types: Iterable[ir.TypeProtocol | None] = (),
+    shapes: Iterable[ir.Shape | None] = (),
 ) -> GraphBuilder:
     """A copy of a body under names of its own, its inputs typed by what they are given."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
         if _draws(node):
             raise NoGradientError(
-                f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient would draw others", DRAWN
+                f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient"
+                " would draw others",
+                DRAWN,
             )
     copy = graph.clone(allow_outer_scope_values=True)
     copy.opset_imports.update(op.graph.opset_imports)
@@ -196,10 +236,14 @@ def _draws(node: ir.Node) -> bool:
         return False
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
     known = ir.convenience.get_const_tensor(training) if training is not None else None
-    return node.op_type in RANDOM or (training is not None and (known is None or bool(known.numpy().any())))
+    return node.op_type in RANDOM or (
+        training is not None and (known is None or bool(known.numpy().any()))
+    )
 
 
-def _record(op: GraphBuilder, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]) -> list[ir.Value]:
+def _record(
+    op: GraphBuilder, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]
+) -> list[ir.Value]:
     """Let a Scan or Loop hand out, stacked, what these inputs of its body are in each step."""
     body = GraphBuilder(node.attributes["body"].as_graph(), around=op)
     before = len(node.outputs)

@@ -1,11 +1,13 @@
-"""Convolutions: one form in three tensors, so that each gradient is the form solved for another one of them.
+"""Convolutions: one form in three tensors, so that each gradient is the form solved for another one
+of them.
 
-A window of weights slides over the large tensor; at every stop it meets one element of the small one:
+A window of weights slides over the large tensor; at every stop it meets one element of the small
+one:
 
     sum over image n, filter m, channel c, stop o, tap k of   large[n, c, stride o + dilation k - pad] w[m, c, k] small[n, m, o]
 
-Conv computes small from (large, w), ConvTranspose large from (small, w). With this, the gradients are (Dumoulin and Visin 2016, "A guide to
-convolution arithmetic for deep learning", chapter 4)
+Conv computes small from (large, w), ConvTranspose large from (small, w). With this, the gradients
+are (Dumoulin and Visin 2016, "A guide to convolution arithmetic for deep learning", chapter 4)
 
     Conv:           dx = large of (dy, w)       dw = weights of (x, dy)      db = sum of dy
     ConvTranspose:  dx = small of (dy, w)       dw = weights of (dy, x)      db = sum of dy
@@ -27,15 +29,20 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 Ints = Sequence[int]
 
-# Up to so many taps, the weights' gradient copies the images once per tap, for a MatMul; beyond, the copies cost more than they bring.
+# Up to so many taps, the weights' gradient copies the images once per tap, for a MatMul; beyond,
+# the copies cost more than they bring.
 COPIED_TAPS = 27
-# From so many channels on both sides, a product for every tap alone takes 0.5 to 0.9 of the time of one product of all taps' copies side by side.
+# From so many channels on both sides, a product for every tap alone takes 0.5 to 0.9 of the time of
+# one product of all taps' copies side by side.
 WIDE = 16
-# Where a row of an image has so many times fewer elements than channels, copies with the channels last are faster: 0.87 to 1.0 of the time.
+# Where a row of an image has so many times fewer elements than channels, copies with the channels
+# last are faster: 0.87 to 1.0 of the time.
 NARROW = 4
-# From so many images on, one Gather copies what the taps see faster than a Slice for each and a Concat: 0.4 to 1.1 of the time.
+# From so many images on, one Gather copies what the taps see faster than a Slice for each and a
+# Concat: 0.4 to 1.1 of the time.
 MANY = 16
-# So many copied elements (16 MB) are made at once where there are more: beyond, they leave the processor's cache. 0.9 to 1.0 of the time.
+# So many copied elements (16 MB) are made at once where there are more: beyond, they leave the
+# processor's cache. 0.9 to 1.0 of the time.
 CACHED = 2**22
 # A Gather's list of places goes into the graph: not with more entries than these.
 LISTED = 2**16
@@ -43,7 +50,9 @@ LISTED = 2**16
 
 @dataclass(frozen=True)
 class Sliding:
-    """How the window moves: per spatial axis, and the padding before every axis, then after every axis."""
+    """How the window moves: per spatial axis, and the padding before every axis, then after every
+    axis.
+    """
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -53,7 +62,9 @@ class Sliding:
     @classmethod
     def of(cls, axes: int, strides: Ints | None, dilations: Ints | None, group: int = 1) -> Sliding:
         """By an operator's attributes, without its padding."""
-        return cls(tuple(strides or [1] * axes), tuple(dilations or [1] * axes), (0,) * (2 * axes), group)
+        return cls(
+            tuple(strides or [1] * axes), tuple(dilations or [1] * axes), (0,) * (2 * axes), group
+        )
 
     @property
     def axes(self) -> list[int]:
@@ -86,7 +97,11 @@ def conv(
             lambda: sum_of(op, dy, way),
         )
     way = replace(way, pads=found)
-    return lambda: large_of(op, dy, w, way, x), lambda: weights_of(op, x, dy, way, w), lambda: sum_of(op, dy, way)
+    return (
+        lambda: large_of(op, dy, w, way, x),
+        lambda: weights_of(op, x, dy, way, w),
+        lambda: sum_of(op, dy, way),
+    )
 
 
 @gradient("ConvTranspose")
@@ -97,13 +112,18 @@ def conv_transpose(
 ) -> Gradients:  # fmt: skip
     way = Sliding.of(w.rank - 2, strides, dilations, group)
     if output_shape and auto_pad != "SAME_UPPER":
-        auto_pad = "SAME_LOWER"  # the sizes alone say how much is cut off, and the larger half before
+        # the sizes alone say how much is cut off, and the larger half before
+        auto_pad = "SAME_LOWER"
     found = padding(op, way, auto_pad, pads, y, x, spatial(w) or op.shape(w, 2), output_padding)
     if isinstance(found, Value):
         dy = op.Pad(dy, found, None, way.axes)
     else:
         way = replace(way, pads=found)
-    return lambda: small_of(op, dy, w, way), lambda: weights_of(op, dy, x, way, w), lambda: sum_of(op, dy, way)
+    return (
+        lambda: small_of(op, dy, w, way),
+        lambda: weights_of(op, dy, x, way, w),
+        lambda: sum_of(op, dy, way),
+    )
 
 
 @decompose("FusedConv", "com.microsoft")
@@ -129,11 +149,15 @@ def fused_conv(
     if activation == "Clip":
         return op.Clip(y, *given)
     if activation:
-        raise NoGradientError(f"its activation is {activation!r}", "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid")
+        raise NoGradientError(
+            f"its activation is {activation!r}",
+            "Relu, Tanh, Sigmoid, LeakyRelu, Clip or HardSigmoid",
+        )
     return y
 
 
-# The three forms -------------------------------------------------------------------------------------------------------------
+# The three forms
+# -------------------------------------------------------------------------------------------------------------
 
 
 def small_of(op: GraphBuilder, large: Value, w: Value, way: Sliding) -> Value:
@@ -141,8 +165,12 @@ def small_of(op: GraphBuilder, large: Value, w: Value, way: Sliding) -> Value:
     return _slid(op.Conv, large, w, way)
 
 
-def large_of(op: GraphBuilder, small: Value, w: Value, way: Sliding, like: Value, start: Value | None = None) -> Value:
-    """Every element of `small` added, by the weights, to the window it came from; in the spatial shape of `like`, from `start` on."""
+def large_of(
+    op: GraphBuilder, small: Value, w: Value, way: Sliding, like: Value, start: Value | None = None
+) -> Value:
+    """Every element of `small` added, by the weights, to the window it came from; in the spatial
+    shape of `like`, from `start` on.
+    """
     if start is not None:
         room = [stride - 1 for stride in way.strides]
         whole = _slid(op.ConvTranspose, small, w, way, output_padding=room)
@@ -151,11 +179,14 @@ def large_of(op: GraphBuilder, small: Value, w: Value, way: Sliding, like: Value
     if turned is not None:
         return turned
     size, stops, taps = spatial(like), spatial(small), spatial(w)
-    unseen = [stride - 1 for stride in way.strides]  # elements behind the last window: less than a stride
+    # elements behind the last window: less than a stride
+    unseen = [stride - 1 for stride in way.strides]
     if size and stops and taps:
         unseen = [
             n - ((o - 1) * s + r - b - a)
-            for n, o, s, r, b, a in zip(size, stops, way.strides, way.reach(taps), way.before, way.after)
+            for n, o, s, r, b, a in zip(
+                size, stops, way.strides, way.reach(taps), way.before, way.after
+            )
         ]
     return _cut(op, _slid(op.ConvTranspose, small, w, way, output_padding=unseen), like, way)
 
@@ -173,13 +204,16 @@ def sum_of(op: GraphBuilder, dy: Value, way: Sliding) -> Value:
 
 
 def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | None:
-    """`large_of` as a convolution of the stops with the weights turned round: with a stride of 1, and where that is faster."""
+    """`large_of` as a convolution of the stops with the weights turned round: with a stride of 1,
+    and where that is faster.
+    """
     sizes = static(w)
     if sizes is None or set(way.strides) != {1}:
         return None
     m, c, *taps = sizes
     pads = [r - 1 - pad for r, pad in zip(way.reach(taps) * 2, way.pads)]
-    if min(pads) < 0 or m > 2 * c * way.group:  # this costs by the m channels of `small`, ConvTranspose by those it makes
+    # this costs by the m channels of `small`, ConvTranspose by those it makes
+    if min(pads) < 0 or m > 2 * c * way.group:
         return None
     way = replace(way, pads=tuple(pads))
     stops = static(small)
@@ -198,11 +232,18 @@ def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | 
     return _slid(op.Conv, small, w, way)
 
 
-def _as_product(op: GraphBuilder, small: Value, w: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
-    """The same convolution as a product of matrices, what the taps see beside each other in a row: 0.5 to 0.9 of the time on two threads."""
+def _as_product(
+    op: GraphBuilder, small: Value, w: Value, way: Sliding, stops: Ints, sizes: Ints
+) -> Value:
+    """The same convolution as a product of matrices, what the taps see beside each other in a row:
+    0.5 to 0.9 of the time on two threads.
+    """
     m, c, *taps = sizes
     images, _, *places = stops
-    ends = [n + before + after - r + 1 for n, before, after, r in zip(places, way.before, way.after, way.reach(taps))]
+    ends = [
+        n + before + after - r + 1
+        for n, before, after, r in zip(places, way.before, way.after, way.reach(taps))
+    ]
     seen = _seen(way, places, ends, taps)[::-1].T  # the last tap first: the weights turned round
     small = _with_padding(op, _places_first(op, small), places, seen)
     rows = op.Reshape(op.Gather(small, seen.ravel(), axis=1), [-1, seen.shape[1] * m])
@@ -211,25 +252,38 @@ def _as_product(op: GraphBuilder, small: Value, w: Value, way: Sliding, stops: I
     return op.Reshape(x, [images, c, *ends])
 
 
-def _by_taps(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
-    """What every tap saw as columns of a matrix ("im2col", Chellapilla, Puri and Simard 2006), times what it met."""
+def _by_taps(
+    op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints
+) -> Value:
+    """What every tap saw as columns of a matrix ("im2col", Chellapilla, Puri and Simard 2006),
+    times what it met.
+    """
     filters, channels, *taps = sizes
     group = way.group
     depthwise = channels == 1 and filters == group
     listed = math.prod(taps) * math.prod(stops) <= LISTED
     # sorting `small` by image costs by its filters, what is saved goes by the copies
-    if group == 1 and _known(large, small) and _sizes(large)[0] >= MANY and 2 * filters <= channels * math.prod(taps) and listed:
+    if (
+        group == 1
+        and _known(large, small)
+        and _sizes(large)[0] >= MANY
+        and 2 * filters <= channels * math.prod(taps)
+        and listed
+    ):
         return _gathered(op, large, small, way, stops, sizes)
     if group == 1 and min(filters, channels) >= WIDE:
         return _tap_by_tap(op, large, small, way, stops, sizes)
-    # A matrix for each image if that makes the sums no larger than what is summed, else one of all images, which has to be sorted by channel.
+    # A matrix for each image if that makes the sums no larger than what is summed, else one of all
+    # images, which has to be sorted by channel.
     images = [0] if depthwise or filters // group <= math.prod(stops) else []
     groups = [group] if group > 1 and not depthwise else []
     large = _padded(op, large, way, 2)
     if not images:
         large, small = _swapped(op, large, way), _swapped(op, small, way)
     if groups:
-        large = op.Reshape(large, [*images, group, channels, *([] if images else [-1]), *(spatial(large) or ())])
+        large = op.Reshape(
+            large, [*images, group, channels, *([] if images else [-1]), *(spatial(large) or ())]
+        )
     views = _views(op, large, way, stops, taps, large.rank - len(taps))
     if depthwise:  # a channel meets one filter only: nothing to multiply as matrices
         sums = [op.ReduceSum(view * small, [0, *way.axes], keepdims=1) for view in views]
@@ -244,18 +298,26 @@ def _by_taps(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: 
     return _channels_second(op, op.Reshape(w, [filters, *taps, channels]))
 
 
-def _gathered(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
-    """The same, with the images last: what a tap sees at a stop is one piece of memory for each channel."""
+def _gathered(
+    op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints
+) -> Value:
+    """The same, with the images last: what a tap sees at a stop is one piece of memory for each
+    channel.
+    """
     filters, channels, *taps = sizes
     images, _, *places = _sizes(large)
     seen = _seen(way, places, stops, taps)
     met = op.Reshape(_images_last(op, small), [filters, -1])
-    large = _with_padding(op, op.Reshape(_images_last(op, large), [channels, -1, images]), places, seen)
+    large = _with_padding(
+        op, op.Reshape(_images_last(op, large), [channels, -1, images]), places, seen
+    )
     at_once = max(CACHED // (channels * images * math.prod(stops)), taps[-1])
     products = []
     for first in range(0, len(seen), at_once):
         places_of_taps = seen[first : first + at_once]
-        columns = op.Reshape(op.Gather(large, places_of_taps.ravel(), axis=1), [channels * len(places_of_taps), -1])
+        columns = op.Reshape(
+            op.Gather(large, places_of_taps.ravel(), axis=1), [channels * len(places_of_taps), -1]
+        )
         # the copies first, which a product then reads as they are
         products.append(op.Reshape(op.Gemm(columns, met, transB=1), [channels, -1, filters]))
     w = op.Concat(*products, axis=1) if len(products) > 1 else products[0]
@@ -263,9 +325,13 @@ def _gathered(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops:
 
 
 def _seen(way: Sliding, size: Ints, stops: Ints, taps: Ints) -> np.ndarray:
-    """[tap, stop]: the place that a tap sees, among all places in a row; one behind the last where it sees padding."""
+    """[tap, stop]: the place that a tap sees, among all places in a row; one behind the last where
+    it sees padding.
+    """
     place, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-    for n, o, k, stride, dilation, before in zip(size, stops, taps, way.strides, way.dilations, way.before):
+    for n, o, k, stride, dilation, before in zip(
+        size, stops, taps, way.strides, way.dilations, way.before
+    ):
         along = np.arange(k)[:, None] * dilation + np.arange(o) * stride - before
         wide = (len(place) * k, place.shape[1] * o)
         place = (place[:, None, :, None] * n + along[:, None]).reshape(wide)
@@ -274,11 +340,15 @@ def _seen(way: Sliding, size: Ints, stops: Ints, taps: Ints) -> np.ndarray:
 
 
 def _with_padding(op: GraphBuilder, value: Value, size: Ints, seen: np.ndarray) -> Value:
-    """A tensor whose second axis are all places in a row, with a zero behind the last where `seen` has padding."""
+    """A tensor whose second axis are all places in a row, with a zero behind the last where `seen`
+    has padding.
+    """
     return op.Pad(value, [0, 0, 0, 0, 1, 0]) if seen.max() == math.prod(size) else value
 
 
-def _tap_by_tap(op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints) -> Value:
+def _tap_by_tap(
+    op: GraphBuilder, large: Value, small: Value, way: Sliding, stops: Ints, sizes: Ints
+) -> Value:
     """A product for each tap, of all images: none of the copies is there for longer than it takes."""
     filters, channels, *taps = sizes
     if _known(large, small) and channels >= NARROW * stops[-1]:
@@ -287,20 +357,32 @@ def _tap_by_tap(op: GraphBuilder, large: Value, small: Value, way: Sliding, stop
         large, small, first, last = _swapped(op, large, way), _swapped(op, small, way), 2, False
     met = op.Reshape(small, [-1, filters] if last else [filters, -1])
     products = [
-        op.Gemm(met, op.Reshape(view, [-1, channels] if last else [channels, -1]), transA=int(last), transB=int(not last))
+        op.Gemm(
+            met,
+            op.Reshape(view, [-1, channels] if last else [channels, -1]),
+            transA=int(last),
+            transB=int(not last),
+        )
         for view in _views(op, _padded(op, large, way, first), way, stops, taps, first)
     ]
     w = op.Reshape(op.Concat(*products, axis=0), [len(products), filters * channels])
-    return op.Reshape(op.Transpose(w, perm=[1, 0]), [filters, channels, *taps])  # as a matrix, which onnxruntime transposes fastest
+    # as a matrix, which onnxruntime transposes fastest
+    return op.Reshape(op.Transpose(w, perm=[1, 0]), [filters, channels, *taps])
 
 
-def _views(op: GraphBuilder, large: Value, way: Sliding, stops: Ints, taps: Ints, axis: int) -> list[Value]:
+def _views(
+    op: GraphBuilder, large: Value, way: Sliding, stops: Ints, taps: Ints, axis: int
+) -> list[Value]:
     """What every tap sees of a padded tensor whose spatial axes begin with `axis`."""
-    starts = ([t * d for t, d in zip(tap, way.dilations)] for tap in itertools.product(*map(range, taps)))
+    starts = (
+        [t * d for t, d in zip(tap, way.dilations)] for tap in itertools.product(*map(range, taps))
+    )
     return [_window(op, large, start, stops, way.strides, axis) for start in starts]
 
 
-def _window(op: GraphBuilder, value: Value, start: Ints, count: Ints, strides: Ints, axis: int) -> Value:
+def _window(
+    op: GraphBuilder, value: Value, start: Ints, count: Ints, strides: Ints, axis: int
+) -> Value:
     """`count` elements from `start` on, along the axes from `axis` on."""
     end = [first + (n - 1) * s + 1 for first, n, s in zip(start, count, strides)]
     if not any(start) and value.shape is not None and end == [*value.shape[axis : axis + len(end)]]:
@@ -318,13 +400,24 @@ def _by_conv(op: GraphBuilder, large: Value, small: Value, way: Sliding, like: V
     else:
         large = _swapped(op, large, way)
     across = replace(way, strides=way.dilations, dilations=way.strides)
-    return _cut(op, _swapped(op, _slid(op.Conv, large, _swapped(op, small, way), across), way), like, way)
+    return _cut(
+        op, _swapped(op, _slid(op.Conv, large, _swapped(op, small, way), across), way), like, way
+    )
 
 
 def _slid(operator: Callable[..., Value], x: Value, w: Value, way: Sliding, **others: Any) -> Value:
     """Conv or ConvTranspose."""
     return _ranked(
-        operator(x, w, strides=way.strides, dilations=way.dilations, pads=way.pads, group=way.group, **others), len(way.strides)
+        operator(
+            x,
+            w,
+            strides=way.strides,
+            dilations=way.dilations,
+            pads=way.pads,
+            group=way.group,
+            **others,
+        ),
+        len(way.strides),
     )
 
 
@@ -335,7 +428,8 @@ def _ranked(y: Value, axes: int) -> Value:
     return y
 
 
-# Sizes -----------------------------------------------------------------------------------------------------------------------
+# Sizes
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def padding(
@@ -348,7 +442,8 @@ def padding(
     taps: Ints | Value,
     more: Ints | None = None,
 ) -> tuple[int, ...] | Value:
-    """How far the window reaches out before every axis, then after every axis; a value where that depends on sizes yet unknown.
+    """How far the window reaches out before every axis, then after every axis; a value where that
+    depends on sizes yet unknown.
 
     `more` is the output_padding of ConvTranspose.
     """
@@ -367,10 +462,20 @@ def padding(
             less = [t // 2 for t in total]
             rest = [t - half for t, half in zip(total, less)]
             return tuple(less + rest if auto_pad == "SAME_UPPER" else rest + less)
-    reach = (op.constant(np.array(taps, np.int64)) if not isinstance(taps, Value) else taps) * way.dilations - way.dilations
-    far = op.Max((op.shape(small, 2) - 1) * way.strides + reach + (np.array(more or nothing) + 1) - op.shape(large, 2), 0)
+    reach = (
+        op.constant(np.array(taps, np.int64)) if not isinstance(taps, Value) else taps
+    ) * way.dilations - way.dilations
+    far = op.Max(
+        (op.shape(small, 2) - 1) * way.strides
+        + reach
+        + (np.array(more or nothing) + 1)
+        - op.shape(large, 2),
+        0,
+    )
     half = far / 2
-    return op.Concat(*((half, far - half) if auto_pad == "SAME_UPPER" else (far - half, half)), axis=0)
+    return op.Concat(
+        *((half, far - half) if auto_pad == "SAME_UPPER" else (far - half, half)), axis=0
+    )
 
 
 def static(value: Value) -> list[int] | None:
@@ -393,7 +498,8 @@ def _swapped(op: GraphBuilder, value: Value, way: Sliding) -> Value:
 def _places_first(op: GraphBuilder, value: Value) -> Value:
     """(images, places, channels)"""
     images, channels, *_ = _sizes(value)
-    flat = op.Reshape(value, [images, channels, -1])  # of few axes, which onnxruntime transposes faster
+    # of few axes, which onnxruntime transposes faster
+    flat = op.Reshape(value, [images, channels, -1])
     return op.Transpose(flat, perm=[0, 2, 1])
 
 

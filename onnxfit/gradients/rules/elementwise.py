@@ -1,7 +1,9 @@
-"""Arithmetic and the elementary functions, element by element, with the derivatives of any calculus book.
+"""Arithmetic and the elementary functions, element by element, with the derivatives of any calculus
+book.
 
-At a kink, and where a formula would make NaN out of a number that is fine, the choice is PyTorch's: |x|' = 0 at 0, Max and Min share a tie
-evenly, Clip lets pass at its edges, and x^e has the slope 0 at x = 0 = e.
+At a kink, and where a formula would make NaN out of a number that is fine, the choice is PyTorch's:
+|x|' = 0 at 0, Max and Min share a tie evenly, Clip lets pass at its edges, and x^e has the slope 0
+at x = 0 = e.
 """
 
 from __future__ import annotations
@@ -77,13 +79,23 @@ def where(op: GraphBuilder, condition: Value, a: Value, b: Value, y: Value, dy: 
 
 
 @gradient("Clip", broadcasts=True)
-def clip(op: GraphBuilder, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value) -> Gradients:
-    """What is not moved lets pass; what is moved passes on to the bound that moved it. Of crossed bounds, `high` holds everywhere."""
+def clip(
+    op: GraphBuilder, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value
+) -> Gradients:
+    """What is not moved lets pass; what is moved passes on to the bound that moved it.
+
+    Of crossed bounds, `high` holds everywhere.
+    """
 
     def of_x() -> Value:
         passes = x == y
-        if low is not None and high is not None and (low.ir.const_value is None or high.ir.const_value is None):
-            passes = passes & (low <= high)  # where x is crossed bounds' `high` itself, that has dy already
+        if (
+            low is not None
+            and high is not None
+            and (low.ir.const_value is None or high.ir.const_value is None)
+        ):
+            # where x is crossed bounds' `high` itself, that has dy already
+            passes = passes & (low <= high)
         return dy * op.cast(passes, dy.dtype)
 
     def of_low() -> Value:
@@ -252,7 +264,9 @@ def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
 
 
 @gradient("Range")
-def range_(op: GraphBuilder, start: Value, limit: Value, step: Value, y: Value, dy: Value) -> Gradients:
+def range_(
+    op: GraphBuilder, start: Value, limit: Value, step: Value, y: Value, dy: Value
+) -> Gradients:
     """y_i = start + i step; the limit decides only how many there are."""
 
     def of_step() -> Value:

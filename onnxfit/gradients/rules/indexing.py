@@ -1,11 +1,13 @@
 """Operators that take elements at computed places, or put them there.
 
-What was read at a place is added to that place: the gradient of a Gather is a scatter with "add", that of a scatter a Gather. Ties of a
-maximum share the gradient evenly, as in PyTorch's `scatter_reduce`.
+What was read at a place is added to that place: the gradient of a Gather is a scatter with "add",
+that of a scatter a Gather. Ties of a maximum share the gradient evenly, as in PyTorch's
+`scatter_reduce`.
 
-onnxruntime's ScatterND adds several updates to one place from several threads without a lock (1.19.2 and 1.31.1 alike), as soon as it adds
-more than 210 000 elements: of a repeated index, some are then lost. ScatterElements adds one by one, but takes 5 ns per element, seven times as
-long as ScatterND. So ScatterND gets at most `ALONE` elements at a time.
+onnxruntime's ScatterND adds several updates to one place from several threads without a lock
+(1.19.2 and 1.31.1 alike), as soon as it adds more than 210 000 elements: of a repeated index, some
+are then lost. ScatterElements adds one by one, but takes 5 ns per element, seven times as long as
+ScatterND. So ScatterND gets at most `ALONE` elements at a time.
 """
 
 from __future__ import annotations
@@ -21,17 +23,24 @@ PIECES = 16  # so many times that, ScatterND is worth its while
 COPIED = 2**22  # elements; every ScatterND copies what it adds to
 MIN_ROW_ELEMENTS = 64  # elements of a row for which it pays to look for equal indices
 
-# Reading -------------------------------------------------------------------------------------------------------------------
+# Reading
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("Gather")
-def gather(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def gather(
+    op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
+) -> Gradients:
     axis = axis % x.rank
     places, length = known(indices), x.shape[axis] if x.shape is not None else None
     if places is not None and isinstance(length, int):
         # a constant place: nothing needs to be scattered
         found = returned(
-            op, _in_a_row(op, x, indices, dy, axis), np.where(places < 0, places + length, places).reshape(-1), length, axis
+            op,
+            _in_a_row(op, x, indices, dy, axis),
+            np.where(places < 0, places + length, places).reshape(-1),
+            length,
+            axis,
         )
         if found is not None:
             return found, None
@@ -45,17 +54,27 @@ def gather(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, a
             return found, None
     column = op.Reshape(vector, op.constant(np.array([-1, *[1] * (x.rank - axis - 1)], np.int64)))
     everywhere = op.Expand(column, op.shape(rows))
-    return op.ScatterElements(zeros(op, dy, op.shape(x)), everywhere, rows, axis=axis, reduction="add"), None
+    return (
+        op.ScatterElements(
+            zeros(op, dy, op.shape(x)), everywhere, rows, axis=axis, reduction="add"
+        ),
+        None,
+    )
 
 
 def _rows_added(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
-    """Zeros in the shape of x with rows added at indices, by ScatterND; None where ScatterElements is better.
+    """Zeros in the shape of x with rows added at indices, by ScatterND;
 
-    For a table of 1000 x 128 and 1024 indices it takes 0.08 ms and ScatterElements 0.75, for 30000 x 256 3.7 and 5 to 7 (zeros alone: 3.4).
+    None where ScatterElements is better.
+
+    For a table of 1000 x 128 and 1024 indices it takes 0.08 ms and ScatterElements 0.75, for 30000
+    x 256 3.7 and 5 to 7 (zeros alone: 3.4).
     """
     sizes, table = _sizes(rows) or (0,), _sizes(x)
     if _few(rows):
-        return op.ScatterND(zeros(op, rows, op.shape(x)), op.Unsqueeze(indices, [1]), rows, reduction="add")
+        return op.ScatterND(
+            zeros(op, rows, op.shape(x)), op.Unsqueeze(indices, [1]), rows, reduction="add"
+        )
     count, width = sizes[0], int(np.prod(sizes[1:]))
     most = max(ALONE // width, 1)
     pieces = -(-count // most)
@@ -74,7 +93,8 @@ def _rows_added(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Valu
     if width < MIN_ROW_ELEMENTS:
         return None
     # the rows of each index are added up apart from the large table, and then put there once
-    unique, _, inverse = op.Unique(op.Mod(indices, table[0]), _outputs=3)  # -1 and the last are one index
+    # -1 and the last are one index
+    unique, _, inverse = op.Unique(op.Mod(indices, table[0]), _outputs=3)
     sums = added(zeros(op, rows, joined(op, op.Shape(unique), op.shape(x, 1))), inverse)
     return op.ScatterND(zeros(op, rows, op.shape(x)), op.Unsqueeze(unique, [1]), sums)
 
@@ -99,7 +119,13 @@ def _in_a_row(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) 
         return op.Unsqueeze(dy, [axis])
     one = op.constant(np.array([1], np.int64))
     sizes = known(op.shape(indices))
-    parts = [op.Reshape(op.Size(indices), one) if sizes is None else op.constant(sizes.prod(keepdims=True))]
+    parts = [
+        (
+            op.Reshape(op.Size(indices), one)
+            if sizes is None
+            else op.constant(sizes.prod(keepdims=True))
+        )
+    ]
     if axis:
         parts.insert(0, op.shape(x, 0, axis))
     if axis + 1 < x.rank:
@@ -108,22 +134,37 @@ def _in_a_row(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) 
 
 
 @gradient("GatherElements")
-def gather_elements(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
-    return op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis, reduction="add"), None
+def gather_elements(
+    op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
+) -> Gradients:
+    return (
+        op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis, reduction="add"),
+        None,
+    )
 
 
 @gradient("GatherND")
-def gather_nd(op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int) -> Gradients:
+def gather_nd(
+    op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int
+) -> Gradients:
     return _added(op, x, _with_batches(op, indices, batch_dims), dy), None
 
 
 def _with_batches(op: GraphBuilder, indices: Value, batch_dims: int) -> Value:
-    """Indices that tell the places in the leading axes, too, which they had in common with the data."""
+    """Indices that tell the places in the leading axes, too, which they had in common with the
+    data.
+    """
     parts = [indices]
     lead = op.shape(indices, 0, indices.rank - 1)
     for axis in reversed(range(batch_dims)):
-        count = op.Range(op.constant(np.int64(0)), op.Squeeze(size(op, indices, axis), [0]), op.constant(np.int64(1)))
-        column = op.Reshape(count, op.constant(np.array([-1, *[1] * (indices.rank - axis - 1)], np.int64)))
+        count = op.Range(
+            op.constant(np.int64(0)),
+            op.Squeeze(size(op, indices, axis), [0]),
+            op.constant(np.int64(1)),
+        )
+        column = op.Reshape(
+            count, op.constant(np.array([-1, *[1] * (indices.rank - axis - 1)], np.int64))
+        )
         parts.insert(0, op.Expand(column, joined(op, lead, 1)))
     return op.Concat(*parts, axis=-1) if len(parts) > 1 else indices
 
@@ -135,7 +176,11 @@ def _added(op: GraphBuilder, x: Value, indices: Value, dy: Value) -> Value:
     flat = op.constant(np.array([-1], np.int64))
     elements = op.Reshape(op.Size(x), flat)
     total = op.ScatterElements(
-        zeros(op, dy, elements), op.Reshape(_numbers(op, x, indices), flat), op.Reshape(dy, flat), axis=0, reduction="add"
+        zeros(op, dy, elements),
+        op.Reshape(_numbers(op, x, indices), flat),
+        op.Reshape(dy, flat),
+        axis=0,
+        reduction="add",
     )
     return op.Reshape(total, op.shape(x), allowzero=1)
 
@@ -151,13 +196,25 @@ def compress(op: GraphBuilder, x: Value, condition: Value, *, axis: int | None) 
     """A Gather of where the condition holds; without an axis, of all elements in a row."""
     flags = known(condition)
     flat = op.constant(np.array([-1], np.int64))
-    kept = op.Reshape(op.NonZero(condition), flat) if flags is None else op.constant(np.flatnonzero(flags).astype(np.int64))
+    kept = (
+        op.Reshape(op.NonZero(condition), flat)
+        if flags is None
+        else op.constant(np.flatnonzero(flags).astype(np.int64))
+    )
     return op.Gather(op.Reshape(x, flat), kept) if axis is None else op.Gather(x, kept, axis=axis)
 
 
 @gradient("TopK", all_outputs=True)
 def top_k(
-    op: GraphBuilder, x: Value, k: Value, y: Value, indices: Value, dy: Value | None, dindices: Value | None, *, axis: int
+    op: GraphBuilder,
+    x: Value,
+    k: Value,
+    y: Value,
+    indices: Value,
+    dy: Value | None,
+    dindices: Value | None,
+    *,
+    axis: int,
 ) -> Gradients:
     if dy is None:
         return None, None
@@ -181,7 +238,9 @@ def unique(
 
 
 @gradient("OneHot")
-def one_hot(op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int) -> Gradients:
+def one_hot(
+    op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int
+) -> Gradients:
     """y is values[1] where the index points, values[0] elsewhere."""
 
     def both() -> Value:
@@ -193,28 +252,58 @@ def one_hot(op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Va
 
 
 @gradient("Range")
-def range_(op: GraphBuilder, start: Value, limit: Value, delta: Value, y: Value, dy: Value) -> Gradients:
+def range_(
+    op: GraphBuilder, start: Value, limit: Value, delta: Value, y: Value, dy: Value
+) -> Gradients:
     """y_k = start + k delta; the limit only decides how many there are."""
 
     def steps() -> Value:
         count = op.Squeeze(op.shape(dy), [0])
-        return op.ReduceSum(dy * op.cast(op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))), dy.dtype), keepdims=0)
+        return op.ReduceSum(
+            dy
+            * op.cast(
+                op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))), dy.dtype
+            ),
+            keepdims=0,
+        )
 
-    return lambda: reshaped(op, op.ReduceSum(dy, keepdims=0), start), None, lambda: reshaped(op, steps(), delta)
+    return (
+        lambda: reshaped(op, op.ReduceSum(dy, keepdims=0), start),
+        None,
+        lambda: reshaped(op, steps(), delta),
+    )
 
 
-# Writing -------------------------------------------------------------------------------------------------------------------
+# Writing
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("ScatterElements")
 def scatter_elements(
-    op: GraphBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, axis: int, reduction: str
+    op: GraphBuilder,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    y: Value,
+    dy: Value,
+    *,
+    axis: int,
+    reduction: str,
 ) -> Gradients:
     return _scattered(_Elements(op, indices, axis), x, updates, y, dy, reduction)
 
 
 @gradient("ScatterND")
-def scatter_nd(op: GraphBuilder, x: Value, indices: Value, updates: Value, y: Value, dy: Value, *, reduction: str) -> Gradients:
+def scatter_nd(
+    op: GraphBuilder,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    y: Value,
+    dy: Value,
+    *,
+    reduction: str,
+) -> Gradients:
     return _scattered(_Slices(op, indices), x, updates, y, dy, reduction)
 
 
@@ -228,7 +317,9 @@ class _Elements:
         return self.op.GatherElements(x, self.indices, axis=self.axis)
 
     def write(self, x: Value, updates: Value, reduction: str = "none") -> Value:
-        return self.op.ScatterElements(x, self.indices, updates, axis=self.axis, reduction=reduction)
+        return self.op.ScatterElements(
+            x, self.indices, updates, axis=self.axis, reduction=reduction
+        )
 
 
 class _Slices:
@@ -246,19 +337,33 @@ class _Slices:
         flat = self.op.constant(np.array([-1], np.int64))
         numbers = self.op.Reshape(_numbers(self.op, x, self.indices), flat)
         made = self.op.ScatterElements(
-            self.op.Reshape(x, flat), numbers, self.op.Reshape(updates, flat), axis=0, reduction=reduction
+            self.op.Reshape(x, flat),
+            numbers,
+            self.op.Reshape(updates, flat),
+            axis=0,
+            reduction=reduction,
         )
         return self.op.Reshape(made, self.op.shape(x), allowzero=1)
 
 
-def _scattered(places: _Elements | _Slices, x: Value, updates: Value, y: Value, dy: Value, reduction: str) -> Gradients:
+def _scattered(
+    places: _Elements | _Slices, x: Value, updates: Value, y: Value, dy: Value, reduction: str
+) -> Gradients:
     op = places.op
     if reduction == "none":
-        return lambda: places.write(dy, zeros(op, dy, op.shape(updates))), None, lambda: places.read(dy)
+        return (
+            lambda: places.write(dy, zeros(op, dy, op.shape(updates))),
+            None,
+            lambda: places.read(dy),
+        )
     if reduction == "add":
         return lambda: dy, None, lambda: places.read(dy)
     if reduction == "mul":
-        return lambda: places.write(dy, updates, "mul"), None, lambda: _factor(places, x, updates, dy)
+        return (
+            lambda: places.write(dy, updates, "mul"),
+            None,
+            lambda: _factor(places, x, updates, dy),
+        )
     if reduction in ("max", "min"):
         chosen, those = (op.cast(a == b, dy.dtype) for a, b in ((x, y), (updates, places.read(y))))
         share = dy / places.write(chosen, those, "add")
@@ -273,5 +378,6 @@ def _factor(places: _Elements | _Slices, x: Value, updates: Value, dy: Value) ->
     others = op.cast(none, dy.dtype)
     safe = op.Where(none, op.constant(1, dy.dtype), updates)
     product = places.read(dy * places.write(x, safe, "mul")) / safe
-    zero = places.read(places.write(zeros(op, dy, op.shape(x)), others, "add")) - others  # of the other updates
+    # of the other updates
+    zero = places.read(places.write(zeros(op, dy, op.shape(x)), others, "add")) - others
     return op.Where(zero == 0, product, op.constant(0, dy.dtype))

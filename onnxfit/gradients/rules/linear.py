@@ -1,8 +1,11 @@
-"""Products of matrices and tensors: MatMul, Gemm, Einsum, Det, and onnxruntime's fused forms of them.
+"""Products of matrices and tensors:
 
-Of Y = A B the gradients are dA = dY B' and dB = A' dY (Magnus and Neudecker, Matrix Differential Calculus, 1988); every rule here is
-that, or its tensor form: the gradient of one factor of an Einsum is an Einsum of dy with the other factors. Products are written as few
-large ones: a weight matrix under a batch of matrices meets all their rows at once, in one Gemm.
+MatMul, Gemm, Einsum, Det, and onnxruntime's fused forms of them.
+
+Of Y = A B the gradients are dA = dY B' and dB = A' dY (Magnus and Neudecker, Matrix Differential
+Calculus, 1988); every rule here is that, or its tensor form: the gradient of one factor of an
+Einsum is an Einsum of dy with the other factors. Products are written as few large ones: a weight
+matrix under a batch of matrices meets all their rows at once, in one Gemm.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradien
     if _rank(a) == 1 and _rank(b) == 1:
         return lambda: dy * b, lambda: dy * a
     if b.rank == 1:  # y_...m = sum_k a_...mk b_k
-        return lambda: op.Unsqueeze(dy, [-1]) * b, lambda: op.Reshape(dy, [-1]) @ op.Flatten(a, axis=-1)
+        return (
+            lambda: op.Unsqueeze(dy, [-1]) * b,
+            lambda: op.Reshape(dy, [-1]) @ op.Flatten(a, axis=-1),
+        )
     if a.rank == 1:  # y_...n = sum_k a_k b_...kn
         return (
             lambda: b @ dy if b.rank == 2 else op.Squeeze(b @ op.Unsqueeze(dy, [-1]), [-1]),
@@ -43,7 +49,9 @@ def _left(op: GraphBuilder, b: Value, dy: Value) -> Value:
 
 
 def _right(op: GraphBuilder, a: Value, b: Value, dy: Value) -> Value:
-    """A' dY; for one matrix B under many A it is one product of all their rows, not a sum of products."""
+    """A' dY; for one matrix B under many A it is one product of all their rows, not a sum of
+    products.
+    """
     assert b.shape is not None
     if a.rank > 2 and all(d == 1 for d in b.shape[:-2]):
         db = op.Gemm(op.Flatten(a, axis=-1), op.Flatten(dy, axis=-1), transA=1)
@@ -56,6 +64,7 @@ def gemm(
     op: GraphBuilder, a: Value, b: Value, c: Value | None, y: Value, dy: Value,
     *, alpha: float, beta: float, transA: int, transB: int,
 ) -> Gradients:  # fmt: skip
+
     def product(left: Value, right: Value, transposed: tuple[int, int]) -> Value:
         return op.Gemm(left, right, alpha=alpha, transA=transposed[0], transB=transposed[1])
 
@@ -66,12 +75,17 @@ def gemm(
     )
 
 
-# Einsum ----------------------------------------------------------------------------------------------------------------------
+# Einsum
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("Einsum", broadcasts=True)
-def einsum(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, equation: str | bytes) -> Gradients:
-    """For y = Einsum(x_1 ...): dx_i = Einsum(dy, the other x), spread over the labels that only x_i has."""
+def einsum(
+    op: GraphBuilder, xs: Values, y: Value, dy: Value, *, equation: str | bytes
+) -> Gradients:
+    """For y = Einsum(x_1 ...): dx_i = Einsum(dy, the other x), spread over the labels that only x_i
+    has.
+    """
     terms, result = labels(equation, [_rank(x) for x in xs])
 
     def entry(i: int) -> Callable[[], Value]:
@@ -80,46 +94,76 @@ def einsum(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, equation: str |
     return tuple(entry(i) for i in range(len(xs)))
 
 
-def _factor(op: GraphBuilder, i: int, terms: Sequence[str], result: str, xs: Values, dy: Value) -> Value:
+def _factor(
+    op: GraphBuilder, i: int, terms: Sequence[str], result: str, xs: Values, dy: Value
+) -> Value:
     """The gradient of factor i, with one label per axis of each factor."""
     x, factors = xs[i], [(result, dy)]
-    factors += [_without_ones(op, t, v, terms, xs) for j, (t, v) in enumerate(zip(terms, xs)) if j != i]
+    factors += [
+        _without_ones(op, t, v, terms, xs) for j, (t, v) in enumerate(zip(terms, xs)) if j != i
+    ]
     own, diagonals = _told_apart(op, x, terms[i], set("".join(terms) + result))
     ones = _ones(terms[i], x, terms, xs)
     factors += diagonals
     given = {label for term, _ in factors for label in term}
     lone = [axis for axis, label in enumerate(own) if label not in given or axis in ones]
     dx = _product(op, factors, "".join(label for axis, label in enumerate(own) if axis not in lone))
-    if lone:  # labels that were summed over, and that nothing else has: every element has the same gradient
+    # labels that were summed over, and that nothing else has: every element has the same gradient
+    if lone:
         dx = op.Unsqueeze(dx, lone)
     # a label that is summed over may have size 1 in the other factors
-    summed = [axis for axis, label in enumerate(own) if label not in result and not any(label in t for t, _ in diagonals)]
+    summed = [
+        axis
+        for axis, label in enumerate(own)
+        if label not in result and not any(label in t for t, _ in diagonals)
+    ]
     if not all(_same_size(dx, x, axis) for axis in summed):
         dx = op.Expand(dx, op.shape(x))
     return dx
 
 
 def _same_size(a: Value, b: Value, axis: int) -> bool:
-    return a.shape is not None and b.shape is not None and a.shape[axis] == b.shape[axis] is not None
+    return (
+        a.shape is not None and b.shape is not None and a.shape[axis] == b.shape[axis] is not None
+    )
 
 
-def _without_ones(op: GraphBuilder, term: str, x: Value, terms: Sequence[str], xs: Values) -> tuple[str, Value]:
-    """A factor without the axes along which it is broadcast to the others: for ONNX's inference they have the wrong size."""
+def _without_ones(
+    op: GraphBuilder, term: str, x: Value, terms: Sequence[str], xs: Values
+) -> tuple[str, Value]:
+    """A factor without the axes along which it is broadcast to the others: for ONNX's inference
+    they have the wrong size.
+    """
     ones = _ones(term, x, terms, xs)
     if not ones:
         return term, x
-    return "".join(label for axis, label in enumerate(term) if axis not in ones), op.Squeeze(x, ones)
+    return "".join(label for axis, label in enumerate(term) if axis not in ones), op.Squeeze(
+        x, ones
+    )
 
 
 def _ones(term: str, x: Value, terms: Sequence[str], xs: Values) -> list[int]:
     """The axes of size 1 whose label has another size elsewhere."""
-    sizes = {(label, size) for t, v in zip(terms, xs) for label, size in zip(t, v.shape or ()) if size != 1}
+    sizes = {
+        (label, size)
+        for t, v in zip(terms, xs)
+        for label, size in zip(t, v.shape or ())
+        if size != 1
+    }
     larger = {label for label, _ in sizes}
-    return [axis for axis, (label, size) in enumerate(zip(term, x.shape or ())) if size == 1 and label in larger]
+    return [
+        axis
+        for axis, (label, size) in enumerate(zip(term, x.shape or ()))
+        if size == 1 and label in larger
+    ]
 
 
-def _told_apart(op: GraphBuilder, x: Value, term: str, used: set[str]) -> tuple[str, list[tuple[str, Value]]]:
-    """The labels of a factor with every repeated one renamed, and the identity matrices that make them equal: x_ii is x_ij I_ij."""
+def _told_apart(
+    op: GraphBuilder, x: Value, term: str, used: set[str]
+) -> tuple[str, list[tuple[str, Value]]]:
+    """The labels of a factor with every repeated one renamed, and the identity matrices that make
+    them equal: x_ii is x_ij I_ij.
+    """
     own, diagonals = "", []
     for axis, label in enumerate(term):
         if label in own:
@@ -155,8 +199,12 @@ def _product(op: GraphBuilder, factors: list[tuple[str, Value]], result: str) ->
     return op.Einsum(*values, equation=",".join(terms) + "->" + result)
 
 
-def _matrices(op: GraphBuilder, left: str, a: Value, right: str, b: Value, result: str) -> Value | None:
-    """a @ b where one row label, one column label and one summed label stand in the last two places, the same batch before them."""
+def _matrices(
+    op: GraphBuilder, left: str, a: Value, right: str, b: Value, result: str
+) -> Value | None:
+    """a @ b where one row label, one column label and one summed label stand in the last two
+    places, the same batch before them.
+    """
     if not len(left) == len(right) == len(result) >= 2:
         return None
     batch, row, column = result[:-2], result[-2], result[-1]
@@ -172,7 +220,9 @@ def _matrices(op: GraphBuilder, left: str, a: Value, right: str, b: Value, resul
 
 
 def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """One letter per axis of each factor of an Einsum, and of its result: `...` and an implicit result written out.
+    """One letter per axis of each factor of an Einsum, and of its result:
+
+    `...` and an implicit result written out.
 
     >>> labels("...ij, jk", [3, 2])
     (['aij', 'jk'], 'aik')
@@ -181,36 +231,51 @@ def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]
     inputs, arrow, result = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != len(ranks):
-        raise NoGradientError(f"its equation {text!r} has {len(terms)} terms for {len(ranks)} inputs", FITTING)
+        raise NoGradientError(
+            f"its equation {text!r} has {len(terms)} terms for {len(ranks)} inputs", FITTING
+        )
     letters = "".join(terms).replace(".", "")
     free = [letter for letter in ascii_letters if letter not in letters]
-    depth = next((rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks) if "..." in t), 0)  # the same in all
+    # the same in all
+    depth = next(
+        (rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks) if "..." in t), 0
+    )
     if depth > len(free):
-        raise NoGradientError(f"its equation {text!r} needs more than {len(ascii_letters)} letters for all axes")
+        raise NoGradientError(
+            f"its equation {text!r} needs more than {len(ascii_letters)} letters for all axes"
+        )
     ellipsis = "".join(free[:depth])
     if not arrow:
-        result = "..." * ("..." in text) + "".join(sorted(letter for letter in {*letters} if letters.count(letter) == 1))
+        result = "..." * ("..." in text) + "".join(
+            sorted(letter for letter in {*letters} if letters.count(letter) == 1)
+        )
     return [t.replace("...", ellipsis) for t in terms], result.replace("...", ellipsis)
 
 
-# Det -------------------------------------------------------------------------------------------------------------------------
+# Det
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("Det")
 def determinant(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-    """d det(X) / dX is the matrix of cofactors (Jacobi), each a determinant of X without a row and a column: right for singular X, too."""
+    """d det(X) / dX is the matrix of cofactors (Jacobi), each a determinant of X without a row and
+    a column: right for singular X, too.
+    """
     rank = _rank(x)
     dy = op.Unsqueeze(dy, [-2, -1])
     if x.shape is not None and x.shape[-1] == 1:
         return dy
     others, signs = _others(op, x)
-    minors = op.Gather(op.Gather(x, others, axis=rank - 2), others, axis=rank)  # ..., row left out, rows, column left out, columns
+    # ..., row left out, rows, column left out, columns
+    minors = op.Gather(op.Gather(x, others, axis=rank - 2), others, axis=rank)
     minors = op.Transpose(minors, perm=[*range(rank - 2), rank - 2, rank, rank - 1, rank + 1])
     return dy * signs * op.Det(minors)
 
 
 def _others(op: GraphBuilder, x: Value) -> tuple[Value, Value]:
-    """For n x n matrices: row i of the first is 0 ... n-1 without i, element (i, j) of the second is (-1)^(i+j)."""
+    """For n x n matrices: row i of the first is 0 ... n-1 without i, element (i, j) of the second
+    is (-1)^(i+j).
+    """
     assert x.shape is not None
     n = next((d for d in x.shape[-2:] if isinstance(d, int)), None)
     if n is not None:
@@ -232,7 +297,8 @@ def _rank(x: Value) -> int:
     return x.rank
 
 
-# onnxruntime's fused forms ------------------------------------------------------------------------------------------------------
+# onnxruntime's fused forms
+# ------------------------------------------------------------------------------------------------------
 
 
 @decompose("FusedMatMul", "com.microsoft")
@@ -248,7 +314,10 @@ def fused_matmul(
 
 
 def _turned(op: GraphBuilder, x: Value, matrices: int, batch: int) -> Value:
-    """An operand in the order MatMul wants: `batch` says that its rows come before the batch, `matrices` that its last two axes are swapped."""
+    """An operand in the order MatMul wants:
+
+    `batch` says that its rows come before the batch, `matrices` that its last two axes are swapped.
+    """
     perm = list(range(x.rank))
     if x.rank == 1:
         return x

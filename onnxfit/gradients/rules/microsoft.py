@@ -1,6 +1,7 @@
 """Operators of com.microsoft that exporters and onnxruntime's optimizer emit, written out.
 
-Their definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare each with onnxruntime's own kernel.
+Their definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare
+each with onnxruntime's own kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def bias_add(op: GraphBuilder, x: Value, bias: Value, skip: Value) -> Value:
 
 @decompose("BiasSoftmax", MS)
 def bias_softmax(op: GraphBuilder, x: Value, bias: Value, *, axis: int = 1) -> Value:
-    """Over all axes from `axis` on. `is_inner_broadcast` only tells the kernel along which axes the bias is broadcast, as in Add."""
+    """Over all axes from `axis` on.
+
+    `is_inner_broadcast` only tells the kernel along which axes the bias is broadcast, as in Add.
+    """
     total = x + bias
     axis %= total.rank
     if axis == total.rank - 1:
@@ -72,10 +76,14 @@ def embed_layer_normalization(
     op: GraphBuilder, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
     mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """The further outputs are how many tokens of each row the mask shows, and the sum that is normalised."""
+    """The further outputs are how many tokens of each row the mask shows, and the sum that is
+    normalised.
+    """
     if position_ids is None:
         length = op.shape(ids, 1, 2)
-        position_ids = op.Range(op.constant(np.int64(0)), op.Squeeze(length), op.constant(np.int64(1)))
+        position_ids = op.Range(
+            op.constant(np.int64(0)), op.Squeeze(length), op.constant(np.int64(1))
+        )
     total = op.Gather(words, ids) + op.Gather(positions, position_ids)
     if segments is not None and segment_table is not None:
         total = total + op.Gather(segment_table, segments)

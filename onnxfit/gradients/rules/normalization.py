@@ -1,6 +1,8 @@
-"""Normalisations: x minus its mean, over its deviation, times a scale, plus a bias; they differ in the axes and in where the statistics come from.
+"""Normalisations: x minus its mean, over its deviation, times a scale, plus a bias; they differ in
+the axes and in where the statistics come from.
 
-With n = (x - mean) / deviation over N elements, the gradient is (Ba, Kiros and Hinton 2016; Ioffe and Szegedy 2015)
+With n = (x - mean) / deviation over N elements, the gradient is (Ba, Kiros and Hinton 2016; Ioffe
+and Szegedy 2015)
 
     dx = (dn - mean(dn) - n mean(dn n)) / deviation      dn = dy scale
 """
@@ -22,7 +24,9 @@ def layer_normalization(
     op: GraphBuilder, x: Value, scale: Value, bias: Value | None, y: Value, mean: Value, inverse: Value,
     dy: Value | None, dmean: Value | None, dinverse: Value | None, *, axis: int, epsilon: float,
 ) -> Gradients:  # fmt: skip
-    """With c = x - mean instead of n, which saves a pass over x: the factor 1 / deviation joins what has one number per row."""
+    """With c = x - mean instead of n, which saves a pass over x: the factor 1 / deviation joins
+    what has one number per row.
+    """
     axes = list(range(axis % x.rank, x.rank))
     if x.dtype != np.float32:  # the node's own statistics are single
         mean = op.ReduceMean(x, axes)
@@ -34,7 +38,8 @@ def layer_normalization(
         count = _count(op, x, axes)
         parts = []
         if dy is not None and product is not None:
-            if _is_row(scale, x, axes):  # the mean of v * scale over rows is a product of matrix and vector
+            # the mean of v * scale over rows is a product of matrix and vector
+            if _is_row(scale, x, axes):
                 column = op.Unsqueeze(scale / count, [1])
                 one, two = dy @ column, product @ column
             else:
@@ -43,7 +48,9 @@ def layer_normalization(
         if dmean is not None:
             parts.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
         if dinverse is not None:  # inverse = (mean((x - mean)^2) + epsilon)^(-1/2)
-            parts.append(centred * (-op.cast(dinverse, x.dtype) * inverse * inverse * inverse / count))
+            parts.append(
+                centred * (-op.cast(dinverse, x.dtype) * inverse * inverse * inverse / count)
+            )
         return op.Sum(*parts) if len(parts) > 1 else parts[0]
 
     def of_scale() -> Value:
@@ -62,7 +69,9 @@ def layer_normalization(
 
 def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
     """Whether the last axis alone is normalised, and there is one scale for each of its elements."""
-    return len(axes) == 1 and scale.shape is not None and scale.shape == x.shape[-1:] != (1,) and None not in scale.shape  # type: ignore[index]
+    if len(axes) != 1 or scale.shape is None or x.shape is None:
+        return False
+    return scale.shape == x.shape[-1:] != (1,) and None not in scale.shape
 
 
 @gradient("InstanceNormalization")
@@ -72,20 +81,26 @@ def instance_normalization(
     axes = list(range(2, x.rank))
     centred = x - op.ReduceMean(x, axes)
     inverse = 1 / op.Sqrt(op.ReduceMean(centred * centred, axes) + epsilon)
-    one, two = op.ReduceMean(dy, axes), op.ReduceMean(dy * centred, axes)  # (batch, channels, 1, ...)
+    # (batch, channels, 1, ...)
+    one, two = op.ReduceMean(dy, axes), op.ReduceMean(dy * centred, axes)
 
     def over_all(mean: Value) -> Value:
         return op.Reshape(op.ReduceSum(mean, [0]), [-1]) * _count(op, x, axes)
 
     return (
-        lambda: (dy - one - centred * (two * inverse * inverse)) * (inverse * _per_channel(op, scale, x)),
+        lambda: (
+            (dy - one - centred * (two * inverse * inverse))
+            * (inverse * _per_channel(op, scale, x))
+        ),
         lambda: over_all(two * inverse),
         lambda: over_all(one),
     )
 
 
 @decompose("GroupNormalization")
-def group_normalization(op: GraphBuilder, x: Value, scale: Value, bias: Value, *, epsilon: float, num_groups: int) -> Value:
+def group_normalization(
+    op: GraphBuilder, x: Value, scale: Value, bias: Value, *, epsilon: float, num_groups: int
+) -> Value:
     """Groups of channels as the channels of an InstanceNormalization (Wu and He 2018)."""
     groups = op.Reshape(x, [0, num_groups, -1])
     ones, zeros = np.ones(num_groups, x.dtype), np.zeros(num_groups, x.dtype)
@@ -106,7 +121,9 @@ def batch_normalization(
     momentum: float,
     training_mode: int,
 ) -> Value | tuple[Value, ...]:
-    """By the running statistics, or in training mode by those of the batch, which the running ones then follow."""
+    """By the running statistics, or in training mode by those of the batch, which the running ones
+    then follow.
+    """
     if not training_mode:
         factor = scale / op.Sqrt(variance + epsilon)
         return x * _per_channel(op, factor, x) + _per_channel(op, bias - mean * factor, x)
@@ -114,7 +131,9 @@ def batch_normalization(
     batch_mean = op.ReduceMean(x, axes)
     centred = x - batch_mean
     batch_variance = op.ReduceMean(centred * centred, axes)
-    y = centred / op.Sqrt(batch_variance + epsilon) * _per_channel(op, scale, x) + _per_channel(op, bias, x)
+    y = centred / op.Sqrt(batch_variance + epsilon) * _per_channel(op, scale, x) + _per_channel(
+        op, bias, x
+    )
     updated = [
         momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
         for running, batch in ((mean, batch_mean), (variance, batch_variance))
@@ -132,7 +151,13 @@ def mean_variance_normalization(op: GraphBuilder, x: Value, *, axes: Sequence[in
 @decompose("SimplifiedLayerNormalization")
 @decompose("SimplifiedLayerNormalization", "com.microsoft")
 def simplified_layer_normalization(
-    op: GraphBuilder, x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
 ) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + epsilon), scaled (Zhang and Sennrich 2019)."""
     axes = list(range(axis % x.rank, x.rank))
@@ -142,16 +167,31 @@ def simplified_layer_normalization(
 
 @decompose("SkipLayerNormalization", "com.microsoft")
 def skip_layer_normalization(
-    op: GraphBuilder, x: Value, skip: Value, gamma: Value, beta: Value | None, bias: Value | None, *, epsilon: float = 1e-12
+    op: GraphBuilder,
+    x: Value,
+    skip: Value,
+    gamma: Value,
+    beta: Value | None,
+    bias: Value | None,
+    *,
+    epsilon: float = 1e-12,
 ) -> tuple[Value | None, ...]:
     total = x + skip if bias is None else x + skip + bias
-    y, mean, inverse = op.LayerNormalization(total, gamma, beta, _outputs=3, axis=-1, epsilon=epsilon)
+    y, mean, inverse = op.LayerNormalization(
+        total, gamma, beta, _outputs=3, axis=-1, epsilon=epsilon
+    )
     return y, mean, inverse, total
 
 
 @decompose("SkipSimplifiedLayerNormalization", "com.microsoft")
 def skip_simplified_layer_normalization(
-    op: GraphBuilder, x: Value, skip: Value, gamma: Value, bias: Value | None, *, epsilon: float = 1e-12
+    op: GraphBuilder,
+    x: Value,
+    skip: Value,
+    gamma: Value,
+    bias: Value | None,
+    *,
+    epsilon: float = 1e-12,
 ) -> tuple[Value | None, ...]:
     total = x + skip if bias is None else x + skip + bias
     y, inverse = simplified_layer_normalization(op, total, gamma, epsilon=epsilon)

@@ -1,7 +1,9 @@
-"""Operators through which no derivative flows, each with the reason; and those on quantised integers, which are refused.
+"""Operators through which no derivative flows, each with the reason; and those on quantised
+integers, which are refused.
 
-A float that comes out of a flat operator counts as a constant. That is a statement about mathematics only: an operator whose derivative
-somebody could expect not to be zero does not belong here.
+A float that comes out of a flat operator counts as a constant. That is a statement about
+mathematics only: an operator whose derivative somebody could expect not to be zero does not belong
+here.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ _REASONS = {
     FIXED: "Constant SequenceEmpty BlackmanWindow HammingWindow HannWindow",
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
 }
-NOT_DIFFERENTIABLE.update({("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()})
+NOT_DIFFERENTIABLE.update(
+    {("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()}
+)
 
 
 @gradient("QLinearConv")
 @gradient("QLinearMatMul")
 def quantised(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
     """Its integers stand for numbers that somebody quantised: a zero would be a silent one."""
-    raise NoGradientError("it works on quantised integers", "train the model in floats and quantise it afterwards")
+    raise NoGradientError(
+        "it works on quantised integers", "train the model in floats and quantise it afterwards"
+    )

@@ -1,8 +1,10 @@
 """Pools: what a window says about its elements goes back to them.
 
-An average (and every other sum over windows) is separable: along each axis it is a matrix, stops by elements, of a few diagonals, and its gradient
-is the transposed one. That covers padding, dilation, strides and the shorter windows at the end alike, and a MatMul is many times faster than the
-loops it replaces. A maximum hands its gradient to the one element it came from, as in PyTorch the first of equals.
+An average (and every other sum over windows) is separable: along each axis it is a matrix, stops by
+elements, of a few diagonals, and its gradient is the transposed one. That covers padding, dilation,
+strides and the shorter windows at the end alike, and a MatMul is many times faster than the loops
+it replaces. A maximum hands its gradient to the one element it came from, as in PyTorch the first
+of equals.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from onnxfit.gradients.rules.convolution import Ints, Sliding, large_of, padding
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Maxima ----------------------------------------------------------------------------------------------------------------------
+# Maxima
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("MaxPool", all_outputs=True)
@@ -32,15 +35,25 @@ def max_pool(
     way = Sliding.of(len(kernel_shape), strides, dilations)
     if storage_order:  # these indices count down columns
         settings: dict[str, Any] = {"dilations": dilations, "pads": pads, "strides": strides}
-        indices = op.MaxPool(x, _outputs=2, auto_pad=auto_pad, ceil_mode=ceil_mode, kernel_shape=kernel_shape, **settings)[1]
+        indices = op.MaxPool(
+            x,
+            _outputs=2,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            kernel_shape=kernel_shape,
+            **settings,
+        )[1]
     size = spatial(x)
     tiled = way.strides == tuple(kernel_shape) and set(way.dilations) == {1} and not any(pads or ())
-    if tiled and size and not any(n % k for n, k in zip(size, kernel_shape)):  # every element in one window: no sums, and faster
+    # every element in one window: no sums, and faster
+    if tiled and size and not any(n % k for n, k in zip(size, kernel_shape)):
         return op.MaxUnpool(dy, indices, kernel_shape=kernel_shape, strides=way.strides)
     sizes = static(x)
     count = [math.prod(sizes)] if sizes else op.ReduceProd(op.shape(x))
     nothing = op.Expand(op.constant(0, dy.dtype), count)
-    flat = op.ScatterElements(nothing, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add")
+    flat = op.ScatterElements(
+        nothing, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add"
+    )
     return op.Reshape(flat, op.shape(x))
 
 
@@ -48,7 +61,10 @@ def max_pool(
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
     nothing = op.Expand(op.constant(0, dy.dtype), op.shape(flat))
-    return op.Reshape(op.ScatterElements(nothing, op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2), op.shape(x))
+    return op.Reshape(
+        op.ScatterElements(nothing, op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2),
+        op.shape(x),
+    )
 
 
 @gradient("MaxUnpool")
@@ -59,7 +75,8 @@ def max_unpool(
     return op.Gather(op.Reshape(dy, [-1]), indices), None, None
 
 
-# Sums over windows -----------------------------------------------------------------------------------------------------------
+# Sums over windows
+# -----------------------------------------------------------------------------------------------------------
 
 
 @gradient("AveragePool")
@@ -67,9 +84,14 @@ def average_pool(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *,
     auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
-    """As the definition since opset 19: what a window of ceil_mode sees behind the padding does not count."""
+    """As the definition since opset 19: what a window of ceil_mode sees behind the padding does not
+    count.
+    """
     windows = _windows(op, x, y, auto_pad, kernel_shape, pads, strides, dilations)
-    counts = [w.counts(op, bool(count_include_pad), len(windows) - 1 - i, dy.dtype) for i, w in enumerate(windows)]
+    counts = [
+        w.counts(op, bool(count_include_pad), len(windows) - 1 - i, dy.dtype)
+        for i, w in enumerate(windows)
+    ]
     return _spread(op, dy / functools.reduce(operator.mul, counts), x, windows)
 
 
@@ -86,7 +108,9 @@ def lp_pool(
 @gradient("GlobalAveragePool")
 def global_average_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     size = spatial(x)
-    count = math.prod(size) if size else op.cast(op.ReduceProd(op.shape(x, 2), keepdims=0), dy.dtype)
+    count = (
+        math.prod(size) if size else op.cast(op.ReduceProd(op.shape(x, 2), keepdims=0), dy.dtype)
+    )
     return op.Expand(dy / count, op.shape(x))
 
 
@@ -101,7 +125,9 @@ def global_lp_pool(op: GraphBuilder, x: Value, *, p: int) -> Value:
 
 @decompose("LRN")
 def lrn(op: GraphBuilder, x: Value, *, alpha: float, beta: float, bias: float, size: int) -> Value:
-    """x / (bias + alpha / size * sum of x^2 over the channels around)^beta (Krizhevsky, Sutskever and Hinton 2012, section 3.3)"""
+    """x / (bias + alpha / size * sum of x^2 over the channels around)^beta (Krizhevsky, Sutskever
+    and Hinton 2012, section 3.3)
+    """
     channels = _size(op, x, 1)
     near = Windows(channels, channels, (size - 1) // 2, size // 2, size).matrix(op, x.dtype)
     flat = op.Reshape(x, [0, 0, -1])
@@ -127,12 +153,14 @@ def _per_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> Value:
     return dy / (y if exponent == 1 else y**exponent)
 
 
-# Windows ---------------------------------------------------------------------------------------------------------------------
+# Windows
+# ---------------------------------------------------------------------------------------------------------------------
 
 Size = Union[int, Value]
 Array = Any  # of numpy where the sizes are known, else a Value: one formula for both
 
-# Up to this size of an axis its matrix is multiplied; a convolution costs by the window instead of the axis.
+# Up to this size of an axis its matrix is multiplied; a convolution costs by the window instead of
+# the axis.
 MAX_POOLED_WIDTH = 512
 
 
@@ -155,14 +183,21 @@ class Windows:
     def matrix(self, op: GraphBuilder, dtype: npt.DTypeLike) -> Value:
         """(stops, size): 1 where a window sees an element."""
         elements = _upto(op, self.size, (1, -1))
-        return op.cast(functools.reduce(operator.or_, (p == elements for p in self._positions(op, (-1, 1)))), dtype)
+        return op.cast(
+            functools.reduce(operator.or_, (p == elements for p in self._positions(op, (-1, 1)))),
+            dtype,
+        )
 
-    def counts(self, op: GraphBuilder, with_padding: bool, behind: int, dtype: npt.DTypeLike) -> Array:
+    def counts(
+        self, op: GraphBuilder, with_padding: bool, behind: int, dtype: npt.DTypeLike
+    ) -> Array:
         """(stops, 1, ...): how many elements each window has, with as many axes behind."""
         last = self.size + self.after if with_padding else self.size
         first = -self.before if with_padding else 0
         counted = ((p >= first) & (p < last) for p in self._positions(op, (-1, *[1] * behind)))
-        return sum(c.astype(dtype) if isinstance(c, np.ndarray) else op.cast(c, dtype) for c in counted)
+        return sum(
+            c.astype(dtype) if isinstance(c, np.ndarray) else op.cast(c, dtype) for c in counted
+        )
 
     def _positions(self, op: GraphBuilder, shape: Ints) -> list[Array]:
         """Of every tap, at every stop."""
@@ -184,10 +219,18 @@ def _windows(
     axes = len(kernel_shape)
     way = Sliding.of(axes, strides, dilations)
     found = padding(op, way, auto_pad, pads, x, y, kernel_shape)
-    reach: list[Size] = [op.Gather(found, i) if isinstance(found, Value) else found[i] for i in range(2 * axes)]
+    reach: list[Size] = [
+        op.Gather(found, i) if isinstance(found, Value) else found[i] for i in range(2 * axes)
+    ]
     return [
         Windows(
-            _size(op, x, 2 + i), _size(op, y, 2 + i), reach[i], reach[axes + i], kernel_shape[i], way.strides[i], way.dilations[i]
+            _size(op, x, 2 + i),
+            _size(op, y, 2 + i),
+            reach[i],
+            reach[axes + i],
+            kernel_shape[i],
+            way.strides[i],
+            way.dilations[i],
         )
         for i in range(axes)
     ]
@@ -231,4 +274,6 @@ def _upto(op: GraphBuilder, size: Size, shape: Ints) -> Array:
     """0, 1, ..., size - 1 in a shape."""
     if isinstance(size, int):
         return np.arange(size).reshape(shape)
-    return op.Reshape(op.Range(op.constant(np.int64(0)), size, op.constant(np.int64(1))), list(shape))
+    return op.Reshape(
+        op.Range(op.constant(np.int64(0)), size, op.constant(np.int64(1))), list(shape)
+    )

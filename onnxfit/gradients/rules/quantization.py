@@ -1,14 +1,20 @@
-"""Quantised numbers: trained through as if nobody had rounded (the straight-through estimator, Bengio et al. 2013, arXiv:1308.3432).
+"""Quantised numbers: trained through as if nobody had rounded (the straight-through estimator,
+Bengio et al. 2013, arXiv:1308.3432).
 
-An integer that QuantizeLinear made stands for the real number x / scale + zero_point that was rounded to it, and carries that number's
-gradient, a float, from DequantizeLinear back to QuantizeLinear: directly or through operators that move it (Reshape, Transpose, Gather,
-Concat ...) or multiply it (MatMulInteger, ConvInteger). What flows, for q = clamp(round(x / s) + z) and y = s (q - z):
+An integer that QuantizeLinear made stands for the real number x / scale + zero_point that was
+rounded to it, and carries that number's gradient, a float, from DequantizeLinear back to
+QuantizeLinear: directly or through operators that move it (Reshape, Transpose, Gather, Concat ...)
+or multiply it (MatMulInteger, ConvInteger). What flows, for q = clamp(round(x / s) + z) and y = s
+(q - z):
 
-- to x: dy where x / s was in range after rounding, as torch's fake_quantize has it, and nothing where it was clamped;
-- to s, where it is trained: q - z - x / s in range, q - z where clamped, times dy, summed over what s scales: learned step sizes
-  (Esser et al. 2020, arXiv:1902.08153), without their normalisation, which belongs to the learning rate;
+- to x: dy where x / s was in range after rounding, as torch's fake_quantize has it, and nothing
+  where it was clamped;
+- to s, where it is trained: q - z - x / s in range, q - z where clamped, times dy, summed over what
+  s scales: learned step sizes (Esser et al. 2020, arXiv:1902.08153), without their normalisation,
+  which belongs to the learning rate;
 - to the scale of DequantizeLinear alone, over frozen integers: dy (q - z), summed;
-- through DynamicQuantizeLinear dy, its scale and zero point counting as constants; to zero points nothing, they are integers.
+- through DynamicQuantizeLinear dy, its scale and zero point counting as constants; to zero points
+  nothing, they are integers.
 """
 
 from __future__ import annotations
@@ -28,7 +34,15 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @gradient("QuantizeLinear")
 def quantize(
-    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None,
+    y: Value,
+    dy: Value,
+    *,
+    axis: int,
+    block_size: int,
 ) -> Gradients:
     s = _spread(op, scale, x, axis, block_size)
     v = op.cast(x, scale.dtype) / s
@@ -42,11 +56,20 @@ def quantize(
 
 @gradient("DequantizeLinear")
 def dequantize(
-    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, y: Value, dy: Value, *, axis: int, block_size: int
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None,
+    y: Value,
+    dy: Value,
+    *,
+    axis: int,
+    block_size: int,
 ) -> Gradients:
     def of_scale() -> Value:
         ones = op.Expand(op.constant(1, scale.dtype), op.shape(scale))
-        level = op.DequantizeLinear(x, ones, zero_point, axis=axis, block_size=block_size or None)  # Cast knows no int4
+        # Cast knows no int4
+        level = op.DequantizeLinear(x, ones, zero_point, axis=axis, block_size=block_size or None)
         return _gathered(op, dy * level, scale, axis, block_size)
 
     return lambda: dy * _spread(op, scale, y, axis, block_size), of_scale, None
@@ -54,14 +77,26 @@ def dequantize(
 
 @decompose("QuantizeLinear", "com.microsoft")
 def quantize_of_microsoft(
-    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
 ) -> Value:
     return op.QuantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
 @decompose("DequantizeLinear", "com.microsoft")
 def dequantize_of_microsoft(
-    op: GraphBuilder, x: Value, scale: Value, zero_point: Value | None, *, axis: int = 1, block_size: int = 0
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
 ) -> Value:
     return op.DequantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
@@ -84,11 +119,17 @@ def _range(dtype: np.dtype[np.generic]) -> tuple[float, float]:
 def _level(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     """Zero points as floats."""
     known = ir.convenience.get_const_tensor(q.ir)
-    return op.constant(known.numpy(), dtype) if known is not None else op.DequantizeLinear(q, op.constant(1, dtype))
+    return (
+        op.constant(known.numpy(), dtype)
+        if known is not None
+        else op.DequantizeLinear(q, op.constant(1, dtype))
+    )
 
 
 def _spread(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int) -> Value:
-    """A scale as it is broadcast to x: one for all, one per index of the axis, or one for `block_size` elements along it."""
+    """A scale as it is broadcast to x: one for all, one per index of the axis, or one for
+    `block_size` elements along it.
+    """
     if x.shape is None or scale.shape is None:
         raise NoGradientError(f"the rank of {x.name!r} or of its scale is unknown", TYPED)
     axis %= max(x.rank, 1)
@@ -99,7 +140,11 @@ def _spread(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int
         else:
             block = op.Range(0, op.Squeeze(op.shape(x, axis, axis + 1), [0]), 1) / block_size
         return op.Gather(scale, block, axis=axis)
-    return op.Unsqueeze(scale, list(range(1, x.rank - axis))) if scale.rank == 1 and axis < x.rank - 1 else scale
+    return (
+        op.Unsqueeze(scale, list(range(1, x.rank - axis)))
+        if scale.rank == 1 and axis < x.rank - 1
+        else scale
+    )
 
 
 def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: int) -> Value:
@@ -108,9 +153,12 @@ def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: 
     axis %= max(dy.rank, 1)
     if block_size:
         count = op.shape(scale, axis, axis + 1)
-        missing = count * block_size - op.shape(dy, axis, axis + 1)  # the last block need not be full
+        # the last block need not be full
+        missing = count * block_size - op.shape(dy, axis, axis + 1)
         padded = op.Pad(dy, op.Concat([0], missing, axis=0), None, [axis])
-        blocks = op.Concat(op.shape(scale, 0, axis + 1), [block_size], op.shape(scale, axis + 1), axis=0)
+        blocks = op.Concat(
+            op.shape(scale, 0, axis + 1), [block_size], op.shape(scale, axis + 1), axis=0
+        )
         return op.ReduceSum(op.Reshape(padded, blocks), [axis + 1], keepdims=0)
     if scale.rank == 0:
         return op.ReduceSum(dy, keepdims=0)
@@ -120,18 +168,29 @@ def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: 
     sums = op.ReduceSum(dy, others, keepdims=0) if others else dy
     if isinstance(scale.shape[0], int):
         return sums
-    one = op.Reshape(op.NonZero(op.shape(scale) == op.constant(np.int64(1))), [-1])  # one for all, or one per index
+    # one for all, or one per index
+    one = op.Reshape(op.NonZero(op.shape(scale) == op.constant(np.int64(1))), [-1])
     return op.ReduceSum(sums, one, keepdims=1, noop_with_empty_axes=1)
 
 
-# Products of integers ----------------------------------------------------------------------------------------------------------
+# Products of integers
+# ----------------------------------------------------------------------------------------------------------
 
 
 @gradient("MatMulInteger", broadcasts=True)
 def matmul_of_integers(
-    op: GraphBuilder, a: Value, b: Value, a_zero_point: Value | None, b_zero_point: Value | None, y: Value, dy: Value
+    op: GraphBuilder,
+    a: Value,
+    b: Value,
+    a_zero_point: Value | None,
+    b_zero_point: Value | None,
+    y: Value,
+    dy: Value,
 ) -> Gradients:
-    """A MatMul of the numbers that the integers stand for. Zero points may be one per row of a, one per column of b."""
+    """A MatMul of the numbers that the integers stand for.
+
+    Zero points may be one per row of a, one per column of b.
+    """
     if a_zero_point is not None and a_zero_point.rank == 1:
         a_zero_point = op.Unsqueeze(a_zero_point, [-1])
     left, right = _centred(op, a, a_zero_point, dy.dtype), _centred(op, b, b_zero_point, dy.dtype)
@@ -145,7 +204,9 @@ def convolution_of_integers(
     op: GraphBuilder, x: Value, w: Value, x_zero_point: Value | None, w_zero_point: Value | None, y: Value, dy: Value, *,
     auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
-    """A Conv of the numbers that the integers stand for; the zero points of w may be one per output channel."""
+    """A Conv of the numbers that the integers stand for; the zero points of w may be one per output
+    channel.
+    """
     if w_zero_point is not None and w_zero_point.rank == 1:
         w_zero_point = op.Unsqueeze(w_zero_point, list(range(1, w.rank)))
     entries = conv(
@@ -156,7 +217,9 @@ def convolution_of_integers(
     return (*entries[:2], None, None)
 
 
-def _centred(op: GraphBuilder, q: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Value:
+def _centred(
+    op: GraphBuilder, q: Value, zero_point: Value | None, dtype: np.dtype[np.generic]
+) -> Value:
     level = op.cast(q, dtype)
     return level if zero_point is None else level - op.cast(zero_point, dtype)
 
@@ -166,10 +229,13 @@ def matmul_of_bits(
     op: GraphBuilder, a: Value, b: Value, scales: Value, zero_points: Value | None, g_idx: Value | None, bias: Value | None,
     *, K: int, N: int, block_size: int, bits: int = 4,
 ) -> Value:  # fmt: skip
-    """a @ W', W = scale (q - zero_point) per block: rows of `bits`-bit numbers, packed into bytes from the lowest bits on."""
+    """a @ W', W = scale (q - zero_point) per block: rows of `bits`-bit numbers, packed into bytes
+    from the lowest bits on.
+    """
     if g_idx is not None or bits not in (4, 8):
         raise NoGradientError(
-            f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}", "4 or 8 bits without g_idx"
+            f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}",
+            "4 or 8 bits without g_idx",
         )
     blocks = -(-K // block_size)
     q = op.cast(op.Reshape(_unpacked(op, b, bits), [N, blocks, block_size]), a.dtype)
@@ -180,7 +246,9 @@ def matmul_of_bits(
         q = q - op.Unsqueeze(op.cast(op.Slice(zero, [0], [blocks], [1]), a.dtype), [2])
     else:
         q = q - op.Reshape(zero_points, [N, blocks, 1])
-    weight = op.Reshape(q * op.Reshape(op.cast(scales, a.dtype), [N, blocks, 1]), [N, blocks * block_size])
+    weight = op.Reshape(
+        q * op.Reshape(op.cast(scales, a.dtype), [N, blocks, 1]), [N, blocks * block_size]
+    )
     if blocks * block_size > K:
         weight = op.Slice(weight, [0], [K], [1])
     y = a @ op.Transpose(weight, perm=[1, 0])

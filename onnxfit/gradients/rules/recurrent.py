@@ -1,11 +1,15 @@
-"""RNN, GRU and LSTM: backpropagation through time (Werbos 1990) with nothing in the loop but the recurrence.
+"""RNN, GRU and LSTM: backpropagation through time (Werbos 1990) with nothing in the loop but the
+recurrence.
 
-Y holds the hidden states of all steps, so the gates of all steps are computed again at once, by matrix products over time and batch; of an
-LSTM, the cell states follow from them by an elementwise Scan, and the usual one is run in a Scan altogether. Another Scan goes back through
-time: the coefficients of its linear recurrence are known by then, so a step is a few elementwise operators and one product with R. The
-gradients of X, W, R, B and P are again products and sums over all steps at once.
+Y holds the hidden states of all steps, so the gates of all steps are computed again at once, by
+matrix products over time and batch; of an LSTM, the cell states follow from them by an elementwise
+Scan, and the usual one is run in a Scan altogether. Another Scan goes back through time: the
+coefficients of its linear recurrence are known by then, so a step is a few elementwise operators
+and one product with R. The gradients of X, W, R, B and P are again products and sums over all steps
+at once.
 
-The operators' equations, and their names (W, R, Wb, Rb, P; gates iofc, zrh), are those of ONNX's definition; in comments, L is the loss.
+The operators' equations, and their names (W, R, Wb, Rb, P; gates iofc, zrh), are those of ONNX's
+definition; in comments, L is the loss.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
 Maybe = Union[Value, None]
-Step = Callable[[GraphBuilder, Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]]
+Step = Callable[
+    [GraphBuilder, Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Sequence[Value]]
+]
 
 
 DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
-# Activations ----------------------------------------------------------------------------------------------------------------
+# Activations
+# ----------------------------------------------------------------------------------------------------------------
 
 Formula = Callable[[GraphBuilder, Value, float, float], Value]
 Slope = Callable[[GraphBuilder, Value, Value, float, float], Value]
@@ -38,7 +45,8 @@ def _if(op: GraphBuilder, condition: Value, like: Value) -> Value:
     return op.cast(condition, like.dtype)
 
 
-# name: what alpha (and beta) are where they are not given, None if that is not agreed upon; a = f(z); f'(z) in terms of z and a
+# name: what alpha (and beta) are where they are not given, None if that is not agreed upon; a =
+# f(z); f'(z) in terms of z and a
 ACTIVATIONS: dict[str, tuple[tuple[float | None, ...], Formula, Slope]] = {
     "relu": ((), lambda op, z, *_: op.Relu(z), lambda op, z, a, *_: _if(op, a > 0, z)),
     "tanh": ((), lambda op, z, *_: op.Tanh(z), lambda op, z, a, *_: 1 - a * a),
@@ -79,9 +87,13 @@ class Activation:
 def _activations(
     op_type: str, names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None, directions: int
 ) -> list[list[Activation]]:  # fmt: skip
-    """The activations of each direction. Those that have an alpha (a beta) take the next from the list, or the default when it is used up.
+    """The activations of each direction.
 
-    Refused where onnxruntime has another default; for an RNN, versions of it also differ in which number is whose.
+    Those that have an alpha (a beta) take the next from the list, or the default when it is used
+    up.
+
+    Refused where onnxruntime has another default; for an RNN, versions of it also differ in which
+    number is whose.
     """
     each = DEFAULTS[op_type]
     given = {"alpha": list(alphas or ()), "beta": list(betas or ())}
@@ -89,13 +101,16 @@ def _activations(
     found = []
     for k, name in enumerate(names or each * directions):
         if name.lower() not in ACTIVATIONS:
-            raise NoGradientError(f"its activation {name!r} is not one of ONNX's", f"one of {', '.join(ACTIVATIONS)}")
+            raise NoGradientError(
+                f"its activation {name!r} is not one of ONNX's", f"one of {', '.join(ACTIVATIONS)}"
+            )
         parameters = {"alpha": 0.0, "beta": 0.0}
         for what, default in zip(parameters, ACTIVATIONS[name.lower()][0]):
             number = left[what].pop(0) if left[what] else default
             if number is None or (op_type == "RNN" and given[what][k : k + 1] != [number]):
                 raise NoGradientError(
-                    f"versions of onnxruntime take different numbers for the {what} of its activation {name!r}",
+                    f"versions of onnxruntime take different numbers for the {what} of its"
+                    f" activation {name!r}",
                     f"activation_{what} with a number for every activation",
                 )
             parameters[what] = number
@@ -105,12 +120,14 @@ def _activations(
     return [found[k * len(each) : (k + 1) * len(each)] for k in range(directions)]
 
 
-# One direction ----------------------------------------------------------------------------------------------------------------
+# One direction
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Direction:
-    """One direction of a node, time first: x `(time, batch, input)`, y and dy `(time, batch, hidden)`, states `(batch, hidden)`.
+    """One direction of a node, time first: x `(time, batch, input)`, y and dy `(time, batch,
+    hidden)`, states `(batch, hidden)`.
 
     States that are not given (c0 and dc wherever there is no cell) are zero.
     """
@@ -129,7 +146,8 @@ class Direction:
     dh: Value
     dc: Value
     lengths: Maybe  # (batch, 1), int64
-    last: tuple[Value, Value] | None = None  # h and c after the last step, where these steps are to be run in the place of the node
+    # h and c after the last step, where these steps are to be run in the place of the node
+    last: tuple[Value, Value] | None = None
 
     @cached_property
     def valid(self) -> Maybe:
@@ -154,11 +172,17 @@ class Direction:
         if not self.backwards:
             return op.Concat(first, op.Slice(states, [0], [-1], [0]), axis=0)
         later = op.Concat(op.Slice(states, [1], [np.iinfo(np.int64).max], [0]), first, axis=0)
-        return later if self.lengths is None else op.Where(self._time() + 1 < self.lengths, later, first)
+        return (
+            later
+            if self.lengths is None
+            else op.Where(self._time() + 1 < self.lengths, later, first)
+        )
 
     def by_step(self, flat: Value) -> Value:
         """`(time * batch, n)` as `(time, batch, n)`."""
-        return self.op.Reshape(flat, _sizes(self.op, self.op.shape(self.x, 0, 2), self.op.constant([-1])))
+        return self.op.Reshape(
+            flat, _sizes(self.op, self.op.shape(self.x, 0, 2), self.op.constant([-1]))
+        )
 
     @cached_property
     def inputs(self) -> Value:
@@ -176,20 +200,27 @@ class Direction:
         wb, rb = self.op.Split(self.b, _outputs=2, num_outputs=2)
         return wb, rb
 
-    def onward(self, step: Step, states: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    def onward(
+        self, step: Step, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
         """Through the steps as the node goes."""
         return through(self.op, step, states, slices, self.backwards)
 
-    def back(self, step: Step, states: Sequence[Value], slices: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    def back(
+        self, step: Step, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
         """Through the steps from the last to the first.
 
-        `step` is about one that is no padding, and its first state is dL/dh, the step's own part included; padding hands that on unchanged.
+        `step` is about one that is no padding, and its first state is dL/dh, the step's own part
+        included; padding hands that on unchanged.
         """
         extra = [] if self.dy is None else [self.in_steps(self.dy)]
         if self.valid is not None:
             extra.append(self.op.cast(~self.valid, self.x.dtype))
 
-        def whole(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def whole(
+            op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[Sequence[Value], Sequence[Value]]:
             dh, *others = states
             own, slices = list(slices[: len(extra)]), slices[len(extra) :]
             if self.dy is not None:
@@ -208,17 +239,23 @@ def flat(steps: Value) -> Value:
 def through(
     op: GraphBuilder, step: Step, states: Sequence[Value], slices: Sequence[Value], backwards: bool
 ) -> tuple[list[Value], list[Value]]:
-    """The last states, and what every step made, stacked: `step(op, states, slices) -> states, made`."""
+    """The last states, and what every step made, stacked:
+
+    `step(op, states, slices) -> states, made`.
+    """
     body = op.subgraph("steps")
 
     def entered(stem: str, like: Value, skip: int) -> Value:
         shape = None if like.ir.shape is None else ir.Shape(list(like.ir.shape)[skip:])
-        body.graph.inputs.append(ir.Value(name=op.unique_name(stem), type=like.ir.type, shape=shape))
+        body.graph.inputs.append(
+            ir.Value(name=op.unique_name(stem), type=like.ir.type, shape=shape)
+        )
         return body.wrap(body.graph.inputs[-1])
 
     inside = [entered("state", s, 0) for s in states], [entered("slice", s, 1) for s in slices]
     after, made = step(body, *inside)
-    for value in (*after, *made):  # each an output of its own; one that is an input, untouched, onnxruntime does not fill
+    # each an output of its own; one that is an input, untouched, onnxruntime does not fill
+    for value in (*after, *made):
         copied = value.ir in body.graph.outputs or value.ir in body.graph.inputs
         body.graph.outputs.append((body.Identity(value) if copied else value).ir)
     way = int(backwards)
@@ -226,12 +263,17 @@ def through(
     return list(found[: len(after)]), list(found[len(after) :])
 
 
-# The three operators ----------------------------------------------------------------------------------------------------------
+# The three operators
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class DirectionGradients:
-    """Gradients of one direction; `gates` are those of the gates' inputs as they reach X, `fed` as they reach R, which a reset gate may change."""
+    """Gradients of one direction;
+
+    `gates` are those of the gates' inputs as they reach X, `fed` as they reach R, which a reset
+    gate may change.
+    """
 
     run: Direction
     gates: Value
@@ -248,12 +290,18 @@ class DirectionGradients:
         return self.run.op.Gemm(flat(self.gates), self.run.inputs, transA=1)
 
     def of_r(self) -> Value:
-        return self.r() if self.r else self.run.op.Gemm(flat(self.fed), flat(self.run.previous), transA=1)
+        return (
+            self.r()
+            if self.r
+            else self.run.op.Gemm(flat(self.fed), flat(self.run.previous), transA=1)
+        )
 
     def of_b(self) -> Value:
         op = self.run.op
         wb = sum_of_rows(op, flat(self.gates))
-        return op.Concat(wb, wb if self.fed is self.gates else sum_of_rows(op, flat(self.fed)), axis=0)
+        return op.Concat(
+            wb, wb if self.fed is self.gates else sum_of_rows(op, flat(self.fed)), axis=0
+        )
 
 
 def _rnn(run: Direction, f: Activation) -> DirectionGradients:
@@ -262,10 +310,19 @@ def _rnn(run: Direction, f: Activation) -> DirectionGradients:
     if f.clip is None and f.name in ("tanh", "sigmoid", "relu"):
         slope = f.slope(run.y, run.y)  # of these, in terms of f(a) alone
     else:
-        a = run.by_step(op.Gemm(flat(run.previous), run.r, op.Gemm(run.inputs, run.w, _sum(*run.biases), transB=1), transB=1))
+        a = run.by_step(
+            op.Gemm(
+                flat(run.previous),
+                run.r,
+                op.Gemm(run.inputs, run.w, _sum(*run.biases), transB=1),
+                transB=1,
+            )
+        )
         slope = f.slope(a, f(a))
 
-    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def step(
+        op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh,), (slope,) = states, slices
         da = dh * slope
         return [da @ run.r], [da]
@@ -275,7 +332,9 @@ def _rnn(run: Direction, f: Activation) -> DirectionGradients:
 
 
 def _gru(run: Direction, f: Activation, g: Activation, reset_after: bool) -> DirectionGradients:
-    """h = (1 - z) n + z h_, z and r = f(...); n = g(an), an = x Wh' + r q + Wbh with q = h_ Rh' + Rbh, or x Wh' + (r h_) Rh' + Wbh + Rbh."""
+    """h = (1 - z) n + z h_, z and r = f(...); n = g(an), an = x Wh' + r q + Wbh with q = h_ Rh' +
+    Rbh, or x Wh' + (r h_) Rh' + Wbh + Rbh.
+    """
     op, h_ = run.op, run.previous
     wb, rb = run.biases
     ax = run.by_step(op.Gemm(run.inputs, run.w, wb, transB=1))
@@ -301,7 +360,9 @@ def _gru(run: Direction, f: Activation, g: Activation, reset_after: bool) -> Dir
     if reset_after:
         k = op.Concat(kz, kn * q * kr, kn * r, axis=2)
 
-        def after(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def after(
+            op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[Sequence[Value], Sequence[Value]]:
             (dh,), (k, z) = states, slices
             da = op.Concat(dh, dh, dh, axis=1) * k
             return [da @ run.r + dh * z], [da, dh]
@@ -309,7 +370,9 @@ def _gru(run: Direction, f: Activation, g: Activation, reset_after: bool) -> Dir
         (dh0,), (fed, dh) = run.back(after, [run.dh], [k, z])
         return DirectionGradients(run, op.Concat(_apart(fed, (2, 1))[0], dh * kn, axis=2), fed, dh0)
 
-    def before(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def before(
+        op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh,), (kz, kr, kn, z, r) = states, slices
         dan = dh * kn
         drh = dan @ r_n
@@ -320,20 +383,36 @@ def _gru(run: Direction, f: Activation, g: Activation, reset_after: bool) -> Dir
     da = op.Concat(dzr, dan, axis=2)
 
     def of_r() -> Value:
-        return op.Concat(op.Gemm(flat(dzr), flat(h_), transA=1), op.Gemm(flat(dan), flat(r * h_), transA=1), axis=0)
+        return op.Concat(
+            op.Gemm(flat(dzr), flat(h_), transA=1),
+            op.Gemm(flat(dan), flat(r * h_), transA=1),
+            axis=0,
+        )
 
     return DirectionGradients(run, da, da, dh0, r=of_r)
 
 
-def _lstm(run: Direction, f: Activation, g: Activation, h: Activation, coupled: bool) -> DirectionGradients:
-    """c = f c_ + i n, h = o h(c); i, f, o = f(ai + Pi c_), f(af + Pf c_), f(ao + Po c), n = g(an); f = 1 - i where they are coupled."""
+def _lstm(
+    run: Direction, f: Activation, g: Activation, h: Activation, coupled: bool
+) -> DirectionGradients:
+    """c = f c_ + i n, h = o h(c); i, f, o = f(ai + Pi c_), f(af + Pf c_), f(ao + Po c), n = g(an);
+    f = 1 - i where they are coupled.
+    """
     op = run.op
     usual = _activations("LSTM", None, None, None, None, 1)
-    if run.lengths is None and run.p is None and not coupled and [[f, g, h]] == usual and not op.inside:
+    if (
+        run.lengths is None
+        and run.p is None
+        and not coupled
+        and [[f, g, h]] == usual
+        and not op.inside
+    ):
         return _usual_lstm(run)
     a = run.by_step(op.Gemm(flat(run.previous), run.r, _from_inputs(run), transB=1))
     ai, ao, af, an = op.Split(a, _outputs=4, axis=2, num_outputs=4)
-    pi, po, pf = (None, None, None) if run.p is None else op.Split(run.p, _outputs=3, axis=0, num_outputs=3)
+    pi, po, pf = (
+        (None, None, None) if run.p is None else op.Split(run.p, _outputs=3, axis=0, num_outputs=3)
+    )
     n = g(an)
 
     def gates(ai: Value, af: Value) -> tuple[Value, Value]:
@@ -343,7 +422,9 @@ def _lstm(run: Direction, f: Activation, g: Activation, h: Activation, coupled: 
     if pi is None or pf is None:
         i, forget = gates(ai, af)
 
-        def cell(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def cell(
+            op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[Sequence[Value], Sequence[Value]]:
             c = states[0] * slices[0] + slices[1]
             return [c], [c]
 
@@ -351,14 +432,18 @@ def _lstm(run: Direction, f: Activation, g: Activation, h: Activation, coupled: 
         c_ = run.before(c, run.c0)
     else:
 
-        def peeping(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def peeping(
+            op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+        ) -> tuple[Sequence[Value], Sequence[Value]]:
             c, (ai, af, n, *valid) = states[0], slices
             i, forget = gates(ai + c * pi, af + c * pf)
             new = forget * c + i * n
             new = op.Where(valid[0], new, c) if valid else new
             return [new], [new]
 
-        _, (c,) = run.onward(peeping, [run.c0], [ai, af, n, *([] if run.valid is None else [run.valid])])
+        _, (c,) = run.onward(
+            peeping, [run.c0], [ai, af, n, *([] if run.valid is None else [run.valid])]
+        )
         c_ = run.before(c, run.c0)
         ai, af, ao = ai + c_ * pi, af + c_ * pf, ao + c * po
         i, forget = gates(ai, af)
@@ -375,20 +460,25 @@ def _lstm(run: Direction, f: Activation, g: Activation, h: Activation, coupled: 
 
     def of_p() -> Value:
         dai, dao, daf, _ = op.Split(found.gates, _outputs=4, axis=2, num_outputs=4)
-        return op.Concat(*(op.ReduceSum(x, [0, 1], keepdims=0) for x in (dai * c_, dao * c, daf * c_)), axis=0)
+        return op.Concat(
+            *(op.ReduceSum(x, [0, 1], keepdims=0) for x in (dai * c_, dao * c, daf * c_)), axis=0
+        )
 
     return replace(found, p=of_p)
 
 
 def _usual_lstm(run: Direction) -> DirectionGradients:
-    """An LSTM of the usual activations, without peepholes and padding: its steps are run in a Scan that hands out gates and states.
+    """An LSTM of the usual activations, without peepholes and padding: its steps are run in a Scan
+    that hands out gates and states.
 
-    Together with what it makes of the node, whose Y this gives as well, that takes less time than the node and all of it again: 0.58 on one
-    thread, 0.7 to 0.8 on two.
+    Together with what it makes of the node, whose Y this gives as well, that takes less time than
+    the node and all of it again: 0.58 on one thread, 0.7 to 0.8 on two.
     """
     op, r = run.op, run.op.Transpose(run.r, perm=[1, 0])
 
-    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    def step(
+        op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         (h_, c_), (a,) = states, slices
         sigmoids, an = _apart(op.Gemm(h_, r, a), (3, 1), axis=1)
         gates, n = op.Sigmoid(sigmoids), op.Tanh(an)
@@ -412,15 +502,23 @@ def _from_inputs(run: Direction) -> Value:
 
 
 def _lstm_back(run: Direction, k: Value, to_c: Value, keep: Value) -> DirectionGradients:
-    """The way back. `k`: what dL/dc (of i, f and n) and dL/dh (of o) count in the gates; `to_c`: dL/dh in dL/dc; `keep`: dL/dc a step before."""
+    """The way back.
 
-    def step(op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+    `k`: what dL/dc (of i, f and n) and dL/dh (of o) count in the gates; `to_c`: dL/dh in dL/dc;
+    `keep`: dL/dc a step before.
+    """
+
+    def step(
+        op: GraphBuilder, states: Sequence[Value], slices: Sequence[Value]
+    ) -> tuple[Sequence[Value], Sequence[Value]]:
         (dh, dc), (k, to_c, keep) = states, slices
         dc = dc + dh * to_c
         da = op.Concat(dc, dh, dc, dc, axis=1) * k
         return [da @ run.r, dc * keep], [da]
 
-    (dh0, dc0), (da,) = run.back(step, [run.dh, run.dc], [run.in_steps(k), run.in_steps(to_c), run.in_steps(keep, 1)])
+    (dh0, dc0), (da,) = run.back(
+        step, [run.dh, run.dc], [run.in_steps(k), run.in_steps(to_c), run.in_steps(keep, 1)]
+    )
     return DirectionGradients(run, da, da, dh0, dc0)
 
 
@@ -430,7 +528,9 @@ def rnn(
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int,
 ) -> tuple[InputGradient, ...]:  # fmt: skip
-    runs = _runs(op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None)
+    runs = _runs(
+        op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None
+    )
     ways = _activations("RNN", activations, activation_alpha, activation_beta, clip, len(runs))
     return _joined(layout, [_rnn(run, f) for run, (f,) in zip(runs, ways)])[:6]
 
@@ -441,9 +541,13 @@ def gru(
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int, linear_before_reset: int,
 ) -> tuple[InputGradient, ...]:  # fmt: skip
-    runs = _runs(op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None)
+    runs = _runs(
+        op, direction, layout, x, w, r, b, None, sequence_lens, initial_h, None, y, dy, dy_h, None
+    )
     ways = _activations("GRU", activations, activation_alpha, activation_beta, clip, len(runs))
-    return _joined(layout, [_gru(run, f, g, bool(linear_before_reset)) for run, (f, g) in zip(runs, ways)])[:6]
+    return _joined(
+        layout, [_gru(run, f, g, bool(linear_before_reset)) for run, (f, g) in zip(runs, ways)]
+    )[:6]
 
 
 @gradient("LSTM", all_outputs=True)
@@ -453,20 +557,26 @@ def lstm(
     *, direction: str, activations: Sequence[str] | None, activation_alpha: Sequence[float] | None, activation_beta: Sequence[float] | None,
     clip: float | None, layout: int, input_forget: int,
 ) -> tuple[InputGradient, ...]:  # fmt: skip
-    runs = _runs(op, direction, layout, x, w, r, b, p, sequence_lens, initial_h, initial_c, y, dy, dy_h, dy_c)
+    runs = _runs(
+        op, direction, layout, x, w, r, b, p, sequence_lens, initial_h, initial_c, y, dy, dy_h, dy_c
+    )
     ways = _activations("LSTM", activations, activation_alpha, activation_beta, clip, len(runs))
     found = [_lstm(run, f, g, h, bool(input_forget)) for run, (f, g, h) in zip(runs, ways)]
     last = [run.last for run in runs if run.last]
     if len(last) == len(runs):
         states = [_stacked([run.y for run in runs], 1), *(_stacked(each) for each in zip(*last))]
         if layout:
-            states = [op.Transpose(state, perm=perm) for state, perm in zip(states, [[2, 0, 1, 3], [1, 0, 2], [1, 0, 2]])]
+            states = [
+                op.Transpose(state, perm=perm)
+                for state, perm in zip(states, [[2, 0, 1, 3], [1, 0, 2], [1, 0, 2]])
+            ]
         for old, new in zip((y, y_h, y_c), states):
             op.move_uses(old, new)
     return _joined(layout, found)
 
 
-# From a node to its directions and back ---------------------------------------------------------------------------------------
+# From a node to its directions and back
+# ---------------------------------------------------------------------------------------
 
 
 def _runs(
@@ -476,7 +586,9 @@ def _runs(
     if layout:  # batch first
         x, y = op.Transpose(x, perm=[1, 0, 2]), op.Transpose(y, perm=[1, 2, 0, 3])
         dy = None if dy is None else op.Transpose(dy, perm=[1, 2, 0, 3])
-        h0, c0, dy_h, dy_c = (None if v is None else op.Transpose(v, perm=[1, 0, 2]) for v in (h0, c0, dy_h, dy_c))
+        h0, c0, dy_h, dy_c = (
+            None if v is None else op.Transpose(v, perm=[1, 0, 2]) for v in (h0, c0, dy_h, dy_c)
+        )
     ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     if lengths is not None:
         lengths = op.Unsqueeze(op.cast(lengths, np.int64), [1])
@@ -485,7 +597,9 @@ def _runs(
     nothing = op.Expand(op.constant(0, x.dtype), _sizes(op, op.shape(x, 1, 2), op.shape(r, 2)))
 
     def own(value: Value, axis: int = 0) -> list[Value]:
-        parts = (value,) if len(ways) == 1 else op.Split(value, _outputs=2, axis=axis, num_outputs=2)
+        parts = (
+            (value,) if len(ways) == 1 else op.Split(value, _outputs=2, axis=axis, num_outputs=2)
+        )
         return [op.Squeeze(part, [axis]) for part in parts]
 
     def maybe(value: Maybe, axis: int = 0) -> Sequence[Maybe]:
@@ -494,7 +608,19 @@ def _runs(
     def state(value: Maybe) -> list[Value]:
         return [nothing] * len(ways) if value is None else own(value)
 
-    each = zip(ways, own(w), own(r), maybe(b), maybe(p), state(h0), state(c0), own(y, 1), maybe(dy, 1), state(dy_h), state(dy_c))
+    each = zip(
+        ways,
+        own(w),
+        own(r),
+        maybe(b),
+        maybe(p),
+        state(h0),
+        state(c0),
+        own(y, 1),
+        maybe(dy, 1),
+        state(dy_h),
+        state(dy_c),
+    )
     return [Direction(op, backwards, x, *parts, lengths) for backwards, *parts in each]  # type: ignore[call-arg]
 
 

@@ -1,7 +1,7 @@
 """Reductions and running sums: what arrives goes back to every element, by its part in the result.
 
-`axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), known or computed. A tie in Max and Min is shared evenly, and a
-norm of zeros has the slope 0, as in PyTorch.
+`axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), known or computed. A
+tie in Max and Min is shared evenly, and a norm of zeros has the slope 0, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a node reduces and how; called with a result of its reduction, it gives that the rank of the input again."""
+    """What a node reduces and how; called with a result of its reduction, it gives that the rank of
+    the input again.
+    """
 
     op: GraphBuilder
     x: Value
@@ -39,7 +41,9 @@ class Reduction:
     def again(self, op_type: str, value: Value) -> Value:
         """A reduction of something else over the same axes, which stay with size 1."""
         call = getattr(self.op, op_type)
-        return self._ranked(call(value, self.axes, keepdims=1, noop_with_empty_axes=self.noop_with_empty_axes))
+        return self._ranked(
+            call(value, self.axes, keepdims=1, noop_with_empty_axes=self.noop_with_empty_axes)
+        )
 
     @property
     def reduces_nothing(self) -> bool:
@@ -52,7 +56,8 @@ class Reduction:
         return 0 if self.axes is None else None if known is None else known.size
 
     def _ranked(self, value: Value) -> Value:
-        if value.shape is None and self.x.shape is not None:  # ONNX's inference gives up where axes are computed
+        # ONNX's inference gives up where axes are computed
+        if value.shape is None and self.x.shape is not None:
             value.ir.shape = ir.Shape([None] * self.x.rank)
         return value
 
@@ -61,12 +66,22 @@ Formula = Callable[[GraphBuilder, Value, Value, Value, Reduction], Value]
 
 
 def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formula]:
-    """Enter a rule for a reduction; `of_one` says that an element reduced by itself stays what it is."""
+    """Enter a rule for a reduction;
+
+    `of_one` says that an element reduced by itself stays what it is.
+    """
 
     def enter(formula: Formula) -> Formula:
         @gradient(op_type)
         def rule(
-            op: GraphBuilder, x: Value, axes: Value | None, y: Value, dy: Value, *, keepdims: int, noop_with_empty_axes: int
+            op: GraphBuilder,
+            x: Value,
+            axes: Value | None,
+            y: Value,
+            dy: Value,
+            *,
+            keepdims: int,
+            noop_with_empty_axes: int,
         ) -> Gradients:
             over = Reduction(op, x, axes, keepdims, noop_with_empty_axes)
             if not over.reduces_nothing:
@@ -75,7 +90,8 @@ def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formu
                 return dy, None
             # ONNX means x^2, |x| or log x; onnxruntime 1.19 computes x
             raise NoGradientError(
-                "it reduces no axis, which versions of onnxruntime compute differently", "use the element-wise operator"
+                "it reduces no axis, which versions of onnxruntime compute differently",
+                "use the element-wise operator",
             )
 
         return formula
@@ -92,8 +108,11 @@ def reduce_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction)
 def reduce_mean(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     many, few = _elements(x), _elements(y)
     if many is None or few is None:
-        return op.Expand(over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x))
-    return op.Expand(over(dy) * (few / max(many, 1)), op.shape(x))  # of nothing there is no mean, and no gradient
+        return op.Expand(
+            over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x)
+        )
+    # of nothing there is no mean, and no gradient
+    return op.Expand(over(dy) * (few / max(many, 1)), op.shape(x))
 
 
 @reduction("ReduceMax")
@@ -108,7 +127,8 @@ def reduce_extreme(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduct
 def reduce_prod(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     """The product of the others: y / x_i; where x_i is the only 0, the product of all but it.
 
-    Where one of two zeros is, that product is 0, but as a factor it has the other zero, so that the second derivative is right as well.
+    Where one of two zeros is, that product is 0, but as a factor it has the other zero, so that the
+    second derivative is right as well.
     """
     zero = x == 0
     as_number, other = op.cast(zero, x.dtype), op.Where(zero, 1, x)
@@ -146,7 +166,9 @@ def reduce_log_sum_exp(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Re
 
 
 @gradient("CumSum")
-def cum_sum(op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int) -> Gradients:
+def cum_sum(
+    op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
+) -> Gradients:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
 
 

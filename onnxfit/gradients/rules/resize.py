@@ -1,12 +1,13 @@
 """Resize: the transposed interpolation.
 
-Resize is linear in x and works axis by axis, y = (M_1 x ... x M_d) x, so dx = (M_1^T x ... x M_d^T) dy. What the matrix of an axis is
-depends on mode, coordinates, rounding, antialiasing and the version of the runtime. It is not written down here a second time, but read
-off the operator: M^T is what Resize makes of the identity matrix. That depends on sizes only; where they are known, the runtime computes
-it once, as a constant.
+Resize is linear in x and works axis by axis, y = (M_1 x ... x M_d) x, so dx = (M_1^T x ... x M_d^T)
+dy. What the matrix of an axis is depends on mode, coordinates, rounding, antialiasing and the
+version of the runtime. It is not written down here a second time, but read off the operator: M^T is
+what Resize makes of the identity matrix. That depends on sizes only; where they are known, the
+runtime computes it once, as a constant.
 
-Two habits of the kernels are minded: where no size changes at all they copy, whatever the scales; and keep_aspect_ratio_policy gives all
-axes one scale, which need not be output / input.
+Two habits of the kernels are minded: where no size changes at all they copy, whatever the scales;
+and keep_aspect_ratio_policy gives all axes one scale, which need not be output / input.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ def resize(
     antialias: int, exclude_outside: int, cubic_coeff_a: float,
 ) -> tuple[InputGradient, ...]:  # fmt: skip
     if x.shape is None:
-        raise NoGradientError("the rank of its input is unknown", "a model whose shapes can be inferred")
+        raise NoGradientError(
+            "the rank of its input is unknown", "a model whose shapes can be inferred"
+        )
     if antialias and coordinate_transformation_mode == CROP:
         raise NoGradientError(
-            "the kernels do not agree on antialias with tf_crop_and_resize", "another coordinate_transformation_mode"
+            "the kernels do not agree on antialias with tf_crop_and_resize",
+            "another coordinate_transformation_mode",
         )
     if scales is not None and scales.shape == (0,):
         scales = None  # as good as absent
@@ -52,7 +56,11 @@ def resize(
 
     def dx() -> Value:
         factors = asked.factors()
-        if factors and mode == "nearest" and _repeats(coordinate_transformation_mode, nearest_mode, factors):
+        if (
+            factors
+            and mode == "nearest"
+            and _repeats(coordinate_transformation_mode, nearest_mode, factors)
+        ):
             return _sum_of_blocks(op, x, dy, factors)
         found = dy
         for axis in reversed(asked.changed()):
@@ -61,10 +69,16 @@ def resize(
 
     def refused() -> Value:
         raise NoGradientError(
-            "what a crop or a scale does to the values is not differentiated", "freeze what roi and scales come from"
+            "what a crop or a scale does to the values is not differentiated",
+            "freeze what roi and scales come from",
         )
 
-    return dx, None if mode == "nearest" or asked.roi is None else refused, None if mode == "nearest" else refused, None
+    return (
+        dx,
+        None if mode == "nearest" or asked.roi is None else refused,
+        None if mode == "nearest" else refused,
+        None,
+    )
 
 
 @dataclass(frozen=True)
@@ -108,11 +122,21 @@ class ResizeSpec:
             before, after = self.lengths(a)
             if self.numbers is not None:
                 found[a] = float(self.numbers[self.axes.index(a)])
-            elif self.scales is None and self.policy == "stretch" and isinstance(before, int) and isinstance(after, int) and before:
+            elif (
+                self.scales is None
+                and self.policy == "stretch"
+                and isinstance(before, int)
+                and isinstance(after, int)
+                and before
+            ):
                 found[a] = after / before
             else:
                 return None
-        return {a: int(f) for a, f in found.items()} if all(f >= 1 and f == int(f) for f in found.values()) else None
+        return (
+            {a: int(f) for a, f in found.items()}
+            if all(f >= 1 and f == int(f) for f in found.values())
+            else None
+        )
 
 
 def _equal(before: int | str | None, after: int | str | None) -> bool:
@@ -140,11 +164,14 @@ def _sum_of_blocks(op: GraphBuilder, x: Value, dy: Value, factors: dict[int, int
 
 
 def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
-    """How the elements of x along an axis contribute to those of y: (input, output), a batch of resized unit vectors."""
+    """How the elements of x along an axis contribute to those of y: (input, output), a batch of
+    resized unit vectors.
+    """
     x, y = asked.x, asked.y
     n = op.shape(x, axis, axis + 1)
     units = op.EyeLike(op.Expand(op.constant(0, x.dtype), joined(op, [n, n])))
-    # as images (n, 1, 1, n), or with the other axes where they have a say; their first line has all that is asked for
+    # as images (n, 1, 1, n), or with the other axes where they have a say; their first line has all
+    # that is asked for
     beside = [a for a in asked.axes if a != axis] if asked.policy != "stretch" else []
     between = list(range(2, 2 + max(len(beside), 1)))
     last = 2 + len(between)
@@ -155,7 +182,10 @@ def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
     moved: list[int] = []
     scales = sizes = None
     if beside and asked.sizes is not None:
-        moved, sizes = between, items(op, asked.sizes, [asked.axes.index(a) for a in (*beside, axis)])
+        moved, sizes = (
+            between,
+            items(op, asked.sizes, [asked.axes.index(a) for a in (*beside, axis)]),
+        )
     elif asked.scales is None:
         sizes = op.shape(y, axis, axis + 1)
     else:
@@ -167,9 +197,19 @@ def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
         i, count = asked.axes.index(axis), len(asked.axes)
         own = [items(op, asked.roi, [i]), items(op, asked.roi, [i + count])]
         whole = [op.constant(np.full(len(moved), v, asked.roi.dtype)) for v in (0, 1)]
-        roi = op.Concat(whole[0], own[0], whole[1], own[1], axis=0) if moved else op.Concat(*own, axis=0)
+        roi = (
+            op.Concat(whole[0], own[0], whole[1], own[1], axis=0)
+            if moved
+            else op.Concat(*own, axis=0)
+        )
     resized = op.Resize(
-        units, roi, scales, sizes, axes=[*moved, last], keep_aspect_ratio_policy=asked.policy, **asked.attributes
+        units,
+        roi,
+        scales,
+        sizes,
+        axes=[*moved, last],
+        keep_aspect_ratio_policy=asked.policy,
+        **asked.attributes,
     )  # extrapolated values are constants: here they are 0
     if moved:
         resized = op.Slice(resized, [0] * len(moved), [1] * len(moved), moved)
@@ -177,7 +217,9 @@ def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
 
 
 def _may_copy(asked: ResizeSpec, axis: int) -> bool:
-    """Whether a scale might leave the size of an axis as it is, so that the axis alone would be copied."""
+    """Whether a scale might leave the size of an axis as it is, so that the axis alone would be
+    copied.
+    """
     before, after = asked.lengths(axis)
     if isinstance(before, int) and isinstance(after, int):
         return before == after
@@ -185,8 +227,12 @@ def _may_copy(asked: ResizeSpec, axis: int) -> bool:
 
 
 def _unless_copied(op: GraphBuilder, asked: ResizeSpec) -> Value:
-    """The scale for an axis of one element that has units copied where x was copied, and resized where it was not: 1 or 2."""
-    copied = op.ReduceMin(op.Cast(op.shape(asked.x) == op.shape(asked.y), to=int(ir.DataType.FLOAT)), keepdims=1)
+    """The scale for an axis of one element that has units copied where x was copied, and resized
+    where it was not: 1 or 2.
+    """
+    copied = op.ReduceMin(
+        op.Cast(op.shape(asked.x) == op.shape(asked.y), to=int(ir.DataType.FLOAT)), keepdims=1
+    )
     return 2 - copied
 
 
@@ -198,7 +244,11 @@ def _apply(op: GraphBuilder, matrix: Value, dy: Value, axis: int) -> Value:
     if not behind:
         return dy @ op.Transpose(matrix, perm=[1, 0])
     flat = op.Reshape(dy, joined(op, [op.shape(dy, 0, axis + 1), op.constant(np.array([-1]))]))
-    shape = [*([op.shape(dy, 0, axis)] if axis else []), op.shape(matrix, 0, 1), op.shape(dy, axis + 1)]
+    shape = [
+        *([op.shape(dy, 0, axis)] if axis else []),
+        op.shape(matrix, 0, 1),
+        op.shape(dy, axis + 1),
+    ]
     return op.Reshape(matrix @ flat, joined(op, shape))
 
 

@@ -1,7 +1,9 @@
-"""Sequences and optional values, written away: what takes a tensor out of a sequence takes it from what was put in.
+"""Sequences and optional values, written away: what takes a tensor out of a sequence takes it from
+what was put in.
 
-Nothing passes a gradient through a sequence as such. But a sequence that is a split tensor needs no known length: its element is a Slice, and
-its concatenation the tensor again. Of any other sequence it must be known what it holds, and then its elements are at hand.
+Nothing passes a gradient through a sequence as such. But a sequence that is a split tensor needs no
+known length: its element is a Slice, and its concatenation the tensor again. Of any other sequence
+it must be known what it holds, and then its elements are at hand.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def optional_get_element(op: GraphBuilder, x: Value) -> Value:
     maker = x.ir.producer()
     while maker is not None and maker.op_type == "Identity" and maker.inputs[0] is not None:
         maker = maker.inputs[0].producer()
-    held = maker.inputs[0] if maker is not None and maker.op_type == "Optional" and maker.inputs else None
+    held = (
+        maker.inputs[0]
+        if maker is not None and maker.op_type == "Optional" and maker.inputs
+        else None
+    )
     if held is None:
         _unknown(x.ir)
     return op.Identity(op.wrap(held))
@@ -51,7 +57,9 @@ def sequence_at(op: GraphBuilder, sequence: Value, position: Value) -> Value:
     if place is not None:
         return op.Identity(elements[int(place)])
     if any(e.shape is None or e.shape != elements[0].shape or None in e.shape for e in elements):
-        raise NoGradientError("its position is computed, and the elements may differ in size", "a constant position")
+        raise NoGradientError(
+            "its position is computed, and the elements may differ in size", "a constant position"
+        )
     return op.Gather(op.Concat(*(op.Unsqueeze(e, [0]) for e in elements), axis=0), position, axis=0)
 
 
@@ -110,7 +118,8 @@ def _position(op: GraphBuilder, node: ir.Node, index: int, last: int) -> int:
     place = known(op.wrap(given))
     if place is None:
         raise NoGradientError(
-            f"the position at which {node.op_type} {node.name!r} changes the sequence is computed", "a constant position"
+            f"the position at which {node.op_type} {node.name!r} changes the sequence is computed",
+            "a constant position",
         )
     return int(place)
 
@@ -131,7 +140,9 @@ class _Split:
         op, length = self.op, known(self.length)
         sizes = np.array(1) if self.sizes is None else known(self.sizes)
         if sizes is None or (sizes.ndim == 0 and length is None):
-            raise NoGradientError(f"into how many parts {self.x.name!r} is split is not known", STATIC)
+            raise NoGradientError(
+                f"into how many parts {self.x.name!r} is split is not known", STATIC
+            )
         if sizes.ndim == 0:
             assert length is not None
             sizes = np.diff([*range(0, int(length[0]), int(sizes)), int(length[0])])
@@ -148,7 +159,8 @@ def _part(op: GraphBuilder, split: _Split, position: Value) -> Value:
     position = op.cast(position, np.int64)
     if split.squeezed:
         return op.Gather(split.x, position, axis=split.axis)
-    place = op.Reshape(position, [1]) if known(position) is None else op.constant(known(position).reshape(1))  # type: ignore[union-attr]
+    number = known(position)
+    place = op.Reshape(position, [1]) if number is None else op.constant(number.reshape(1))
     if split.sizes is None:
         return op.Gather(split.x, place, axis=split.axis)
     if split.sizes.rank == 1:
@@ -174,9 +186,16 @@ def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Val
     if not new_axis and not split.squeezed and axis == split.axis:
         return op.Identity(x)
     if split.sizes is not None and split.sizes.rank == 1:
-        return op.Concat(*(op.Unsqueeze(e, [axis]) if new_axis else e for e in split.elements()), axis=axis)
-    if not split.squeezed:  # parts that meet along another axis are of one size: an axis (parts, size) in place of the axis
-        piece = op.constant(np.array([1], np.int64)) if split.sizes is None else op.Reshape(split.sizes, [1])
+        return op.Concat(
+            *(op.Unsqueeze(e, [axis]) if new_axis else e for e in split.elements()), axis=axis
+        )
+    # parts that meet along another axis are of one size: an axis (parts, size) in place of the axis
+    if not split.squeezed:
+        piece = (
+            op.constant(np.array([1], np.int64))
+            if split.sizes is None
+            else op.Reshape(split.sizes, [1])
+        )
         before = [op.shape(x, 0, split.axis)] if split.axis else []
         after = [op.shape(x, split.axis + 1)] if split.axis + 1 < x.rank else []
         x = op.Reshape(x, joined(op, *before, split.length / piece, piece, *after), allowzero=1)
@@ -186,4 +205,8 @@ def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Val
         return x
     before = [op.shape(x, 0, axis)] if axis else []
     after = [op.shape(x, axis + 2)] if axis + 2 <= rank else []
-    return op.Reshape(x, joined(op, *before, op.shape(x, axis, axis + 1) * op.shape(x, axis + 1, axis + 2), *after), allowzero=1)
+    return op.Reshape(
+        x,
+        joined(op, *before, op.shape(x, axis, axis + 1) * op.shape(x, axis + 1, axis + 2), *after),
+        allowzero=1,
+    )

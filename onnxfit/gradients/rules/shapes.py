@@ -1,8 +1,11 @@
-"""Operators that lay the elements of a tensor out anew: other sizes, another order, parts, joints, borders.
+"""Operators that lay the elements of a tensor out anew: other sizes, another order, parts, joints,
+borders.
 
-Each is linear in its data, and its gradient is the transpose of that map: what was taken from a place is added there again (Griewank and
-Walther, Evaluating Derivatives, 2008, ch. 3). Which place is often known when the graph is built; then the transpose is a Pad or a Gather,
-which are copies, and no scattering. What is only known at run time is asked of the operator itself, by letting it move the places' numbers.
+Each is linear in its data, and its gradient is the transpose of that map: what was taken from a
+place is added there again (Griewank and Walther, Evaluating Derivatives, 2008, ch. 3). Which place
+is often known when the graph is built; then the transpose is a Pad or a Gather, which are copies,
+and no scattering. What is only known at run time is asked of the operator itself, by letting it
+move the places' numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ def reshaped(op: GraphBuilder, dy: Value, x: Value) -> Value:
             return dy
         unknown = [d for d in x.shape if not isinstance(d, int)]
         if len(unknown) <= 1 and 0 not in x.shape:
-            return op.Reshape(dy, op.constant(np.array([d if isinstance(d, int) else -1 for d in x.shape], np.int64)))
+            return op.Reshape(
+                dy,
+                op.constant(np.array([d if isinstance(d, int) else -1 for d in x.shape], np.int64)),
+            )
     return op.Reshape(dy, op.shape(x), allowzero=1)
 
 
@@ -71,7 +77,9 @@ def reshape(op: GraphBuilder, x: Value, how: Value | None, y: Value, dy: Value) 
 
 
 @gradient("Transpose")
-def transpose(op: GraphBuilder, x: Value, y: Value, dy: Value, *, perm: tuple[int, ...] | None) -> Gradients:
+def transpose(
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *, perm: tuple[int, ...] | None
+) -> Gradients:
     return op.Transpose(dy, perm=None if perm is None else [int(axis) for axis in np.argsort(perm)])
 
 
@@ -87,7 +95,10 @@ def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gra
     if times is None:
         pairs = op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape(x), [1]), axis=1)
         axes = list(range(0, 2 * x.rank, 2))
-        return op.ReduceSum(op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1), axes, keepdims=0), None
+        return (
+            op.ReduceSum(op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1), axes, keepdims=0),
+            None,
+        )
     parts: list[Value | int] = []
     axes = []
     for axis, r in enumerate(times):
@@ -95,7 +106,11 @@ def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gra
             axes.append(len(parts))
             parts.append(int(r))
         parts.append(size(op, x, axis))
-    return op.ReduceSum(op.Reshape(dy, joined(op, *parts), allowzero=1), axes, keepdims=0) if axes else dy, None
+    return (
+        op.ReduceSum(op.Reshape(dy, joined(op, *parts), allowzero=1), axes, keepdims=0)
+        if axes
+        else dy
+    ), None
 
 
 @gradient("Concat")
@@ -106,27 +121,38 @@ def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> G
 
     def part(i: int) -> Value:
         if not parts:
-            parts.extend(op.Split(dy, joined(op, *(size(op, x, axis) for x in xs)), _outputs=len(xs), axis=axis))
+            parts.extend(
+                op.Split(
+                    dy, joined(op, *(size(op, x, axis) for x in xs)), _outputs=len(xs), axis=axis
+                )
+            )
         return parts[i]
 
     return tuple(partial(part, i) for i in range(len(xs)))
 
 
 @gradient("Split", all_outputs=True)
-def split(op: GraphBuilder, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int) -> Gradients:
+def split(
+    op: GraphBuilder, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int
+) -> Gradients:
     parts = [zeros(op, x, op.shape(y)) if dy is None else dy for y, dy in zip(ys, dys)]
     return op.Concat(*parts, axis=axis), None
 
 
-# Parts and borders ---------------------------------------------------------------------------------------------------------
+# Parts and borders
+# ---------------------------------------------------------------------------------------------------------
 
 
 def returned(op: GraphBuilder, dy: Value, places: Integers, length: int, axis: int) -> Value | None:
-    """The transpose of taking these places (0 ... length - 1) of an axis; None if that is no matter of a few copies."""
+    """The transpose of taking these places (0 ... length - 1) of an axis;
+
+    None if that is no matter of a few copies.
+    """
     count = len(places)
     if count and np.array_equal(places, np.arange(places[0], places[0] + count)):
         return padded(op, dy, axis, int(places[0]), length - count - int(places[0]))
-    # row k says where in dy the elements came to that were taken for the k-th time: at `count` is a zero
+    # row k says where in dy the elements came to that were taken for the k-th time: at `count` is a
+    # zero
     order = np.argsort(places, kind="stable")
     first = np.searchsorted(places[order], places[order])
     times = np.arange(count) - first
@@ -149,23 +175,48 @@ def padded(op: GraphBuilder, x: Value, axis: int, before: int, after: int) -> Va
 
 
 def returned_by(op: GraphBuilder, take: Callable[[Value], Value], x: Value, dy: Value) -> Value:
-    """The transpose of anything that takes elements of x, found by taking their numbers: the slow way, for what only run time tells."""
+    """The transpose of anything that takes elements of x, found by taking their numbers: the slow
+    way, for what only run time tells.
+    """
     count = op.Size(x)
-    places = take(op.Reshape(op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))), op.shape(x), allowzero=1))
+    places = take(
+        op.Reshape(
+            op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))),
+            op.shape(x),
+            allowzero=1,
+        )
+    )
     flat = op.constant(np.array([-1], np.int64))
     total = op.ScatterElements(
-        zeros(op, dy, op.Reshape(count, flat)), op.Reshape(places, flat), op.Reshape(dy, flat), axis=0, reduction="add"
+        zeros(op, dy, op.Reshape(count, flat)),
+        op.Reshape(places, flat),
+        op.Reshape(dy, flat),
+        axis=0,
+        reduction="add",
     )
     return op.Reshape(total, op.shape(x), allowzero=1)
 
 
 @gradient("Slice")
 def slice_(
-    op: GraphBuilder, x: Value, starts: Value, ends: Value, axes: Value | None, steps: Value | None, y: Value, dy: Value
+    op: GraphBuilder,
+    x: Value,
+    starts: Value,
+    ends: Value,
+    axes: Value | None,
+    steps: Value | None,
+    y: Value,
+    dy: Value,
 ) -> Gradients:
     fixed = np.arange(y.rank) if axes is None else known(axes)
     if fixed is None:
-        return returned_by(op, lambda places: op.Slice(places, starts, ends, axes, steps), x, dy), None, None, None, None
+        return (
+            returned_by(op, lambda places: op.Slice(places, starts, ends, axes, steps), x, dy),
+            None,
+            None,
+            None,
+            None,
+        )
     for i, axis in enumerate(int(a) % x.rank for a in fixed[: _count(starts, len(fixed))]):
         dy = _unsliced(op, x, dy, axis, [_element(op, v, i) for v in (starts, ends, steps)])
     return dy, None, None, None, None
@@ -211,7 +262,15 @@ def _range(op: GraphBuilder, count: Value) -> Value:
 
 @gradient("Pad")
 def pad(
-    op: GraphBuilder, x: Value, pads: Value, value: Value | None, axes: Value | None, y: Value, dy: Value, *, mode: str
+    op: GraphBuilder,
+    x: Value,
+    pads: Value,
+    value: Value | None,
+    axes: Value | None,
+    y: Value,
+    dy: Value,
+    *,
+    mode: str,
 ) -> Gradients:
     if mode != "constant":
         return _unbordered(op, x, pads, axes, dy, mode), None, None, None
@@ -223,22 +282,42 @@ def pad(
         assert value is not None
         return reshaped(op, op.ReduceSum(dy * inside, keepdims=0), value)
 
-    return lambda: op.Pad(dy, back, None, axes) if axes is not None else op.Pad(dy, back), None, border, None
+    return (
+        lambda: op.Pad(dy, back, None, axes) if axes is not None else op.Pad(dy, back),
+        None,
+        border,
+        None,
+    )
 
 
-def _unbordered(op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str) -> Value:
+def _unbordered(
+    op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str
+) -> Value:
     """dy with its borders folded back onto the elements they repeat."""
-    found = _folded(op, x, known(pads), np.arange(x.rank) if axes is None else known(axes), dy, mode)
-    return returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy) if found is None else found
+    found = _folded(
+        op, x, known(pads), np.arange(x.rank) if axes is None else known(axes), dy, mode
+    )
+    return (
+        returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy)
+        if found is None
+        else found
+    )
 
 
 def _folded(
-    op: GraphBuilder, x: Value, widths: npt.NDArray[Any] | None, axes: npt.NDArray[Any] | None, dy: Value, mode: str
+    op: GraphBuilder,
+    x: Value,
+    widths: npt.NDArray[Any] | None,
+    axes: npt.NDArray[Any] | None,
+    dy: Value,
+    mode: str,
 ) -> Value | None:
     """The same where sizes and widths are known, and no border reaches further than once around."""
     if widths is None or axes is None or (widths < 0).any():
         return None
-    for axis, before, after in zip((int(a) % x.rank for a in axes), widths[: len(axes)], widths[len(axes) :]):
+    for axis, before, after in zip(
+        (int(a) % x.rank for a in axes), widths[: len(axes)], widths[len(axes) :]
+    ):
         length = known(size(op, x, axis))
         if length is None:
             return None
@@ -250,7 +329,8 @@ def _folded(
             continue
         if most > (n - 1 if mode == "reflect" else n):
             return None
-        places = np.pad(np.arange(n), (int(before), int(after)), mode)  # type: ignore[call-overload]  # ONNX has numpy's names
+        # ONNX has numpy's names
+        places = np.pad(np.arange(n), (int(before), int(after)), mode)  # type: ignore[call-overload]
         once = returned(op, dy, places, n, axis)
         if once is None:
             return None
@@ -258,18 +338,29 @@ def _folded(
     return dy
 
 
-def _gathered_edges(op: GraphBuilder, dy: Value, axis: int, length: int, before: int, after: int) -> Value:
+def _gathered_edges(
+    op: GraphBuilder, dy: Value, axis: int, length: int, before: int, after: int
+) -> Value:
     """The first and last element with the sum of their border."""
     if length == 1:
         return op.ReduceSum(dy, [axis], keepdims=1)
     first, middle, last = op.Split(dy, [before + 1, length - 2, after + 1], _outputs=3, axis=axis)
-    return op.Concat(op.ReduceSum(first, [axis], keepdims=1), middle, op.ReduceSum(last, [axis], keepdims=1), axis=axis)
+    return op.Concat(
+        op.ReduceSum(first, [axis], keepdims=1),
+        middle,
+        op.ReduceSum(last, [axis], keepdims=1),
+        axis=axis,
+    )
 
 
 @decompose("CenterCropPad")
-def center_crop_pad(op: GraphBuilder, x: Value, target: Value, *, axes: tuple[int, ...] | None) -> Value:
+def center_crop_pad(
+    op: GraphBuilder, x: Value, target: Value, *, axes: tuple[int, ...] | None
+) -> Value:
     """A Pad whose widths may be negative; of an odd difference, the larger half comes last."""
-    have = op.shape(x) if axes is None else joined(op, *(size(op, x, int(a) % x.rank) for a in axes))
+    have = (
+        op.shape(x) if axes is None else joined(op, *(size(op, x, int(a) % x.rank) for a in axes))
+    )
     chosen = () if axes is None else (None, op.constant(np.array(axes, np.int64)))
     sizes, wanted = known(have), known(target)
     if sizes is not None and wanted is not None:
@@ -280,19 +371,28 @@ def center_crop_pad(op: GraphBuilder, x: Value, target: Value, *, axes: tuple[in
     return op.Pad(x, op.Concat(half, more - half, axis=0), *chosen)
 
 
-# Orders --------------------------------------------------------------------------------------------------------------------
+# Orders
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @gradient("DepthToSpace")
-def depth_to_space(op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str) -> Gradients:
-    """SpaceToDepth is the inverse of mode DCR; mode CRD has each channel before its block, where DCR has each place of the block first."""
+def depth_to_space(
+    op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str
+) -> Gradients:
+    """SpaceToDepth is the inverse of mode DCR; mode CRD has each channel before its block, where
+    DCR has each place of the block first.
+    """
     b, channels = blocksize, known(size(op, x, 1))
     if mode == "DCR":
         return op.SpaceToDepth(dy, blocksize=b)
     if channels is not None:  # 0.2 to 0.4 of the time of what follows
         order = np.arange(channels[0]).reshape(b * b, -1).T.reshape(-1)
         return op.Gather(op.SpaceToDepth(dy, blocksize=b), op.constant(order), axis=1)
-    blocks = op.Reshape(dy, joined(op, size(op, y, 0), size(op, y, 1), size(op, x, 2), b, size(op, x, 3), b), allowzero=1)
+    blocks = op.Reshape(
+        dy,
+        joined(op, size(op, y, 0), size(op, y, 1), size(op, x, 2), b, size(op, x, 3), b),
+        allowzero=1,
+    )
     return reshaped(op, op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
 
 
@@ -303,11 +403,20 @@ def space_to_depth(op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize
 
 @gradient("ReverseSequence")
 def reverse_sequence(
-    op: GraphBuilder, x: Value, lengths: Value, y: Value, dy: Value, *, batch_axis: int, time_axis: int
+    op: GraphBuilder,
+    x: Value,
+    lengths: Value,
+    y: Value,
+    dy: Value,
+    *,
+    batch_axis: int,
+    time_axis: int,
 ) -> Gradients:
     return op.ReverseSequence(dy, lengths, batch_axis=batch_axis, time_axis=time_axis), None
 
 
 @gradient("Trilu")
-def trilu(op: GraphBuilder, x: Value, k: Value | None, y: Value, dy: Value, *, upper: int) -> Gradients:
+def trilu(
+    op: GraphBuilder, x: Value, k: Value | None, y: Value, dy: Value, *, upper: int
+) -> Gradients:
     return op.Trilu(dy, *(() if k is None else (k,)), upper=upper), None

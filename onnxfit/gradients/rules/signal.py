@@ -1,8 +1,10 @@
 """Fourier transforms: DFT and STFT.
 
-They are linear, and the gradient of a linear map is its adjoint. A complex number is a pair of reals; the adjoint of the forward transform
-of length N is N times the inverse one, that of the inverse one the forward one divided by N. Cutting off is the adjoint of zero-padding
-and the other way round, taking the real part that of a real input. (Oppenheim and Schafer, Discrete-Time Signal Processing, ch. 8.)
+They are linear, and the gradient of a linear map is its adjoint. A complex number is a pair of
+reals; the adjoint of the forward transform of length N is N times the inverse one, that of the
+inverse one the forward one divided by N. Cutting off is the adjoint of zero-padding and the other
+way round, taking the real part that of a real input. (Oppenheim and Schafer, Discrete-Time Signal
+Processing, ch. 8.)
 """
 
 from __future__ import annotations
@@ -17,39 +19,70 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @gradient("DFT")
 def dft(
-    op: GraphBuilder, x: Value, dft_length: Value | None, axis: Value | None, y: Value, dy: Value, *, inverse: int, onesided: int
+    op: GraphBuilder,
+    x: Value,
+    dft_length: Value | None,
+    axis: Value | None,
+    y: Value,
+    dy: Value,
+    *,
+    inverse: int,
+    onesided: int,
 ) -> Gradients:
     """The frequencies that onesided=1 leaves out have no gradient: zeros, which DFT itself appends."""
     if inverse and onesided:
         raise NoGradientError(
-            "there is no rule for the real signal of a one-sided spectrum", "the inverse DFT of the whole spectrum"
+            "there is no rule for the real signal of a one-sided spectrum",
+            "the inverse DFT of the whole spectrum",
         )
     where = -2 if axis is None else _number(axis)
     if x.shape is None or where is None:
-        raise NoGradientError(f"the rank of {x.name!r} is unknown" if x.shape is None else "its axis is not a constant", TYPED)
+        raise NoGradientError(
+            (
+                f"the rank of {x.name!r} is unknown"
+                if x.shape is None
+                else "its axis is not a constant"
+            ),
+            TYPED,
+        )
     where %= x.rank
     size, parts = op.shape(x, where, where + 1), op.shape(x, x.rank - 1)
     length = size if dft_length is None else _vector(op, dft_length)
-    n = op.constant(np.int64(known)) if (known := _number(length)) is not None else op.Squeeze(length, [0])
+    n = (
+        op.constant(np.int64(known))
+        if (known := _number(length)) is not None
+        else op.Squeeze(length, [0])
+    )
     dx = op.DFT(dy, n, op.constant(np.int64(where)), inverse=1 - inverse)
     dx = _resized(op, dx, length, size, parts, [where, x.rank - 1])
     count = op.cast(n, x.dtype) if known is None else op.constant(known, x.dtype)
     return dx / count if inverse else dx * count, None, None
 
 
-def _resized(op: GraphBuilder, dx: Value, length: Value, size: Value, parts: Value, axes: list[int]) -> Value:
-    """The first `size` of `length` elements along the first axis, zeros where there are no more, and `parts` of 2 along the second."""
+def _resized(
+    op: GraphBuilder, dx: Value, length: Value, size: Value, parts: Value, axes: list[int]
+) -> Value:
+    """The first `size` of `length` elements along the first axis, zeros where there are no more,
+    and `parts` of 2 along the second.
+    """
     known = [_number(v) for v in (size, length, parts)]
     if None not in known:
         wanted, have, pair = (int(v) for v in known if v is not None)
         if wanted <= have:
             return dx if (wanted, pair) == (have, 2) else op.Slice(dx, [0, 0], [wanted, pair], axes)
-    return op.Pad(dx, op.Concat([0, 0], size - length, parts - 2, axis=0), None, axes)  # less than nothing is cut off
+    # less than nothing is cut off
+    return op.Pad(dx, op.Concat([0, 0], size - length, parts - 2, axis=0), None, axes)
 
 
 @decompose("STFT")
 def stft(
-    op: GraphBuilder, signal: Value, frame_step: Value, window: Value | None, frame_length: Value | None, *, onesided: int
+    op: GraphBuilder,
+    signal: Value,
+    frame_step: Value,
+    window: Value | None,
+    frame_length: Value | None,
+    *,
+    onesided: int,
 ) -> Value:
     """The DFT of windowed frames, which a Gather cuts out of the signal."""
     if window is not None:
@@ -60,7 +93,9 @@ def stft(
     known = [_number(v) for v in (samples, length, step)]
     if None not in known:
         total, width, stride = (int(v) for v in known if v is not None)
-        index: Value = op.constant(np.add.outer(np.arange(0, total - width + 1, stride), np.arange(width)))
+        index: Value = op.constant(
+            np.add.outer(np.arange(0, total - width + 1, stride), np.arange(width))
+        )
     else:
         first = op.Range(0, op.Squeeze(samples - length, [0]) + 1, op.Squeeze(step, [0]))
         index = op.Unsqueeze(first, [1]) + op.Range(0, op.Squeeze(length, [0]), 1)
@@ -79,4 +114,8 @@ def _number(value: Value) -> int | None:
 def _vector(op: GraphBuilder, scalar: Value) -> Value:
     """A whole number as an int64 vector of one."""
     known = _number(scalar)
-    return op.Reshape(op.cast(scalar, np.int64), [1]) if known is None else op.constant(np.array([known], np.int64))
+    return (
+        op.Reshape(op.cast(scalar, np.int64), [1])
+        if known is None
+        else op.constant(np.array([known], np.int64))
+    )

@@ -1,4 +1,6 @@
-"""The forward_backward backend: forward, loss, backward, penalty and update are separate graphs, and gradients are there in between."""
+"""The forward_backward backend: forward, loss, backward, penalty and update are separate graphs,
+and gradients are there in between.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from onnxfit.step.tracker import StepResult
 
 @dataclass(eq=False)
 class CompiledStep:
-    """What a batch goes through: the passes, and the loss between them. It is the report of its last batch."""
+    """What a batch goes through: the passes, and the loss between them.
+
+    It is the report of its last batch.
+    """
 
     passes: Passes
     loss: BoundSession
@@ -97,9 +102,9 @@ class ForwardBackwardBackend(Backend):
         runner = self.once("penalty")
         runner.run({names.gradient(name): gradients[name] for name in self.recipe.penalties})
         found = runner.outputs()
-        return {name: found.get(names.penalised(name), value) for name, value in gradients.items()}, runner.scalars[names.PENALTY][
-            ()
-        ]
+        return {
+            name: found.get(names.penalised(name), value) for name, value in gradients.items()
+        }, runner.scalars[names.PENALTY][()]
 
     def _gradients(self, chain: CompiledStep, forward: Pass, batch: Batch) -> dict[str, Any]:
         """Loss and backward pass; the gradients of the weights, as callbacks left them."""
@@ -113,7 +118,11 @@ class ForwardBackwardBackend(Backend):
             batch.write(loss.feeds)
         loss.run({**arrays, **forward.outputs})
         found = loss.outputs()
-        arriving = {name: found[self_name] for name, self_name in chain.handed.items() if name in chain.passes.graphs.arriving}
+        arriving = {
+            name: found[self_name]
+            for name, self_name in chain.handed.items()
+            if name in chain.passes.graphs.arriving
+        }
         gradients, penalty = self.penalised(chain.passes.backward(forward, arriving))
         chain.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.on_gradients is not None:
@@ -140,19 +149,43 @@ class ForwardBackwardBackend(Backend):
         graphs = _training_passes(self.recipe, shapes)
         model, handed = _loss(self.recipe, shapes, graphs)
         return CompiledStep(
-            make_passes(graphs, self.state, self.device, self.threads, self.recipe.gradient, alternating=True),
-            BoundSession(model, self.state, self.device, self.threads, "loss", given=graphs.outputs, reuse=True),
+            make_passes(
+                graphs,
+                self.state,
+                self.device,
+                self.threads,
+                self.recipe.gradient,
+                alternating=True,
+            ),
+            BoundSession(
+                model,
+                self.state,
+                self.device,
+                self.threads,
+                "loss",
+                given=graphs.outputs,
+                reuse=True,
+            ),
             handed,
         )
 
 
 def _training_passes(recipe: Recipe, batch: Specs) -> split.Passes:
-    """Both passes with the outputs that the loss and the metrics look at (all, where there is no loss), differentiated by the weights."""
+    """Both passes with the outputs that the loss and the metrics look at (all, where there is no
+    loss), differentiated by the weights.
+    """
     outputs = [v.name for v in recipe.model.graph.outputs]
     wanted = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
-    return split.passes(recipe, batch, [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted], recipe.weights)
+    return split.passes(
+        recipe,
+        batch,
+        [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted],
+        recipe.weights,
+    )
 
 
-def _loss(recipe: Recipe, batch: Specs, graphs: split.Passes) -> tuple[onnx.ModelProto, dict[str, str]]:
+def _loss(
+    recipe: Recipe, batch: Specs, graphs: split.Passes
+) -> tuple[onnx.ModelProto, dict[str, str]]:
     outputs = {v.name: v for v in ir.from_proto(graphs.forward).graph.outputs}
     return split.loss_graph(recipe, batch, [outputs[name] for name in recipe.loss_outputs])

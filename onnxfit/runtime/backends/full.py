@@ -21,7 +21,11 @@ class FullBackend(Backend):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("train", "evaluate", "predict") if not self.adds_up else ("accumulate", "update", "evaluate", "predict")
+        return (
+            ("train", "evaluate", "predict")
+            if not self.adds_up
+            else ("accumulate", "update", "evaluate", "predict")
+        )
 
     def _fused_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         if self.adds_up or self.device.kind != "cpu":
@@ -31,7 +35,11 @@ class FullBackend(Backend):
         return {names.fused(i): members for i, members in enumerate(found)}
 
     def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        return compact_train_graph(self.recipe, batch, self.fused) if kind == "train" else self.graph(kind, batch)
+        return (
+            compact_train_graph(self.recipe, batch, self.fused)
+            if kind == "train"
+            else self.graph(kind, batch)
+        )
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> BoundSession:
         if self.accumulate == 1 and not self.window:

@@ -1,7 +1,9 @@
-"""onnxruntime's TrainingAgent: one session that stops after the forward pass, hands the outputs out, and waits for their gradients.
+"""onnxruntime's TrainingAgent: one session that stops after the forward pass, hands the outputs
+out, and waits for their gradients.
 
-It runs a graph in which a YieldOp stands between both passes. That graph is made of our own two (`split.passes`), whose gradients come from
-onnxruntime's builder; so the agent differs from two sessions only in that the values between the passes stay inside.
+It runs a graph in which a YieldOp stands between both passes. That graph is made of our own two
+(`split.passes`), whose gradients come from onnxruntime's builder; so the agent differs from two
+sessions only in that the values between the passes stay inside.
 """
 
 from __future__ import annotations
@@ -25,9 +27,14 @@ from onnxfit.step import split
 
 
 class Agent:
-    """Passes run by the agent. A pass that waits holds the agent's state of it, which is good for one backward pass."""
+    """Passes run by the agent.
 
-    def __init__(self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None) -> None:
+    A pass that waits holds the agent's state of it, which is good for one backward pass.
+    """
+
+    def __init__(
+        self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None
+    ) -> None:
         self.graphs = graphs
         self.feeds: dict[str, npt.NDArray[Any]] = {}
         self._state = state
@@ -35,20 +42,32 @@ class Agent:
         model = with_yield(graphs)
         self._session = compile_model(model, device, threads, "forward and backward", pausable=True)
         self._inputs = [v.name for v in model.graph.input]
-        self._outputs = [v.name for v in graphs.forward.graph.output if v.name not in _handed(graphs)]
-        self._statistics = {v.removesuffix(names.updated("")): v for v in self._outputs if v not in graphs.outputs}
+        self._outputs = [
+            v.name for v in graphs.forward.graph.output if v.name not in _handed(graphs)
+        ]
+        self._statistics = {
+            v.removesuffix(names.updated("")): v for v in self._outputs if v not in graphs.outputs
+        }
         self._leaving = [v.name for v in model.graph.output]
         places = [device.handle] * len(self._outputs), [device.handle] * len(self._leaving)
-        self._agent = C.TrainingAgent(self._session._sess, self._inputs, places[0], self._leaving, places[1], device.index)
+        self._agent = C.TrainingAgent(
+            self._session._sess, self._inputs, places[0], self._leaving, places[1], device.index
+        )
 
     def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
-        given = {**values, names.STEP: np.array(step, np.int64), names.SEED: np.array(seed, np.int64)}
+        given = {
+            **values,
+            names.STEP: np.array(step, np.int64),
+            names.SEED: np.array(seed, np.int64),
+        }
         version = self._state.changes.get("weights", 0)
         feeds, alive = C.OrtValueVector(), []
         for name in self._inputs:
             value = self._state.buffer(name).value if name in self._state else given[name]
             alive.append(value)
-            feeds.push_back(ort_value(value, self._device) if isinstance(value, np.ndarray) else value)
+            feeds.push_back(
+                ort_value(value, self._device) if isinstance(value, np.ndarray) else value
+            )
         waiting, found = C.PartialGraphExecutionState(), C.OrtValueVector()
         try:
             self._agent.run_forward(feeds, found, waiting, None)
@@ -60,14 +79,21 @@ class Agent:
             self._state.buffer(name, current=False).write(array_of(outputs[self._statistics[name]]))
         if followed:
             self._state.swap(["statistics"])
-        return Pass({name: outputs[name] for name in self.graphs.outputs}, (waiting, feeds, alive), self, version)
+        return Pass(
+            {name: outputs[name] for name in self.graphs.outputs},
+            (waiting, feeds, alive),
+            self,
+            version,
+        )
 
     def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
         arriving, found = C.OrtValueVector(), C.OrtValueVector()
         values = [gradients[output] for output in self.graphs.arriving]
         for value in values:
             arriving.push_back(
-                ort_value(np.require(value, requirements="C"), self._device) if isinstance(value, np.ndarray) else value
+                ort_value(np.require(value, requirements="C"), self._device)
+                if isinstance(value, np.ndarray)
+                else value
             )
         waiting, _, _ = forward.kept
         try:
@@ -80,7 +106,9 @@ class Agent:
 
 
 def with_yield(graphs: split.Passes) -> onnx.ModelProto:
-    """Both passes as one graph, a YieldOp between them that takes the outputs and gives their gradients."""
+    """Both passes as one graph, a YieldOp between them that takes the outputs and gives their
+    gradients.
+    """
     model, ahead, behind = onnx.ModelProto(), graphs.forward.graph, graphs.backward.graph
     model.CopyFrom(graphs.forward)
     model.graph.name = "passes"
@@ -88,7 +116,9 @@ def with_yield(graphs: split.Passes) -> onnx.ModelProto:
     without = [i for i, name in enumerate(outputs) if name not in graphs.arriving]
     ordered = [graphs.arriving[name] for name in outputs if name in graphs.arriving]
     node = onnx.helper.make_node("YieldOp", outputs, ordered, name="yield", domain="com.microsoft")
-    node.attribute.append(onnx.helper.make_attribute("full_shape_outputs", list(range(len(ordered)))))
+    node.attribute.append(
+        onnx.helper.make_attribute("full_shape_outputs", list(range(len(ordered))))
+    )
     if without:
         node.attribute.append(onnx.helper.make_attribute("non_differentiable_outputs", without))
     model.graph.node.append(node)

@@ -23,9 +23,12 @@ def make_passes(
     *,
     alternating: bool = False,
 ) -> Passes:
-    """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for, else as two sessions."""
+    """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for,
+    else as two sessions.
+    """
     if source.name == "onnxruntime":
-        from onnxfit.runtime.backends.training_agent import Agent  # lazily: an inference build has none
+        # lazily: an inference build has none
+        from onnxfit.runtime.backends.training_agent import Agent
 
         return Agent(graphs, state, device, threads)
     return TwoSessions(graphs, state, device, threads, alternating=alternating)
@@ -35,16 +38,39 @@ class TwoSessions:
     """Both passes as sessions of their own: what the backward pass needs is handed over."""
 
     def __init__(
-        self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None, *, alternating: bool = False
+        self,
+        graphs: split.Passes,
+        state: DoubleBufferedState,
+        device: Device,
+        threads: int | None,
+        *,
+        alternating: bool = False,
     ) -> None:
-        """`alternating`: a backward pass follows each forward pass at once, so that all memory can be used again, and inputs of known size
-        are written into buffers. Otherwise any number of forward passes may wait."""
+        """`alternating`: a backward pass follows each forward pass at once, so that all memory can
+        be used again, and inputs of known size are written into buffers. Otherwise any number of
+        forward passes may wait.
+        """
         self.graphs = graphs
         self._state = state
-        own = [v.name for v in graphs.forward.graph.input if v.name not in (names.SEED, names.STEP) and not alternating]
+        own = [
+            v.name
+            for v in graphs.forward.graph.input
+            if v.name not in (names.SEED, names.STEP) and not alternating
+        ]
         taken = [v.name for v in graphs.backward.graph.input]
-        self.ahead = BoundSession(graphs.forward, state, device, threads, "forward", writes=True, given=own, reuse=alternating)
-        self.behind = BoundSession(graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating)
+        self.ahead = BoundSession(
+            graphs.forward,
+            state,
+            device,
+            threads,
+            "forward",
+            writes=True,
+            given=own,
+            reuse=alternating,
+        )
+        self.behind = BoundSession(
+            graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating
+        )
         self.feeds = {} if self.ahead.open_inputs else self.ahead.feeds
         self._handed = [name for name in graphs.kept if name not in state]
 

@@ -1,4 +1,7 @@
-"""onnxruntime's gradients against finite differences in float64: right, or refused with a reason; never wrong."""
+"""onnxruntime's gradients against finite differences in float64: right, or refused with a reason;
+never wrong.
+"""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ pytestmark = needs_builder
 
 @dataclass(frozen=True)
 class Case:
-    """`body` computes y from the inputs; the loss is the sum of y times random numbers, or the body's own `loss`."""
+    """`body` computes y from the inputs; the loss is the sum of y times random numbers, or the
+    body's own `loss`.
+    """
 
     name: str
     inputs: str  # as onnx's text format has them; the float ones are the weights
@@ -67,9 +72,28 @@ def reductions() -> list[Case]:
                     2,
                 )
             )
-            cases.append(Case(f"{op} all keepdims={keep}", "float[2,3] a", f"y = {op}<keepdims={keep}>(a)", low=0.3))
-        cases.append(Case(f"{op} axis", "float[2,3,4] a", f"y = {op}(a, axes)", "int64[1] axes = {1}", 0.3, 2))
-        cases.append(Case(f"{op} empty axes", "float[2,3] a", f"y = {op}(a, axes)", "int64[0] axes = {}", low=0.3))
+            cases.append(
+                Case(
+                    f"{op} all keepdims={keep}",
+                    "float[2,3] a",
+                    f"y = {op}<keepdims={keep}>(a)",
+                    low=0.3,
+                )
+            )
+        cases.append(
+            Case(
+                f"{op} axis", "float[2,3,4] a", f"y = {op}(a, axes)", "int64[1] axes = {1}", 0.3, 2
+            )
+        )
+        cases.append(
+            Case(
+                f"{op} empty axes",
+                "float[2,3] a",
+                f"y = {op}(a, axes)",
+                "int64[0] axes = {}",
+                low=0.3,
+            )
+        )
     return cases
 
 
@@ -90,12 +114,22 @@ def binary(op: str, low: float = -2.0) -> list[Case]:
 
 def softmax_losses() -> list[Case]:
     cases = []
-    for op, head in (("SoftmaxCrossEntropyLoss", "l = Identity(a)"), ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)")):
+    for op, head in (
+        ("SoftmaxCrossEntropyLoss", "l = Identity(a)"),
+        ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)"),
+    ):
         for reduction in ("mean", "sum", "none"):
             for ignore in ("", ", ignore_index=1"):
                 attributes = f'<reduction="{reduction}"{ignore}>'
                 name = f"{op} {reduction}{ignore}"
-                cases.append(Case(name, "float[4,3] a", f"{head} y = {op}{attributes}(l, t)", "int64[4] t = {0, 1, 2, 1}"))
+                cases.append(
+                    Case(
+                        name,
+                        "float[4,3] a",
+                        f"{head} y = {op}{attributes}(l, t)",
+                        "int64[4] t = {0, 1, 2, 1}",
+                    )
+                )
                 cases.append(
                     Case(
                         f"{name} weights",
@@ -105,23 +139,37 @@ def softmax_losses() -> list[Case]:
                     )
                 )
                 cases.append(
-                    Case(f"{name} 3-D", "float[2,3,2] a", f"{head} y = {op}{attributes}(l, t)", "int64[2,2] t = {0, 1, 2, 1}")
+                    Case(
+                        f"{name} 3-D",
+                        "float[2,3,2] a",
+                        f"{head} y = {op}{attributes}(l, t)",
+                        "int64[2,2] t = {0, 1, 2, 1}",
+                    )
                 )
     cases.append(
         Case(
-            "SoftmaxCrossEntropyLoss log_prob", "float[4,3] a", "z, y = SoftmaxCrossEntropyLoss(a, t)", "int64[4] t = {0, 1, 2, 1}"
+            "SoftmaxCrossEntropyLoss log_prob",
+            "float[4,3] a",
+            "z, y = SoftmaxCrossEntropyLoss(a, t)",
+            "int64[4] t = {0, 1, 2, 1}",
         )
     )
     cases.append(
         Case(
             "SoftmaxCrossEntropyLoss both",
             "float[4,3] a",
-            'u, v = SoftmaxCrossEntropyLoss<reduction="none">(a, t) s = ReduceSum<keepdims=0>(v) y = Add(u, s)',
+            'u, v = SoftmaxCrossEntropyLoss<reduction="none">(a, t) s = ReduceSum<keepdims=0>(v) y'
+            " = Add(u, s)",
             "int64[4] t = {0, 1, 2, 1}",
         )
     )
     cases.append(
-        Case("SoftmaxCrossEntropyLoss int32", "float[4,3] a", "y = SoftmaxCrossEntropyLoss(a, t)", "int32[4] t = {0, 1, 2, 1}")
+        Case(
+            "SoftmaxCrossEntropyLoss int32",
+            "float[4,3] a",
+            "y = SoftmaxCrossEntropyLoss(a, t)",
+            "int32[4] t = {0, 1, 2, 1}",
+        )
     )
     cases.append(
         Case(
@@ -150,16 +198,31 @@ def pools() -> list[Case]:
             *(
                 (
                     "kernel_shape=[3,3], pads=[1,1,1,1], count_include_pad=1",
-                    "kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2], ceil_mode=1, count_include_pad=1",
+                    (
+                        "kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2], ceil_mode=1,"
+                        " count_include_pad=1"
+                    ),
                 )
                 if op == "AveragePool"
                 else ("kernel_shape=[2,2], storage_order=1",)
             ),
         ):
-            cases.append(Case(f"{op} {attributes}", "float[2,1,5,5] a", f"y = {op}<{attributes}>(a)"))
-        cases.append(Case(f"{op} 1-D", "float[2,2,7] a", f"y = {op}<kernel_shape=[3], strides=[2]>(a)"))
-        cases.append(Case(f"{op} 3-D", "float[1,2,4,4,4] a", f"y = {op}<kernel_shape=[2,2,2], strides=[2,2,2]>(a)"))
-    cases.append(Case("MaxPool indices used", "float[2,2,4,4] a", "y, i = MaxPool<kernel_shape=[2,2]>(a)"))
+            cases.append(
+                Case(f"{op} {attributes}", "float[2,1,5,5] a", f"y = {op}<{attributes}>(a)")
+            )
+        cases.append(
+            Case(f"{op} 1-D", "float[2,2,7] a", f"y = {op}<kernel_shape=[3], strides=[2]>(a)")
+        )
+        cases.append(
+            Case(
+                f"{op} 3-D",
+                "float[1,2,4,4,4] a",
+                f"y = {op}<kernel_shape=[2,2,2], strides=[2,2,2]>(a)",
+            )
+        )
+    cases.append(
+        Case("MaxPool indices used", "float[2,2,4,4] a", "y, i = MaxPool<kernel_shape=[2,2]>(a)")
+    )
     for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
         cases += [
             Case(op, "float[2,2,3,4] a", f"y = {op}(a)"),
@@ -176,9 +239,19 @@ def convolutions() -> list[Case]:
         "", "<pads=[1,1,1,1]>", "<strides=[2,2]>", "<pads=[1,0,2,1], strides=[2,1]>", "<dilations=[2,2]>", '<auto_pad="SAME_UPPER", strides=[2,2]>',
         '<auto_pad="SAME_LOWER">', '<auto_pad="VALID">', "<kernel_shape=[3,3]>",
     ):  # fmt: skip
-        cases.append(Case(f"Conv {attributes}", "float[2,1,5,5] a, float[2,1,3,3] b", f"y = Conv{attributes}(a, b)"))
         cases.append(
-            Case(f"Conv bias {attributes}", "float[2,1,5,5] a, float[2,1,3,3] b, float[2] c", f"y = Conv{attributes}(a, b, c)")
+            Case(
+                f"Conv {attributes}",
+                "float[2,1,5,5] a, float[2,1,3,3] b",
+                f"y = Conv{attributes}(a, b)",
+            )
+        )
+        cases.append(
+            Case(
+                f"Conv bias {attributes}",
+                "float[2,1,5,5] a, float[2,1,3,3] b, float[2] c",
+                f"y = Conv{attributes}(a, b, c)",
+            )
         )
     cases.append(
         Case(
@@ -188,14 +261,32 @@ def convolutions() -> list[Case]:
             "float[1,2,2,2] x = {1,2,3,4,5,6,7,8}",
         )
     )
-    cases.append(Case("Conv group", "float[2,4,3,3] a, float[4,2,2,2] b", "y = Conv<group=2>(a, b)"))
     cases.append(
-        Case("Conv depthwise", "float[2,4,3,3] a, float[4,1,2,2] b, float[4] c", "y = Conv<group=4, pads=[1,1,1,1]>(a, b, c)")
+        Case("Conv group", "float[2,4,3,3] a, float[4,2,2,2] b", "y = Conv<group=2>(a, b)")
+    )
+    cases.append(
+        Case(
+            "Conv depthwise",
+            "float[2,4,3,3] a, float[4,1,2,2] b, float[4] c",
+            "y = Conv<group=4, pads=[1,1,1,1]>(a, b, c)",
+        )
     )
     cases.append(Case("Conv 1-D", "float[2,3,6] a, float[2,3,3] b", "y = Conv<strides=[2]>(a, b)"))
-    cases.append(Case("Conv 1-D same", "float[2,2,7] a, float[3,2,4] b", 'y = Conv<auto_pad="SAME_UPPER">(a, b)'))
+    cases.append(
+        Case(
+            "Conv 1-D same",
+            "float[2,2,7] a, float[3,2,4] b",
+            'y = Conv<auto_pad="SAME_UPPER">(a, b)',
+        )
+    )
     cases.append(Case("Conv 3-D", "float[1,2,4,4,4] a, float[2,2,2,2,2] b", "y = Conv(a, b)"))
-    cases.append(Case("ConvTranspose", "float[1,2,3,3] a, float[2,3,2,2] b", "y = ConvTranspose<strides=[2,2]>(a, b)"))
+    cases.append(
+        Case(
+            "ConvTranspose",
+            "float[1,2,3,3] a, float[2,3,2,2] b",
+            "y = ConvTranspose<strides=[2,2]>(a, b)",
+        )
+    )
     return cases
 
 
@@ -206,7 +297,11 @@ def moving() -> list[Case]:
         Case("Reshape", a, "y = Reshape(a, s)", "int64[2] s = {4, 6}"),
         Case("Reshape -1 0", a, "y = Reshape(a, s)", "int64[2] s = {0, -1}"),
         Case("Reshape allowzero", a, "y = Reshape<allowzero=1>(a, s)", "int64[2] s = {4, 6}"),
-        Case("Reshape by Shape", "float[2,3] a, float[3,2] b", "s = Shape(b) h = Reshape(a, s) y = Mul(h, b)"),
+        Case(
+            "Reshape by Shape",
+            "float[2,3] a, float[3,2] b",
+            "s = Shape(b) h = Reshape(a, s) y = Mul(h, b)",
+        ),
         Case("Flatten", a, "y = Flatten(a)"),
         Case("Flatten 2", a, "y = Flatten<axis=2>(a)"),
         Case("Reshape to a scalar", "float[1,1] a", "y = Reshape(a, s)", "int64[0] s = {}"),
@@ -221,17 +316,34 @@ def moving() -> list[Case]:
         Case("Transpose", a, "y = Transpose<perm=[2,0,1]>(a)"),
         Case("Transpose default", a, "y = Transpose(a)"),
         Case("Concat", "float[2,3] a, float[1,3] b", "y = Concat<axis=0>(a, b)"),
-        Case("Concat -1", "float[2,3] a, float[2,2] b, float[2,1] c", "y = Concat<axis=-1>(a, b, c)"),
+        Case(
+            "Concat -1", "float[2,3] a, float[2,2] b, float[2,1] c", "y = Concat<axis=-1>(a, b, c)"
+        ),
         Case("Concat same leaf", "float[2,3] a", "y = Concat<axis=1>(a, a)"),
         Case("Concat one", "float[2,3] a", "y = Concat<axis=1>(a)"),
         Case("Concat frozen", "float[2,3] a", "y = Concat<axis=0>(c, a)", "float[1,3] c = {1,2,3}"),
         Case("Split", "float[4,3] a", "u, v = Split<num_outputs=2>(a) y = Mul(u, v)"),
         Case(
-            "Split sizes", "float[5,3] a", "u, v, w = Split(a, s) p = Mul(u, v) y = Concat<axis=0>(p, w)", "int64[3] s = {2, 2, 1}"
+            "Split sizes",
+            "float[5,3] a",
+            "u, v, w = Split(a, s) p = Mul(u, v) y = Concat<axis=0>(p, w)",
+            "int64[3] s = {2, 2, 1}",
         ),
-        Case("Split axis", "float[2,6] a", "u, v, w = Split<axis=1, num_outputs=3>(a) p = Mul(u, v) y = Add(p, w)"),
-        Case("Split uneven", "float[5,3] a", "u, v = Split<num_outputs=2>(a) s = ReduceSum<keepdims=0>(v) y = Mul(u, s)"),
-        Case("Split negative axis", "float[2,6] a", "u, v = Split<axis=-1, num_outputs=2>(a) y = Mul(u, v)"),
+        Case(
+            "Split axis",
+            "float[2,6] a",
+            "u, v, w = Split<axis=1, num_outputs=3>(a) p = Mul(u, v) y = Add(p, w)",
+        ),
+        Case(
+            "Split uneven",
+            "float[5,3] a",
+            "u, v = Split<num_outputs=2>(a) s = ReduceSum<keepdims=0>(v) y = Mul(u, s)",
+        ),
+        Case(
+            "Split negative axis",
+            "float[2,6] a",
+            "u, v = Split<axis=-1, num_outputs=2>(a) y = Mul(u, v)",
+        ),
         Case("Split unused", "float[4,3] a", "u, v = Split<num_outputs=2>(a) y = Tanh(u)"),
         Case(
             "Split second unused of three",
@@ -240,7 +352,12 @@ def moving() -> list[Case]:
             "int64[3] s = {2, 2, 1}",
         ),
         Case("Slice", a, "y = Slice(a, s, e)", "int64[2] s = {0, 1}, int64[2] e = {1, 3}"),
-        Case("Slice axes", a, "y = Slice(a, s, e, x)", "int64[1] s = {1}, int64[1] e = {9}, int64[1] x = {-1}"),
+        Case(
+            "Slice axes",
+            a,
+            "y = Slice(a, s, e, x)",
+            "int64[1] s = {1}, int64[1] e = {9}, int64[1] x = {-1}",
+        ),
         Case(
             "Slice steps",
             a,
@@ -252,8 +369,18 @@ def moving() -> list[Case]:
         Case("Gather negative axis", a, "y = Gather<axis=-1>(a, i)", "int64[2] i = {3, 0}"),
         Case("Gather scalar", a, "y = Gather<axis=1>(a, i)", "int64 i = {2}"),
         Case("Gather int32", a, "y = Gather(a, i)", "int32[3] i = {0, 1, 0}"),
-        Case("GatherElements", "float[2,3] a", "y = GatherElements<axis=1>(a, i)", "int64[2,2] i = {0, 0, 2, -1}"),
-        Case("GatherElements axis 0", "float[2,3] a", "y = GatherElements(a, i)", "int64[1,3] i = {0, 1, 0}"),
+        Case(
+            "GatherElements",
+            "float[2,3] a",
+            "y = GatherElements<axis=1>(a, i)",
+            "int64[2,2] i = {0, 0, 2, -1}",
+        ),
+        Case(
+            "GatherElements axis 0",
+            "float[2,3] a",
+            "y = GatherElements(a, i)",
+            "int64[1,3] i = {0, 1, 0}",
+        ),
         Case("GatherND", a, "y = GatherND(a, i)", "int64[2,2] i = {0, 1, 1, 1}"),
         Case("GatherND repeated", a, "y = GatherND(a, i)", "int64[2,1] i = {1, 1}"),
         Case("GatherND batch", a, "y = GatherND<batch_dims=1>(a, i)", "int64[2,1] i = {1, 0}"),
@@ -262,24 +389,55 @@ def moving() -> list[Case]:
         Case("Expand same", "float[3,2] a", "y = Expand(a, s)", "int64[2] s = {3, 2}"),
         Case("Expand smaller", "float[3,2] a", "y = Expand(a, s)", "int64[1] s = {1}"),
         Case("Expand scalar", "float a", "y = Expand(a, s)", "int64[2] s = {2, 3}"),
-        Case("Expand by Shape", "float[3] a, float[2,3] b", "s = Shape(b) h = Expand(a, s) y = Mul(h, b)"),
+        Case(
+            "Expand by Shape",
+            "float[3] a, float[2,3] b",
+            "s = Shape(b) h = Expand(a, s) y = Mul(h, b)",
+        ),
         Case("Tile", "float[2,3] a", "y = Tile(a, r)", "int64[2] r = {2, 3}"),
         Case("Trilu", "float[3,4] a", "y = Trilu(a)"),
         Case("Trilu lower k", "float[2,3,4] a", "y = Trilu<upper=0>(a, k)", "int64 k = {1}"),
         Case("Pad", "float[2,3] a", "y = Pad(a, p)", "int64[4] p = {1, 0, 2, 1}"),
-        Case("Pad value", "float[2,3] a", "y = Pad(a, p, v)", "int64[4] p = {1, 0, 2, 1}, float v = {3}"),
+        Case(
+            "Pad value",
+            "float[2,3] a",
+            "y = Pad(a, p, v)",
+            "int64[4] p = {1, 0, 2, 1}, float v = {3}",
+        ),
         Case("Pad negative", "float[3,4] a", "y = Pad(a, p)", "int64[4] p = {-1, 0, 2, -1}"),
-        Case("Pad axes", "float[2,3] a", "y = Pad(a, p, v, x)", "int64[2] p = {1, 2}, float v = {0}, int64[1] x = {-1}"),
-        Case("Pad reflect", "float[3,4] a", 'y = Pad<mode="reflect">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
+        Case(
+            "Pad axes",
+            "float[2,3] a",
+            "y = Pad(a, p, v, x)",
+            "int64[2] p = {1, 2}, float v = {0}, int64[1] x = {-1}",
+        ),
+        Case(
+            "Pad reflect",
+            "float[3,4] a",
+            'y = Pad<mode="reflect">(a, p)',
+            "int64[4] p = {1, 0, 2, 1}",
+        ),
         Case("Pad edge", "float[3,4] a", 'y = Pad<mode="edge">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
         Case("Pad wrap", "float[3,4] a", 'y = Pad<mode="wrap">(a, p)', "int64[4] p = {1, 0, 2, 1}"),
-        Case("Pad trained value", "float[3,4] a, float v", "y = Pad(a, p, v)", "int64[4] p = {1, 0, 2, 1}"),
+        Case(
+            "Pad trained value",
+            "float[3,4] a, float v",
+            "y = Pad(a, p, v)",
+            "int64[4] p = {1, 0, 2, 1}",
+        ),
         Case("DepthToSpace", "float[1,8,2,3] a", "y = DepthToSpace<blocksize=2>(a)"),
-        Case("DepthToSpace CRD", "float[1,8,2,3] a", 'y = DepthToSpace<blocksize=2, mode="CRD">(a)'),
+        Case(
+            "DepthToSpace CRD", "float[1,8,2,3] a", 'y = DepthToSpace<blocksize=2, mode="CRD">(a)'
+        ),
         Case("SpaceToDepth", "float[1,2,4,6] a", "y = SpaceToDepth<blocksize=2>(a)"),
         Case("Compress", "float[2,3] a", "y = Compress<axis=1>(a, c)", "bool[3] c = {1, 0, 1}"),
         Case("CenterCropPad", "float[4,5] a", "y = CenterCropPad(a, s)", "int64[2] s = {6, 3}"),
-        Case("ScatterElements", "float[3,3] a, float[1,2] b", "y = ScatterElements<axis=1>(a, i, b)", "int64[1,2] i = {2, 0}"),
+        Case(
+            "ScatterElements",
+            "float[3,3] a, float[1,2] b",
+            "y = ScatterElements<axis=1>(a, i, b)",
+            "int64[1,2] i = {2, 0}",
+        ),
         Case(
             "ScatterElements negative",
             "float[3,3] a, float[1,2] b",
@@ -295,20 +453,43 @@ def moving() -> list[Case]:
             )
             for r in ("add", "mul", "max", "min")
         ),
-        Case("ScatterND", "float[4,3] a, float[2,3] b", "y = ScatterND(a, i, b)", "int64[2,1] i = {2, 0}"),
+        Case(
+            "ScatterND",
+            "float[4,3] a, float[2,3] b",
+            "y = ScatterND(a, i, b)",
+            "int64[2,1] i = {2, 0}",
+        ),
         *(
             Case(
-                f"ScatterND {r}", "float[4,3] a, float[2,3] b", f'y = ScatterND<reduction="{r}">(a, i, b)', "int64[2,1] i = {2, 2}"
+                f"ScatterND {r}",
+                "float[4,3] a, float[2,3] b",
+                f'y = ScatterND<reduction="{r}">(a, i, b)',
+                "int64[2,1] i = {2, 2}",
             )
             for r in ("add", "mul", "max", "min")
         ),
         Case("TopK", "float[2,4] a", "y, i = TopK(a, k)", "int64[1] k = {2}"),
-        Case("TopK smallest axis 0", "float[4,3] a", "y, i = TopK<axis=0, largest=0>(a, k)", "int64[1] k = {2}"),
+        Case(
+            "TopK smallest axis 0",
+            "float[4,3] a",
+            "y, i = TopK<axis=0, largest=0>(a, k)",
+            "int64[1] k = {2}",
+        ),
         Case("ReverseSequence", "float[3,2] a", "y = ReverseSequence(a, s)", "int64[2] s = {2, 3}"),
         Case("CumSum", "float[3,2] a", "y = CumSum(a, x)", "int64 x = {0}"),
         Case("Einsum", "float[2,3] a, float[3,4] b", 'y = Einsum<equation="ij,jk->ik">(a, b)'),
-        Case("Resize", "float[1,1,2,2] a", 'y = Resize<mode="nearest">(a, , s)', "float[4] s = {1, 1, 2, 2}"),
-        Case("OneHot values", "float[2] v", "y = OneHot(i, d, v)", "int64[3] i = {0, 2, 1}, int64[1] d = {3}"),
+        Case(
+            "Resize",
+            "float[1,1,2,2] a",
+            'y = Resize<mode="nearest">(a, , s)',
+            "float[4] s = {1, 1, 2, 2}",
+        ),
+        Case(
+            "OneHot values",
+            "float[2] v",
+            "y = OneHot(i, d, v)",
+            "int64[3] i = {0, 2, 1}, int64[1] d = {3}",
+        ),
     ]
 
 
@@ -327,7 +508,10 @@ def products() -> list[Case]:
         ("1,2,3", "2,3,2"),
         ("2,2,3", "1,3,2"),
     ]
-    cases = [Case(f"MatMul {a} @ {b}", f"float[{a}] a, float[{b}] b", "y = MatMul(a, b)") for a, b in shapes]
+    cases = [
+        Case(f"MatMul {a} @ {b}", f"float[{a}] a, float[{b}] b", "y = MatMul(a, b)")
+        for a, b in shapes
+    ]
     cases += [
         Case("MatMul same leaf", "float[3,3] a", "y = MatMul(a, a)"),
         Case("MatMul frozen right", "float[2,2] a", "y = MatMul(a, c)", "float[2,2] c = {1,2,3,4}"),
@@ -337,17 +521,32 @@ def products() -> list[Case]:
         Case("Gemm column", "float[2,3] a, float[3,4] b, float[2,1] c", "y = Gemm(a, b, c)"),
         Case("Gemm scalar", "float[2,3] a, float[3,4] b, float c", "y = Gemm(a, b, c)"),
         Case("Gemm one", "float[2,3] a, float[3,4] b, float[1] c", "y = Gemm(a, b, c)"),
-        Case("Gemm full", "float[2,3] a, float[3,4] b, float[2,4] c", "y = Gemm<alpha=0.5, beta=2.0>(a, b, c)"),
+        Case(
+            "Gemm full",
+            "float[2,3] a, float[3,4] b, float[2,4] c",
+            "y = Gemm<alpha=0.5, beta=2.0>(a, b, c)",
+        ),
         Case(
             "Gemm transposed",
             "float[3,2] a, float[4,3] b, float[4] c",
             "y = Gemm<transA=1, transB=1, alpha=0.5, beta=0.25>(a, b, c)",
         ),
-        Case("Gemm transB", "float[2,3] a, float[4,3] b, float[1,4] c", "y = Gemm<transB=1>(a, b, c)"),
-        Case("Gemm transA", "float[3,2] a, float[3,4] b, float[4] c", "y = Gemm<transA=1>(a, b, c)"),
-        Case("Gemm beta 0", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm<beta=0.0>(a, b, c)"),
+        Case(
+            "Gemm transB", "float[2,3] a, float[4,3] b, float[1,4] c", "y = Gemm<transB=1>(a, b, c)"
+        ),
+        Case(
+            "Gemm transA", "float[3,2] a, float[3,4] b, float[4] c", "y = Gemm<transA=1>(a, b, c)"
+        ),
+        Case(
+            "Gemm beta 0", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm<beta=0.0>(a, b, c)"
+        ),
         Case("Gemm same leaf", "float[3,3] a", "y = Gemm(a, a, a)"),
-        Case("Gemm only c", "float[4] c", "y = Gemm(x, z, c)", "float[2,1] x = {1,2}, float[1,4] z = {1,2,3,4}"),
+        Case(
+            "Gemm only c",
+            "float[4] c",
+            "y = Gemm(x, z, c)",
+            "float[2,1] x = {1,2}, float[1,4] z = {1,2,3,4}",
+        ),
     ]
     return cases
 
@@ -355,16 +554,30 @@ def products() -> list[Case]:
 def powers() -> list[Case]:
     base = "float[2,3] a"
     return [
-        *(Case(f"Pow {e}", base, "y = Pow(a, e)", f"float e = {{{e}}}", 0.3) for e in (2, 3, 0.5, -1, 1, 0)),
+        *(
+            Case(f"Pow {e}", base, "y = Pow(a, e)", f"float e = {{{e}}}", 0.3)
+            for e in (2, 3, 0.5, -1, 1, 0)
+        ),
         Case("Pow 2 negative base", base, "y = Pow(a, e)", "float e = {2}"),
         Case("Pow 3 negative base", base, "y = Pow(a, e)", "float e = {3}"),
         Case("Pow int64", base, "y = Pow(a, e)", "int64 e = {3}"),
         Case("Pow int32", base, "y = Pow(a, e)", "int32[1] e = {2}"),
         Case("Pow row", base, "y = Pow(a, e)", "float[3] e = {2, 0.5, 3}", 0.3),
-        Case("Pow longer exponent", "float[3] a", "y = Pow(a, e)", "float[2,3] e = {2, 0.5, 3, 1, 1, 2}", 0.3),
+        Case(
+            "Pow longer exponent",
+            "float[3] a",
+            "y = Pow(a, e)",
+            "float[2,3] e = {2, 0.5, 3, 1, 1, 2}",
+            0.3,
+        ),
         Case("Pow constant base", base, "y = Pow(c, a)", "float c = {2}"),
         Case("Pow trained exponent", "float[2,3] a, float[2,3] b", "y = Pow(a, b)", low=0.3),
-        Case("Pow computed exponent", "float[2,3] a, float[2,3] b", "h = Tanh(b) y = Pow(a, h)", low=0.3),
+        Case(
+            "Pow computed exponent",
+            "float[2,3] a, float[2,3] b",
+            "h = Tanh(b) y = Pow(a, h)",
+            low=0.3,
+        ),
         Case("Pow leaf to itself", base, "y = Pow(a, a)", low=0.3),
     ]
 
@@ -376,12 +589,26 @@ def choices() -> list[Case]:
         Case("Where row", "float[2,3] a, float[3] b", "y = Where(c, a, b)", c),
         Case("Where scalar", "float a, float[2,3] b", "y = Where(c, a, b)", c),
         Case("Where both small", "float[3] a, float[2,1] b", "y = Where(c, a, b)", c),
-        Case("Where small condition", "float[2,3] a, float[2,3] b", "y = Where(c, a, b)", "bool[3] c = {1,0,1}"),
+        Case(
+            "Where small condition",
+            "float[2,3] a, float[2,3] b",
+            "y = Where(c, a, b)",
+            "bool[3] c = {1,0,1}",
+        ),
         Case("Where constant", "float[2,3] a", "y = Where(c, a, z)", c + ", float z = {0}"),
         Case("Where constant left", "float[2,3] a", "y = Where(c, z, a)", c + ", float[1] z = {0}"),
-        Case("Where small beside constant", "float[3] a", "y = Where(c, z, a)", c + ", float[1] z = {0}"),
+        Case(
+            "Where small beside constant",
+            "float[3] a",
+            "y = Where(c, z, a)",
+            c + ", float[1] z = {0}",
+        ),
         Case("Where same leaf", "float[2,3] a", "y = Where(c, a, a)", c),
-        Case("Where computed condition", "float[2,3] a, float[2,3] b", "c = Greater(a, b) y = Where(c, a, b)"),
+        Case(
+            "Where computed condition",
+            "float[2,3] a, float[2,3] b",
+            "c = Greater(a, b) y = Where(c, a, b)",
+        ),
         Case("Clip", "float[2,3] a", "y = Clip(a, l, h)", "float l = {-0.5}, float h = {0.5}"),
         Case("Clip low", "float[2,3] a", "y = Clip(a, l)", "float l = {-0.5}"),
         Case("Clip high", "float[2,3] a", "y = Clip(a, , h)", "float h = {0.5}"),
@@ -402,7 +629,11 @@ def choices() -> list[Case]:
             for op in ("Sum", "Mean")
             for case in (
                 Case(op, "float[2,3] a, float[2,3] b, float[2,3] c", f"y = {op}(a, b, c)"),
-                Case(f"{op} broadcast", "float[2,3] a, float[3] b, float[2,1] c", f"y = {op}(a, b, c)"),
+                Case(
+                    f"{op} broadcast",
+                    "float[2,3] a, float[3] b, float[2,1] c",
+                    f"y = {op}(a, b, c)",
+                ),
                 Case(f"{op} one", "float[2,3] a", f"y = {op}(a)"),
                 Case(f"{op} same leaf", "float[2,3] a", f"y = {op}(a, a, a)"),
             )
@@ -413,10 +644,16 @@ def choices() -> list[Case]:
 def flat() -> list[Case]:
     """Operators without a derivative, beside a path that has one."""
     cases = [
-        Case(f"{op} beside", "float[2,3] a", f"h = {op}(a) y = Mul(h, a)") for op in ("Ceil", "Floor", "Round", "Sign", "Hardmax")
+        Case(f"{op} beside", "float[2,3] a", f"h = {op}(a) y = Mul(h, a)")
+        for op in ("Ceil", "Floor", "Round", "Sign", "Hardmax")
     ]
     cases += [
-        Case(f"{op} beside", "float[2,3] a, float[2,3] b", f"c = {op}(a, b) h = Cast<to=1>(c) y = Mul(h, a)", frozen=("b",))
+        Case(
+            f"{op} beside",
+            "float[2,3] a, float[2,3] b",
+            f"c = {op}(a, b) h = Cast<to=1>(c) y = Mul(h, a)",
+            frozen=("b",),
+        )
         for op in ("Greater", "Less", "Equal", "GreaterOrEqual", "LessOrEqual")
     ]
     return [
@@ -425,16 +662,22 @@ def flat() -> list[Case]:
         Case(
             "ArgMax beside",
             "float[2,3] a",
-            "i = ArgMax<axis=1, keepdims=0>(a) h = Cast<to=1>(i) s = ReduceSum<keepdims=0>(h) y = Mul(a, s)",
+            "i = ArgMax<axis=1, keepdims=0>(a) h = Cast<to=1>(i) s = ReduceSum<keepdims=0>(h) y ="
+            " Mul(a, s)",
         ),
-        Case("Shape beside", "float[2,3] a", "s = Shape(a) h = Cast<to=1>(s) t = ReduceSum<keepdims=0>(h) y = Div(a, t)"),
+        Case(
+            "Shape beside",
+            "float[2,3] a",
+            "s = Shape(a) h = Cast<to=1>(s) t = ReduceSum<keepdims=0>(h) y = Div(a, t)",
+        ),
         Case("Size beside", "float[2,3] a", "s = Size(a) h = Cast<to=1>(s) y = Div(a, h)"),
         Case("IsNaN beside", "float[2,3] a", "n = IsNaN(a) y = Where(n, z, a)", "float z = {0}"),
         Case("IsInf beside", "float[2,3] a", "n = IsInf(a) y = Where(n, z, a)", "float z = {0}"),
         Case(
             "NonZero beside",
             "float[2,3] a",
-            "r = Relu(a) n = NonZero(r) t = Transpose(n) g = GatherND(a, t) s = ReduceSum<keepdims=0>(g) y = Mul(s, a)",
+            "r = Relu(a) n = NonZero(r) t = Transpose(n) g = GatherND(a, t) s ="
+            " ReduceSum<keepdims=0>(g) y = Mul(s, a)",
         ),
         Case(
             "OneHot beside",
@@ -445,11 +688,19 @@ def flat() -> list[Case]:
         Case(
             "CastLike beside",
             "float[2,3] a, float[2,3] b",
-            "i = Shape(a) h = CastLike(i, b) s = ReduceSum<keepdims=0>(h) p = Mul(a, b) y = Mul(p, s)",
+            "i = Shape(a) h = CastLike(i, b) s = ReduceSum<keepdims=0>(h) p = Mul(a, b) y ="
+            " Mul(p, s)",
         ),
-        Case("mask", "float[2,3] a", "c = Greater(a, z) m = Cast<to=1>(c) y = Mul(a, m)", "float z = {0}"),
+        Case(
+            "mask",
+            "float[2,3] a",
+            "c = Greater(a, z) m = Cast<to=1>(c) y = Mul(a, m)",
+            "float z = {0}",
+        ),
         Case("EyeLike beside", "float[3,3] a", "e = EyeLike(a) y = Add(a, e)"),
-        Case("Mod beside", "float[2,3] a", "h = Mod<fmod=1>(a, z) y = Mul(h, a)", "float z = {0.7}"),
+        Case(
+            "Mod beside", "float[2,3] a", "h = Mod<fmod=1>(a, z) y = Mul(h, a)", "float z = {0.7}"
+        ),
     ]
 
 
@@ -505,7 +756,8 @@ def activations() -> list[Case]:
         Case(
             "Shape of intermediate",
             "float[2,3] a",
-            "t = Tanh(a) s = Shape(t) c = ConstantOfShape<value = float[1] one = {2.0}>(s) y = Mul(t, c)",
+            "t = Tanh(a) s = Shape(t) c = ConstantOfShape<value = float[1] one = {2.0}>(s) y ="
+            " Mul(t, c)",
         ),
     ]
     return cases
@@ -514,17 +766,31 @@ def activations() -> list[Case]:
 def normalisations() -> list[Case]:
     x4 = "float[2,4,3,2] x"
     return [
-        Case("LayerNormalization", "float[2,3,4] x, float[4] s, float[4] b", "y = LayerNormalization(x, s, b)"),
-        Case("LayerNormalization no bias", "float[2,3,4] x, float[4] s", "y = LayerNormalization(x, s)"),
+        Case(
+            "LayerNormalization",
+            "float[2,3,4] x, float[4] s, float[4] b",
+            "y = LayerNormalization(x, s, b)",
+        ),
+        Case(
+            "LayerNormalization no bias",
+            "float[2,3,4] x, float[4] s",
+            "y = LayerNormalization(x, s)",
+        ),
         Case(
             "LayerNormalization axis 1",
             "float[2,3,4] x, float[3,4] s, float[3,4] b",
             "y = LayerNormalization<axis=1, epsilon=0.1>(x, s, b)",
         ),
         Case(
-            "LayerNormalization axis -2", "float[2,3,4] x, float[3,4] s, float[3,4] b", "y = LayerNormalization<axis=-2>(x, s, b)"
+            "LayerNormalization axis -2",
+            "float[2,3,4] x, float[3,4] s, float[3,4] b",
+            "y = LayerNormalization<axis=-2>(x, s, b)",
         ),
-        Case("LayerNormalization all outputs", "float[2,3,4] x, float[4] s, float[4] b", "y, m, d = LayerNormalization(x, s, b)"),
+        Case(
+            "LayerNormalization all outputs",
+            "float[2,3,4] x, float[4] s, float[4] b",
+            "y, m, d = LayerNormalization(x, s, b)",
+        ),
         Case(
             "LayerNormalization mean used",
             "float[2,3,4] x, float[4] s, float[4] b",
@@ -541,14 +807,32 @@ def normalisations() -> list[Case]:
             "y = LayerNormalization(x, s, b)",
             "float[2,3] x = {1,2,4,3,1,0}",
         ),
-        Case("LayerNormalization same leaf", "float[4,4] s", "y = LayerNormalization<axis=0>(s, s, s)"),
-        Case("InstanceNormalization", f"{x4}, float[4] s, float[4] b", "y = InstanceNormalization(x, s, b)"),
         Case(
-            "InstanceNormalization 1-D", "float[2,3,4] x, float[3] s, float[3] b", "y = InstanceNormalization<epsilon=0.1>(x, s, b)"
+            "LayerNormalization same leaf",
+            "float[4,4] s",
+            "y = LayerNormalization<axis=0>(s, s, s)",
         ),
-        Case("GroupNormalization", f"{x4}, float[4] s, float[4] b", "y = GroupNormalization<num_groups=2>(x, s, b)"),
+        Case(
+            "InstanceNormalization",
+            f"{x4}, float[4] s, float[4] b",
+            "y = InstanceNormalization(x, s, b)",
+        ),
+        Case(
+            "InstanceNormalization 1-D",
+            "float[2,3,4] x, float[3] s, float[3] b",
+            "y = InstanceNormalization<epsilon=0.1>(x, s, b)",
+        ),
+        Case(
+            "GroupNormalization",
+            f"{x4}, float[4] s, float[4] b",
+            "y = GroupNormalization<num_groups=2>(x, s, b)",
+        ),
         Case("MeanVarianceNormalization", x4, "y = MeanVarianceNormalization(x)"),
-        Case("MeanVarianceNormalization axes", "float[2,3,4] x", "y = MeanVarianceNormalization<axes=[1]>(x)"),
+        Case(
+            "MeanVarianceNormalization axes",
+            "float[2,3,4] x",
+            "y = MeanVarianceNormalization<axes=[1]>(x)",
+        ),
         Case(
             "BatchNormalization",
             f"{x4}, float[4] s, float[4] b",
@@ -571,19 +855,31 @@ def normalisations() -> list[Case]:
             "BatchNormalization frozen",
             x4,
             "t = Tanh(x) y = BatchNormalization(t, s, b, m, v)",
-            "float[4] s = {1,0.5,2,1}, float[4] b = {1,0,2,1}, float[4] m = {1,0,2,1}, float[4] v = {1,2,0.5,1}",
+            "float[4] s = {1,0.5,2,1}, float[4] b = {1,0,2,1}, float[4] m = {1,0,2,1}, float[4] v ="
+            " {1,2,0.5,1}",
         ),
         Case(
             "BatchNormalization off the path",
             "float[2,3] a",
             "n = BatchNormalization(f, s, b, m, v) y = Mul(a, n)",
-            "float[2,3] f = {1,2,3,4,5,6}, float[3] s = {1,0.5,2}, float[3] b = {1,0,2}, float[3] m = {1,0,2}, float[3] v = {1,2,0.5}",
+            "float[2,3] f = {1,2,3,4,5,6}, float[3] s = {1,0.5,2}, float[3] b = {1,0,2}, float[3] m"
+            " = {1,0,2}, float[3] v = {1,2,0.5}",
         ),
         Case("LRN", "float[2,5,2,2] x", "y = LRN<size=3>(x)"),
         Case("Dropout", "float[2,3] a", "y = Dropout(a)"),
         Case("Dropout mask", "float[2,3] a", "y, m = Dropout(a, r)", "float r = {0.4}"),
-        Case("Dropout training false", "float[2,3] a", "y, m = Dropout(a, r, t)", "float r = {0.4}, bool t = {0}"),
-        Case("Dropout mask used", "float[2,3] a", "d, m = Dropout(a, r) c = Cast<to=1>(m) y = Mul(d, c)", "float r = {0.4}"),
+        Case(
+            "Dropout training false",
+            "float[2,3] a",
+            "y, m = Dropout(a, r, t)",
+            "float r = {0.4}, bool t = {0}",
+        ),
+        Case(
+            "Dropout mask used",
+            "float[2,3] a",
+            "d, m = Dropout(a, r) c = Cast<to=1>(m) y = Mul(d, c)",
+            "float r = {0.4}",
+        ),
         Case(
             "Dropout off the path",
             "float[2,3] a",
@@ -603,7 +899,10 @@ def normalisations() -> list[Case]:
             "int8[2,2] q = {1,2,3,4}",
         ),
         Case(
-            "QuantizeLinear", "float[2,2] a", "q = QuantizeLinear(a, s) d = DequantizeLinear(q, s) y = Mul(d, a)", "float s = {0.1}"
+            "QuantizeLinear",
+            "float[2,2] a",
+            "q = QuantizeLinear(a, s) d = DequantizeLinear(q, s) y = Mul(d, a)",
+            "float s = {0.1}",
         ),
     ]
 
@@ -622,21 +921,60 @@ def recurrent() -> list[Case]:
                     f"y = {op}<{attribute}>(x, w, r, b)",
                 )
             )
-        weights = f"float[3,2,2] x, float[1,{gates * 2},2] w, float[1,{gates * 2},2] r, float[1,{gates * 4}] b, float[1,2,2] h"
+        weights = (
+            f"float[3,2,2] x, float[1,{gates * 2},2] w, float[1,{gates * 2},2] r,"
+            f" float[1,{gates * 4}] b, float[1,2,2] h"
+        )
         cases.append(Case(f"{op} h0", weights, f"y = {op}<hidden_size=2>(x, w, r, b, , h)"))
         cases.append(Case(f"{op} last", weights, f'"", y = {op}<hidden_size=2>(x, w, r, b, , h)'))
-        cases.append(Case(f"{op} both", weights, f"u, v = {op}<hidden_size=2>(x, w, r, b, , h) y = Add(u, v)"))
-        cases.append(Case(f"{op} lengths", weights, f"y = {op}<hidden_size=2>(x, w, r, b, l, h)", "int32[2] l = {3, 2}"))
-        cases.append(Case(f"{op} clip", weights, f"y = {op}<hidden_size=2, clip=0.5>(x, w, r, b, , h)"))
-        cases.append(Case(f"{op} frozen states", weights.rsplit(", ", 2)[0], f"y = {op}<hidden_size=2>(x, w, r)"))
-    lstm = "float[3,2,2] x, float[1,8,2] w, float[1,8,2] r, float[1,16] b, float[1,2,2] h, float[1,2,2] c"
+        cases.append(
+            Case(
+                f"{op} both", weights, f"u, v = {op}<hidden_size=2>(x, w, r, b, , h) y = Add(u, v)"
+            )
+        )
+        cases.append(
+            Case(
+                f"{op} lengths",
+                weights,
+                f"y = {op}<hidden_size=2>(x, w, r, b, l, h)",
+                "int32[2] l = {3, 2}",
+            )
+        )
+        cases.append(
+            Case(f"{op} clip", weights, f"y = {op}<hidden_size=2, clip=0.5>(x, w, r, b, , h)")
+        )
+        cases.append(
+            Case(
+                f"{op} frozen states",
+                weights.rsplit(", ", 2)[0],
+                f"y = {op}<hidden_size=2>(x, w, r)",
+            )
+        )
+    lstm = (
+        "float[3,2,2] x, float[1,8,2] w, float[1,8,2] r, float[1,16] b, float[1,2,2] h,"
+        " float[1,2,2] c"
+    )
     cases += [
         Case("LSTM c0", lstm, "y = LSTM<hidden_size=2>(x, w, r, b, , h, c)"),
-        Case("LSTM all outputs", lstm, "y1, h1, c1 = LSTM<hidden_size=2>(x, w, r, b, , h, c) k = Add(h1, c1) y = Add(y1, k)"),
+        Case(
+            "LSTM all outputs",
+            lstm,
+            "y1, h1, c1 = LSTM<hidden_size=2>(x, w, r, b, , h, c) k = Add(h1, c1) y = Add(y1, k)",
+        ),
         Case("LSTM cell", lstm, '"", "", y = LSTM<hidden_size=2>(x, w, r, b, , h, c)'),
-        Case("LSTM peephole", lstm + ", float[1,6] p", "y = LSTM<hidden_size=2>(x, w, r, b, , h, c, p)"),
-        Case("LSTM input_forget", lstm, "y = LSTM<hidden_size=2, input_forget=1>(x, w, r, b, , h, c)"),
-        Case("LSTM activations", lstm, 'y = LSTM<hidden_size=2, activations=["Sigmoid","Relu","Tanh"]>(x, w, r, b, , h, c)'),
+        Case(
+            "LSTM peephole",
+            lstm + ", float[1,6] p",
+            "y = LSTM<hidden_size=2>(x, w, r, b, , h, c, p)",
+        ),
+        Case(
+            "LSTM input_forget", lstm, "y = LSTM<hidden_size=2, input_forget=1>(x, w, r, b, , h, c)"
+        ),
+        Case(
+            "LSTM activations",
+            lstm,
+            'y = LSTM<hidden_size=2, activations=["Sigmoid","Relu","Tanh"]>(x, w, r, b, , h, c)',
+        ),
         Case(
             "GRU linear_before_reset",
             "float[3,2,2] x, float[1,6,2] w, float[1,6,2] r, float[1,12] b",
@@ -658,7 +996,9 @@ VARIANTS = ("static", "batch", "equal sizes", "any sizes")
 
 
 def dimensions(case: Case, variant: str) -> str:
-    """The case's inputs with symbolic sizes: of the first axis, one name per size, or one name per axis."""
+    """The case's inputs with symbolic sizes: of the first axis, one name per size, or one name per
+    axis.
+    """
     first: list[str] = []
 
     def rename(match: re.Match[str]) -> str:
@@ -686,15 +1026,24 @@ def model_of(case: Case, variant: str = "static") -> onnx.ModelProto:
 
 
 def feeds_of(case: Case) -> dict[str, np.ndarray]:
-    """Random numbers with a distance between any two of them, so that no maximum and no Relu is near its kink."""
+    """Random numbers with a distance between any two of them, so that no maximum and no Relu is
+    near its kink.
+    """
     rng = np.random.default_rng(len(case.name) + 18)
     model = model_of(case)
-    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input
+    }
     sizes = [int(np.prod(shape)) for shape in shapes.values()]
     gap = (case.high - case.low) / sum(sizes)
-    numbers = iter(rng.permutation(case.low + gap * (np.arange(sum(sizes)) + rng.uniform(0.35, 0.65, sum(sizes)))))
+    numbers = iter(
+        rng.permutation(
+            case.low + gap * (np.arange(sum(sizes)) + rng.uniform(0.35, 0.65, sum(sizes)))
+        )
+    )
     return {
-        name: np.array([next(numbers) for _ in range(size)]).reshape(shape) for (name, shape), size in zip(shapes.items(), sizes)
+        name: np.array([next(numbers) for _ in range(size)]).reshape(shape)
+        for (name, shape), size in zip(shapes.items(), sizes)
     }
 
 
@@ -704,7 +1053,11 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
 
     def widen(tensor: onnx.TensorProto) -> None:
         if tensor.data_type == onnx.TensorProto.FLOAT:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(
+                    onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name
+                )
+            )
 
     del model.graph.value_info[:]
     for tensor in model.graph.initializer:
@@ -724,20 +1077,32 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def evaluators(model: onnx.ModelProto):
-    """Ways to compute the loss, the most precise first; not every one has every operator, or has it right."""
+    """Ways to compute the loss, the most precise first; not every one has every operator, or has it
+    right.
+    """
     wide = in_double(model)
     yield lambda: session(wide).run
     yield lambda: ReferenceEvaluator(wide).run
     single = session(model)
-    yield lambda: lambda outputs, feeds: single.run(outputs, {n: a.astype(np.float32) for n, a in feeds.items()})
+    yield (
+        lambda: (
+            lambda outputs, feeds: single.run(
+                outputs, {n: a.astype(np.float32) for n, a in feeds.items()}
+            )
+        )
+    )
 
 
 def finite_differences(case: Case) -> dict[str, np.ndarray]:
-    """Of fourth order, so that a step may be large enough for an evaluator that computes in float32 somewhere."""
+    """Of fourth order, so that a step may be large enough for an evaluator that computes in float32
+    somewhere.
+    """
     feeds, model = feeds_of(case), model_of(case)
     wanted = session(model).run(["loss"], {n: a.astype(np.float32) for n, a in feeds.items()})[0]
     for make in evaluators(model):
@@ -763,12 +1128,22 @@ def finite_differences(case: Case) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     direction = {n: rng.uniform(0.5, 1.5, a.shape) for n, a in feeds.items()}
     ends = [
-        float(run(["loss"], {n: np.asarray(a + k * 1e-6 * direction[n]) for n, a in feeds.items()})[0]) - value for k in (1, 2, 3)
+        float(
+            run(["loss"], {n: np.asarray(a + k * 1e-6 * direction[n]) for n, a in feeds.items()})[0]
+        )
+        - value
+        for k in (1, 2, 3)
     ]
-    precise = ends[0] != 0 and all(abs(end - k * ends[0]) <= 1e-3 * abs(ends[0]) for k, end in enumerate(ends, start=1))
+    precise = ends[0] != 0 and all(
+        abs(end - k * ends[0]) <= 1e-3 * abs(ends[0]) for k, end in enumerate(ends, start=1)
+    )
     step = 1e-5 if precise else 4e-3
     return {
-        name: np.array([derivative(name, i, step) for i in np.ndindex(array.shape)]).reshape(array.shape)
+        name: (
+            np.array([derivative(name, i, step) for i in np.ndindex(array.shape)]).reshape(
+                array.shape
+            )
+        )
         for name, array in feeds.items()
     }
 
@@ -789,25 +1164,34 @@ def with_gradient_outputs(model: onnx.ModelProto, weights: list[str]) -> onnx.Mo
     differentiated, found = source.add_gradients(prepared(model), "loss", weights)
     proto = ir.to_proto(differentiated)
     for weight, gradient in found.items():
-        proto.graph.node.append(onnx.helper.make_node("Identity", [gradient], [f"gradient of {weight}"]))
+        proto.graph.node.append(
+            onnx.helper.make_node("Identity", [gradient], [f"gradient of {weight}"])
+        )
         element = next(v.type.tensor_type.elem_type for v in proto.graph.input if v.name == weight)
-        proto.graph.output.append(onnx.helper.make_tensor_value_info(f"gradient of {weight}", element, None))
+        proto.graph.output.append(
+            onnx.helper.make_tensor_value_info(f"gradient of {weight}", element, None)
+        )
     return proto
 
 
 def gradients(
     model: onnx.ModelProto | str, feeds: dict[str, np.ndarray], weights: list[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """What a session computes for the gradients of the loss, after a look at the outputs: they are what they were."""
+    """What a session computes for the gradients of the loss, after a look at the outputs: they are
+    what they were.
+    """
     model = parsed(model) if isinstance(model, str) else model
     weights = list(feeds) if weights is None else weights
     results = session(with_gradient_outputs(model, weights)).run(None, feeds)
     for before, after in zip(session(model).run(None, feeds), results):
-        np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5, err_msg="the forward computation")
+        np.testing.assert_allclose(
+            after, before, rtol=1e-4, atol=1e-5, err_msg="the forward computation"
+        )
     return dict(zip(weights, results[len(model.graph.output) :]))
 
 
-# The law ---------------------------------------------------------------------------------------------------------------------
+# The law
+# ---------------------------------------------------------------------------------------------------------------------
 
 # What is refused even with every size known, and why.
 REFUSED = {
@@ -815,7 +1199,9 @@ REFUSED = {
     "AveragePool .*dilations": "overlooks dilations",
     "BatchNormalization training": "training_mode=1",
     "Clip trained": "gradient of its bounds",
-    "ConvTranspose|Einsum|LpPool|Mod|OneHot values|ReduceProd|Resize|ReverseSequence|RNN": "no gradient",
+    "ConvTranspose|Einsum|LpPool|Mod|OneHot values|ReduceProd|Resize|ReverseSequence|RNN": (
+        "no gradient"
+    ),
     "DequantizeLinear scale|QuantizeLinear": "no gradient",
     "Dropout mask used": "mask is used",
     "Gemm beta 0": "beta=0",
@@ -837,7 +1223,14 @@ def test_a_gradient_is_right_or_refused(case: Case) -> None:
     feeds = feeds_of(case)
     weights = [name for name in feeds if name not in case.frozen]
     single = {name: array.astype(np.float32) for name, array in feeds.items()}
-    expected = next((reason for pattern, reason in REFUSED.items() if re.match(rf"(?:{pattern})(?!\w)", case.name)), None)
+    expected = next(
+        (
+            reason
+            for pattern, reason in REFUSED.items()
+            if re.match(rf"(?:{pattern})(?!\w)", case.name)
+        ),
+        None,
+    )
     for variant in VARIANTS:
         found, refusal = {}, ""
         try:
@@ -854,11 +1247,15 @@ def test_a_gradient_is_right_or_refused(case: Case) -> None:
         for weight, true in true_gradients(case).items():
             if weight in weights:
                 assert found[weight].shape == true.shape, variant
-                np.testing.assert_allclose(found[weight], true, rtol=2e-3, atol=2e-3, err_msg=f"{variant}: {weight}")
+                np.testing.assert_allclose(
+                    found[weight], true, rtol=2e-3, atol=2e-3, err_msg=f"{variant}: {weight}"
+                )
 
 
 def test_a_wrong_gradient_would_be_noticed() -> None:
-    """Raw, the builder forgets the half of a Split that nothing needs: the comparison above must see that."""
+    """Raw, the builder forgets the half of a Split that nothing needs: the comparison above must
+    see that.
+    """
     case = CASES["Split unused"]
     model = model_of(case)
     for i, node in enumerate(model.graph.node):
@@ -867,14 +1264,17 @@ def test_a_wrong_gradient_would_be_noticed() -> None:
     module = source.require_builder()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    builder = module.GradientGraphBuilder(model.SerializeToString(), {"loss"}, {"a"}, "loss", options)
+    builder = module.GradientGraphBuilder(
+        model.SerializeToString(), {"loss"}, {"a"}, "loss", options
+    )
     builder.build()
     feeds = {"a": feeds_of(case)["a"].astype(np.float32)}
     (raw,) = session(onnx.load_from_string(builder.get_model())).run(["a_grad"], feeds)
     assert raw.shape != true_gradients(case)["a"].shape
 
 
-# Slopes of smooth functions at 0, where a formula with Abs, Relu or a choice in it may have another one.
+# Slopes of smooth functions at 0, where a formula with Abs, Relu or a choice in it may have another
+# one.
 AT_ZERO = {
     "Asinh": 1, "Atanh": 1, "Celu": 1, "Elu": 1, "Erf": 2 / np.sqrt(np.pi), "Gelu": 0.5, "HardSigmoid": 0.2, "HardSwish": 0.5, "Mish": 0.6, "Sigmoid": 0.25,
     "Sinh": 1, "Softplus": 0.5, "Softsign": 1, "Tan": 1, "Tanh": 1,
@@ -889,27 +1289,44 @@ def test_the_slope_at_zero(op_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "op_type", [*(op for op in AT_ZERO if op not in ("Atanh", "Sinh", "Tan")), "LogSoftmax", "Selu", "Softmax"]
+    "op_type",
+    [
+        *(op for op in AT_ZERO if op not in ("Atanh", "Sinh", "Tan")),
+        "LogSoftmax",
+        "Selu",
+        "Softmax",
+    ],
 )
 def test_the_slope_far_away_is_finite(op_type: str) -> None:
     graph = f"(float[1,4] a) => (float loss) {{ y = {op_type}(a) loss = ReduceSum<keepdims=0>(y) }}"
-    assert np.isfinite(gradients(graph, {"a": np.array([[100, -100, 1e4, -1e4]], np.float32)})["a"]).all()
+    assert np.isfinite(
+        gradients(graph, {"a": np.array([[100, -100, 1e4, -1e4]], np.float32)})["a"]
+    ).all()
 
 
 def test_a_norm_has_a_gradient_at_zero() -> None:
     for body in ("y = ReduceL2(a, x)", "y = LpNormalization(a)", "y = LpNormalization<p=1>(a)"):
-        graph = f"(float[2,3] a) => (float loss) <int64[1] x = {{1}}> {{ {body} loss = ReduceSum<keepdims=0>(y) }}"
+        graph = (
+            f"(float[2,3] a) => (float loss) <int64[1] x = {{1}}> {{ {body} loss ="
+            " ReduceSum<keepdims=0>(y) }"
+        )
         assert np.isfinite(gradients(graph, {"a": np.zeros((2, 3), np.float32)})["a"]).all()
 
 
 @pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
 def test_a_batch_that_is_ignored_teaches_nothing(op: str) -> None:
-    graph = f"(float[2,3] a) => (float loss) <int64[2] t = {{-100, -100}}> {{ loss = {op}<ignore_index=-100>(a, t) }}"
-    (gradient,) = session(with_gradient_outputs(parsed(graph), ["a"])).run(["gradient of a"], {"a": np.ones((2, 3), np.float32)})
+    graph = (
+        "(float[2,3] a) => (float loss) <int64[2] t = {-100, -100}> { loss ="
+        f" {op}<ignore_index=-100>(a, t) }}"
+    )
+    (gradient,) = session(with_gradient_outputs(parsed(graph), ["a"])).run(
+        ["gradient of a"], {"a": np.ones((2, 3), np.float32)}
+    )
     assert not gradient.any()
 
 
-# What a model keeps ----------------------------------------------------------------------------------------------------------
+# What a model keeps
+# ----------------------------------------------------------------------------------------------------------
 
 KEPT = """(float[2,3] unused, float[2,3] x, float[3,3] w, float[3] w_grad, float[3] v0, int64[2] n1) => (float[2,3] h, float loss, float[2,3] n, float[2,3] d, int64[2] best)
     <float[3] s = {1, 0.5, 2}, float[3] m = {1, 0, 2}, float[3] v = {1, 2, 0.5}, float OneConstant_Type1 = {3}>
@@ -928,7 +1345,9 @@ KEPT = """(float[2,3] unused, float[2,3] x, float[3,3] w, float[3] w_grad, float
 def kept_feeds() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     shapes = {"unused": (2, 3), "x": (2, 3), "w": (3, 3), "w_grad": (3,), "v0": (3,)}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()} | {"n1": np.array([1, 2])}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()} | {
+        "n1": np.array([1, 2])
+    }
 
 
 def test_everything_else_stays_as_it_was() -> None:
@@ -956,50 +1375,77 @@ def test_names_that_look_like_the_builders_are_no_hindrance() -> None:
     scale = 3 * feeds["v0"] / 6
     np.testing.assert_allclose(found["w_grad"], 2 * scale, rtol=1e-5)
     np.testing.assert_allclose(found["w"], feeds["x"].T @ np.tile(scale, (2, 1)), rtol=1e-5)
-    np.testing.assert_allclose(found["v0"], 0.5 * (feeds["x"] @ feeds["w"] + feeds["w_grad"]).sum(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["v0"], 0.5 * (feeds["x"] @ feeds["w"] + feeds["w_grad"]).sum(axis=0), rtol=1e-4
+    )
 
 
 def test_nodes_may_lack_names_or_share_one() -> None:
-    model = parsed("(float[3] a) => (float loss) { b = Tanh(a) c = Tanh(b) loss = ReduceSum<keepdims=0>(c) }")
+    model = parsed(
+        "(float[3] a) => (float loss) { b = Tanh(a) c = Tanh(b) loss = ReduceSum<keepdims=0>(c) }"
+    )
     for node in model.graph.node:
         node.name = "same"
     a = np.array([0.5, -1, 2], np.float32)
     inner = np.tanh(a)
     expected = (1 - np.tanh(inner) ** 2) * (1 - inner**2)
     proto = with_gradient_outputs(model, ["a"])
-    np.testing.assert_allclose(session(proto).run(["gradient of a"], {"a": a})[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        session(proto).run(["gradient of a"], {"a": a})[0], expected, rtol=1e-5
+    )
 
 
-def test_a_large_frozen_table_is_not_copied_into_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_frozen_table_is_not_copied_into_the_builder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32)
-    model = parsed("(float[2,100] a) => (float loss) { y = MatMul(a, t) z = Mul(y, y) loss = ReduceSum<keepdims=0>(z) }")
+    model = parsed(
+        "(float[2,100] a) => (float loss) { y = MatMul(a, t) z = Mul(y, y) loss ="
+        " ReduceSum<keepdims=0>(z) }"
+    )
     model.graph.initializer.append(onnx.numpy_helper.from_array(table, "t"))
     sizes = []
     build = source._build
     monkeypatch.setattr(
-        source, "_build", lambda module, part, weights: sizes.append(part.model.ByteSize()) or build(module, part, weights)
+        source,
+        "_build",
+        lambda module, part, weights: (
+            sizes.append(part.model.ByteSize()) or build(module, part, weights)
+        ),
     )
     a = np.random.default_rng(1).normal(size=(2, 100)).astype(np.float32)
-    np.testing.assert_allclose(gradients(model, {"a": a})["a"], 2 * a @ table @ table.T, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        gradients(model, {"a": a})["a"], 2 * a @ table @ table.T, rtol=1e-3, atol=1e-3
+    )
     assert sizes[0] < 5000
 
 
 def test_building_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    for name in ("Conv bias <pads=[1,1,1,1]>", "MaxPool 1-D", "LSTM forward", "Softplus", "SoftmaxCrossEntropyLoss mean"):
+    for name in (
+        "Conv bias <pads=[1,1,1,1]>",
+        "MaxPool 1-D",
+        "LSTM forward",
+        "Softplus",
+        "SoftmaxCrossEntropyLoss mean",
+    ):
         case = CASES[name]
         source.add_gradients(prepared(model_of(case)), "loss", list(feeds_of(case)))
     assert capfd.readouterr() == ("", "")
 
 
-# What is refused -------------------------------------------------------------------------------------------------------------
+# What is refused
+# -------------------------------------------------------------------------------------------------------------
 
 
-def test_all_blockers_are_told_at_once_and_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_blockers_are_told_at_once_and_without_onnxruntime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def forbidden() -> None:
         raise AssertionError("onnxruntime was asked")
 
     model = prepared(
-        "(float[2,3] a) => (float loss) { b = Atan(a) c = Tanh(b) d = ReduceProd<keepdims=0>(c) q = Mod<fmod=1>(d, d) loss = Identity(q) }"
+        "(float[2,3] a) => (float loss) { b = Atan(a) c = Tanh(b) d = ReduceProd<keepdims=0>(c) q ="
+        " Mod<fmod=1>(d, d) loss = Identity(q) }"
     )
     monkeypatch.setattr(source, "require_builder", forbidden)
     found = source.blockers(model, "loss", ["a"])
@@ -1007,14 +1453,21 @@ def test_all_blockers_are_told_at_once_and_without_onnxruntime(monkeypatch: pyte
         (op, "no gradient", False) for op in ("Atan", "ReduceProd", "Mod")
     ]
     monkeypatch.undo()
-    with pytest.raises(GradientError, match=r"(?s)Atan.*ReduceProd.*Mod.*freeze the weights before it") as caught:
+    with pytest.raises(
+        GradientError, match=r"(?s)Atan.*ReduceProd.*Mod.*freeze the weights before it"
+    ) as caught:
         source.add_gradients(model, "loss", ["a"])
     assert all(b.node in str(caught.value) for b in found)
 
 
 def test_an_unknown_operator_is_named_and_not_what_follows_it() -> None:
-    text = "(float[3] a) => (float loss) { b = my.domain.X(a) c = Softplus(b) d = Tanh(c) loss = ReduceSum<keepdims=0>(d) }"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}')
+    text = (
+        "(float[3] a) => (float loss) { b = my.domain.X(a) c = Softplus(b) d = Tanh(c) loss ="
+        " ReduceSum<keepdims=0>(d) }"
+    )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {text}'
+    )
     (found,) = source.blockers(prepared(model), "loss", ["a"])
     assert (found.op_type, found.reason) == ("X", "no gradient")
 
@@ -1025,16 +1478,28 @@ def test_nothing_in_the_way_is_an_empty_list() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["AveragePool kernel_shape=[2,2]", "MaxPool kernel_shape=[2,2]", "Gemm column", "Where row", "Add both ways", "PRelu one"],
+    [
+        "AveragePool kernel_shape=[2,2]",
+        "MaxPool kernel_shape=[2,2]",
+        "Gemm column",
+        "Where row",
+        "Add both ways",
+        "PRelu one",
+    ],
 )
 def test_unknown_sizes_are_refused_with_static_shapes_as_the_cure(name: str) -> None:
-    found = source.blockers(prepared(model_of(CASES[name], "any sizes")), "loss", list(feeds_of(CASES[name])))
+    found = source.blockers(
+        prepared(model_of(CASES[name], "any sizes")), "loss", list(feeds_of(CASES[name]))
+    )
     assert found
     assert all(b.needs_sizes and b.fix.startswith("static shapes") for b in found)
 
 
 def test_a_form_is_reported_under_its_nodes_own_name() -> None:
-    model = parsed("(float[A,B] a, float[C,D] b) => (float loss) { y = PRelu(a, b) loss = ReduceSum<keepdims=0>(y) }")
+    model = parsed(
+        "(float[A,B] a, float[C,D] b) => (float loss) { y = PRelu(a, b) loss ="
+        " ReduceSum<keepdims=0>(y) }"
+    )
     model.graph.node[0].name = "/layer/slope"
     (found,) = source.blockers(prepared(model), "loss", ["a", "b"])
     assert (found.node, found.op_type) == ("/layer/slope", "PRelu")
@@ -1055,8 +1520,12 @@ def test_a_form_is_reported_under_its_nodes_own_name() -> None:
         ("(bool c, float a) => (float loss) { loss = If (c) <then_branch = t () => (float t1) { t1 = Tanh(a) }, else_branch = e () => (float e1) { e1 = Neg(a) }> }", ["a"], "If.*no gradient"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_differentiated_is_said(graph: str, weights: list[str], message: str) -> None:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {graph}')
+def test_what_cannot_be_differentiated_is_said(
+    graph: str, weights: list[str], message: str
+) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21, "my.domain": 1]> g {graph}'
+    )
     with pytest.raises(GradientError, match=message):
         source.add_gradients(infer_shapes(ir.from_proto(model)), "loss", weights)
 
@@ -1075,13 +1544,19 @@ def test_a_branch_that_only_reports_is_left_alone() -> None:
 
 @pytest.mark.parametrize("narrow", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
 def test_a_passage_through_half_precision_counts_as_none(narrow: int) -> None:
-    graph = f"(float[3] a) => (float loss) {{ h = Cast<to={narrow}>(a) c = Cast<to=1>(h) y = Mul(c, c) loss = ReduceSum<keepdims=0>(y) }}"
+    graph = (
+        f"(float[3] a) => (float loss) {{ h = Cast<to={narrow}>(a) c = Cast<to=1>(h) y = Mul(c, c)"
+        " loss = ReduceSum<keepdims=0>(y) }"
+    )
     a = np.array([0.5, 1, -2], np.float32)
     np.testing.assert_allclose(gradients(graph, {"a": a})["a"], 2 * a, rtol=1e-2)
 
 
 def test_float64_is_differentiated_in_float64_or_refused() -> None:
-    graph = "(double[4,3] x, double[3,2] w, double[2] b) => (double loss) { h = Gemm(x, w, b) t = Tanh(h) q = Mul(t, t) loss = ReduceMean<keepdims=0>(q) }"
+    graph = (
+        "(double[4,3] x, double[3,2] w, double[2] b) => (double loss) { h = Gemm(x, w, b) t ="
+        " Tanh(h) q = Mul(t, t) loss = ReduceMean<keepdims=0>(q) }"
+    )
     rng = np.random.default_rng(0)
     x, w, b = (rng.normal(size=s) for s in ((4, 3), (3, 2), (2,)))
     t = np.tanh(x @ w + b)
@@ -1089,25 +1564,35 @@ def test_float64_is_differentiated_in_float64_or_refused() -> None:
     found = gradients(graph, {"x": x, "w": w, "b": b}, ["w", "b"])
     np.testing.assert_allclose(found["w"], x.T @ dh, rtol=1e-12)
     np.testing.assert_allclose(found["b"], dh.sum(axis=0), rtol=1e-12)
-    single = prepared("(double[2] a) => (double loss) { b = Relu(a) loss = ReduceSum<keepdims=0>(b) }")
+    single = prepared(
+        "(double[2] a) => (double loss) { b = Relu(a) loss = ReduceSum<keepdims=0>(b) }"
+    )
     with pytest.raises(GradientError, match="float32 only"):
         source.add_gradients(single, "loss", ["a"])
 
 
-# The installation ------------------------------------------------------------------------------------------------------------
+# The installation
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InstallationError, match=r"cannot be imported.*pip install onnxruntime-training-cpu"):
+    with pytest.raises(
+        InstallationError, match=r"cannot be imported.*pip install onnxruntime-training-cpu"
+    ):
         source.require_builder()
 
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [((3, 11), r"(?s)inference build.*pip uninstall -y.*--force-reinstall"), ((3, 13), r"no wheel for Python 3\.13")],
+    [
+        ((3, 11), r"(?s)inference build.*pip uninstall -y.*--force-reinstall"),
+        ((3, 13), r"no wheel for Python 3\.13"),
+    ],
 )
-def test_with_an_inference_build(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], message: str) -> None:
+def test_with_an_inference_build(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], message: str
+) -> None:
     plain = types.ModuleType("onnxruntime.capi._pybind_state")
     monkeypatch.setattr(onnxruntime.capi, "_pybind_state", plain)
     monkeypatch.setitem(sys.modules, plain.__name__, plain)
@@ -1116,7 +1601,8 @@ def test_with_an_inference_build(monkeypatch: pytest.MonkeyPatch, version: tuple
         source.require_builder()
 
 
-# Which weights a loss depends on ---------------------------------------------------------------------------------------------
+# Which weights a loss depends on
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1133,11 +1619,14 @@ def test_with_an_inference_build(monkeypatch: pytest.MonkeyPatch, version: tuple
     ],
 )  # fmt: skip
 def test_reachable(body: str, expected: list[str]) -> None:
-    model = prepared(f"(float[2] a, float[2] b) => (float loss) <float s = {{0.1}}, bool t = {{1}}> {{ {body} }}")
+    model = prepared(
+        f"(float[2] a, float[2] b) => (float loss) <float s = {{0.1}}, bool t = {{1}}> {{ {body} }}"
+    )
     assert reachable(model, "loss", ["a", "b"]) == expected
 
 
-# Real networks ---------------------------------------------------------------------------------------------------------------
+# Real networks
+# ---------------------------------------------------------------------------------------------------------------
 
 NETWORKS = {
     "perceptron": (
@@ -1192,9 +1681,14 @@ def test_networks_have_the_gradients_of_torch(network: str) -> None:
     model = parsed(f"{head} {{ {body} }}")
     rng = np.random.default_rng(5)
     feeds = {
-        v.name: rng.normal(size=[d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32) for v in model.graph.input
+        v.name: (
+            rng.normal(size=[d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32)
+        )
+        for v in model.graph.input
     }
     tensors = {name: torch.tensor(array, requires_grad=True) for name, array in feeds.items()}
     loss(torch, **tensors).backward()
     for name, found in gradients(model, feeds).items():
-        np.testing.assert_allclose(found, tensors[name].grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            found, tensors[name].grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name
+        )

@@ -17,14 +17,21 @@ HEADS, SIZE = 2, 4
 HIDDEN = HEADS * SIZE
 
 
-def model(inputs: str, body: str, constants: str = "", outputs: str = "float[B,3,8] y") -> onnx.ModelProto:
+def model(
+    inputs: str, body: str, constants: str = "", outputs: str = "float[B,3,8] y"
+) -> onnx.ModelProto:
     imports = '"": 21, "com.microsoft": 1'
-    text = f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"
+    text = (
+        f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => ({outputs}) <{constants}> {{"
+        f" {body} }}"
+    )
     return onnx.parser.parse_model(text)
 
 
 def results(of: onnx.ModelProto, feeds: Arrays) -> Arrays:
-    session = onnxruntime.InferenceSession(of.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        of.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds)))
 
 
@@ -58,15 +65,26 @@ def test_it_is_torchs_scaled_dot_product_attention(causal: bool, masked: bool) -
     feeds = random(q=(2, 3, HIDDEN), k=(2, 3, HIDDEN), v=(2, 3, HIDDEN), y_grad=(2, 3, HIDDEN))
     shown = np.array([[1, 1, 0], [1, 0, 1]], np.int32)
     body = (
-        f"y = com.microsoft.MultiHeadAttention<num_heads={HEADS}, unidirectional={int(causal)}>(q, k, v{', , m' if masked else ''})"
+        f"y = com.microsoft.MultiHeadAttention<num_heads={HEADS}, unidirectional={int(causal)}>(q,"
+        f" k, v{', , m' if masked else ''})"
     )
-    given = model("float[B,3,8] q, float[B,3,8] k, float[B,3,8] v", body, "int32[2,3] m = {1,1,0,1,0,1}" if masked else "")
+    given = model(
+        "float[B,3,8] q, float[B,3,8] k, float[B,3,8] v",
+        body,
+        "int32[2,3] m = {1,1,0,1,0,1}" if masked else "",
+    )
 
     def attention(q: Any, k: Any, v: Any) -> Any:
-        mask = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril() if causal else torch.ones(2, 1, 3, 3, dtype=torch.bool)
+        mask = (
+            torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+            if causal
+            else torch.ones(2, 1, 3, 3, dtype=torch.bool)
+        )
         if masked:
             mask = mask & torch.tensor(shown, dtype=torch.bool)[:, None, None, :]
-        y = torch.nn.functional.scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), attn_mask=mask)
+        y = torch.nn.functional.scaled_dot_product_attention(
+            by_head(q), by_head(k), by_head(v), attn_mask=mask
+        )
         return y.transpose(1, 2).reshape(2, 3, HIDDEN)
 
     agree(results(gradient_model(given, gradient="onnx"), feeds), by_torch(torch, feeds, attention))
@@ -77,7 +95,9 @@ def test_it_is_torchs_multi_head_attention() -> None:
     torch = pytest.importorskip("torch")
     feeds = random(x=(2, 3, HIDDEN), w=(HIDDEN, 3 * HIDDEN), b=(3 * HIDDEN,), y_grad=(2, 3, HIDDEN))
     body = f"y = com.microsoft.Attention<num_heads={HEADS}>(x, w, b)"
-    given = model(f"float[B,3,{HIDDEN}] x, float[{HIDDEN},{3 * HIDDEN}] w, float[{3 * HIDDEN}] b", body)
+    given = model(
+        f"float[B,3,{HIDDEN}] x, float[{HIDDEN},{3 * HIDDEN}] w, float[{3 * HIDDEN}] b", body
+    )
 
     def attention(x: Any, w: Any, b: Any) -> Any:
         y, _ = torch.nn.functional.multi_head_attention_forward(
@@ -93,7 +113,9 @@ def test_it_is_torchs_multi_head_attention() -> None:
 @pytest.mark.parametrize("packed", ["q", "k"])
 def test_packed_heads_which_no_cpu_kernel_takes(packed: str) -> None:
     torch = pytest.importorskip("torch")
-    feeds = random(q=(2, 3, HEADS, 3, SIZE) if packed == "q" else (2, 3, HIDDEN), y_grad=(2, 3, HIDDEN))
+    feeds = random(
+        q=(2, 3, HEADS, 3, SIZE) if packed == "q" else (2, 3, HIDDEN), y_grad=(2, 3, HIDDEN)
+    )
     inputs, names = f"float[2,3,{HEADS},3,{SIZE}] q", "q"
     if packed == "k":
         feeds |= random(k=(2, 5, HEADS, 2, SIZE))
@@ -112,12 +134,22 @@ def test_packed_heads_which_no_cpu_kernel_takes(packed: str) -> None:
 def test_grouped_queries_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     feeds = random(q=(1, 3, 32), k=(1, 3, 16), v=(1, 3, 16), y_grad=(1, 3, 32))
-    body = "y, r, t = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, , , l, n)"
-    given = model("float[1,3,32] q, float[1,3,16] k, float[1,3,16] v", body, "int32[1] l = {2}, int32 n = {3}", "float[1,3,32] y")
+    body = (
+        "y, r, t = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, , ,"
+        " l, n)"
+    )
+    given = model(
+        "float[1,3,32] q, float[1,3,16] k, float[1,3,16] v",
+        body,
+        "int32[1] l = {2}, int32 n = {3}",
+        "float[1,3,32] y",
+    )
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         q, k, v = (x.reshape(1, 3, -1, 8).transpose(1, 2) for x in (q, k, v))
-        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        y = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
         return y.transpose(1, 2).reshape(1, 3, 32)
 
     agree(results(gradient_model(given, gradient="onnx"), feeds), by_torch(torch, feeds, attention))
@@ -129,13 +161,22 @@ def test_rotary_embedding_multiplies_by_a_complex_number(interleaved: bool) -> N
     torch = pytest.importorskip("torch")
     angles = np.random.default_rng(1).uniform(-3, 3, (5, SIZE // 2)).astype(np.float32)
     feeds = random(x=(2, 3, HIDDEN), y_grad=(2, 3, HIDDEN))
-    tables = [f"float[5,2] {n} = {{{', '.join(map(repr, f(angles).ravel().tolist()))}}}" for n, f in (("c", np.cos), ("s", np.sin))]
+    tables = [
+        f"float[5,2] {n} = {{{', '.join(map(repr, f(angles).ravel().tolist()))}}}"
+        for n, f in (("c", np.cos), ("s", np.sin))
+    ]
     body = f"y = com.microsoft.RotaryEmbedding<interleaved={int(interleaved)}>(x, p, c, s)"
     given = model("float[B,3,8] x", body, ", ".join(["int64[2,3] p = {0,1,2,4,0,3}", *tables]))
 
     def embedding(x: Any) -> Any:
-        turn = torch.polar(torch.tensor(1.0), torch.tensor(angles[[[0, 1, 2], [4, 0, 3]]]))[:, :, None]
-        pairs = x.reshape(2, 3, HEADS, SIZE // 2, 2) if interleaved else x.reshape(2, 3, HEADS, 2, SIZE // 2).transpose(3, 4)
+        turn = torch.polar(torch.tensor(1.0), torch.tensor(angles[[[0, 1, 2], [4, 0, 3]]]))[
+            :, :, None
+        ]
+        pairs = (
+            x.reshape(2, 3, HEADS, SIZE // 2, 2)
+            if interleaved
+            else x.reshape(2, 3, HEADS, 2, SIZE // 2).transpose(3, 4)
+        )
         turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
         return (turned if interleaved else turned.transpose(3, 4)).reshape(2, 3, HIDDEN)
 
@@ -144,10 +185,17 @@ def test_rotary_embedding_multiplies_by_a_complex_number(interleaved: bool) -> N
 
 @pytest.mark.torch
 def test_multi_head_attention_is_the_module_of_torch() -> None:
-    """Keys and values of another length, biases, and a mask of padding; with torch's own projections around it."""
+    """Keys and values of another length, biases, and a mask of padding; with torch's own
+    projections around it.
+    """
     torch = pytest.importorskip("torch")
     feeds = random(
-        q=(2, 3, HIDDEN), k=(2, 5, HIDDEN), w=(3 * HIDDEN, HIDDEN), b=(3 * HIDDEN,), o=(HIDDEN, HIDDEN), y_grad=(2, 3, HIDDEN)
+        q=(2, 3, HIDDEN),
+        k=(2, 5, HIDDEN),
+        w=(3 * HIDDEN, HIDDEN),
+        b=(3 * HIDDEN,),
+        o=(HIDDEN, HIDDEN),
+        y_grad=(2, 3, HIDDEN),
     )
     feeds["w"] *= 0.3  # sharper scores are noise in single precision
     body = """t = Transpose<perm=[1, 0]>(w) x, g, h = Split<axis=1, num_outputs=3>(t) a = MatMul(q, x) c = MatMul(k, g) d = MatMul(k, h)
@@ -170,11 +218,17 @@ def test_attention_may_lack_its_bias_which_crashes_onnxruntimes_kernel() -> None
     feeds = random(x=(2, 3, HIDDEN), w=(HIDDEN, 3 * HIDDEN), y_grad=(2, 3, HIDDEN))
     zero = f"float[24] b = {{{', '.join(['0'] * 24)}}}"
     without, with_zero = (
-        model("float[B,3,8] x, float[8,24] w", f"y = com.microsoft.Attention<num_heads=2>({given})", constants)
+        model(
+            "float[B,3,8] x, float[8,24] w",
+            f"y = com.microsoft.Attention<num_heads=2>({given})",
+            constants,
+        )
         for given, constants in (("x, w", ""), ("x, w, b", zero))
     )
     expected = results(gradient_model(with_zero, ["x", "w"], gradient="onnx"), feeds)
-    np.testing.assert_allclose(expected["y"], results(with_zero, {n: feeds[n] for n in ("x", "w")})["y"], atol=1e-5)
+    np.testing.assert_allclose(
+        expected["y"], results(with_zero, {n: feeds[n] for n in ("x", "w")})["y"], atol=1e-5
+    )
     agree(results(gradient_model(without, ["x", "w"], gradient="onnx"), feeds), expected)
 
 
@@ -186,7 +240,11 @@ def test_attention_may_lack_its_bias_which_crashes_onnxruntimes_kernel() -> None
             "y, r, t = com.microsoft.MultiHeadAttention<num_heads=2>(q, k, v, , , , p, p)",
             "cache",
         ),
-        ("float[2,3,8] q, float[8,24] k, float[24] v", "y = com.microsoft.Attention<num_heads=2, do_rotary=1>(q, k, v)", "rotates"),
+        (
+            "float[2,3,8] q, float[8,24] k, float[24] v",
+            "y = com.microsoft.Attention<num_heads=2, do_rotary=1>(q, k, v)",
+            "rotates",
+        ),
         (
             "float[2,3,8] q, float[8,24] k, float[24] v, float[2,2,2,4,4] p",
             "y, r = com.microsoft.Attention<num_heads=2>(q, k, v, , p)",
@@ -209,17 +267,26 @@ def test_attention_may_lack_its_bias_which_crashes_onnxruntimes_kernel() -> None
         ),
         (
             "float[2,3,8] q, int32[2] l, int32 n",
-            "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1, local_window_size=0>(q, q, q, , , l, n)",
+            (
+                "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1,"
+                " local_window_size=0>(q, q, q, , , l, n)"
+            ),
             "window",
         ),
         (
             "float[2,3,8] q, int32[2] l, int32 n, float[4,4] c, int64[2,3] p",
-            "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1, do_rotary=1>(q, q, q, , , l, n, c, c, p)",
+            (
+                "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1,"
+                " do_rotary=1>(q, q, q, , , l, n, c, c, p)"
+            ),
             "positions",
         ),
         (
             "float[2,3,8] q, float[2,1,N,8] p, int32[2] l, int32 n",
-            "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1>(q, q, q, p, p, l, n)",
+            (
+                "y, r, t = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1>(q, q, q,"
+                " p, p, l, n)"
+            ),
             "cache",
         ),
     ],

@@ -77,7 +77,9 @@ class BackendCase:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         found = {v.name: np.asarray(a) for v, a in zip(self.proto.graph.input, self.given)}
         for name in self.wrt:
-            found[name] = np.asarray(found[name] + rng.uniform(-0.01, 0.01, found[name].shape), np.float32)
+            found[name] = np.asarray(
+                found[name] + rng.uniform(-0.01, 0.01, found[name].shape), np.float32
+            )
         return found
 
 
@@ -96,13 +98,21 @@ def _to_double(graph: onnx.GraphProto) -> None:
             value.type.tensor_type.elem_type = DOUBLE
     for tensor in graph.initializer:
         if tensor.data_type == FLOAT and tensor.name not in SETTINGS:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(
+                    onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name
+                )
+            )
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype") and attribute.i == FLOAT:
                 attribute.i = DOUBLE
             if attribute.HasField("t") and attribute.t.data_type == FLOAT:
-                attribute.t.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(attribute.t).astype(np.float64)))
+                attribute.t.CopyFrom(
+                    onnx.numpy_helper.from_array(
+                        onnx.numpy_helper.to_array(attribute.t).astype(np.float64)
+                    )
+                )
             if attribute.HasField("g"):
                 _to_double(attribute.g)
 
@@ -127,11 +137,15 @@ def case_or_reason(test: TestCase) -> BackendCase | str:
     if not wrt:
         return "no float32 input that a derivative leads to"
     outputs = [o for o in outputs if reachable_values(work, [o], wrt)]
-    left_out = next((reason for name, reason in LEFT_OUT.items() if test.name.startswith(name)), None)
+    left_out = next(
+        (reason for name, reason in LEFT_OUT.items() if test.name.startswith(name)), None
+    )
     if left_out is not None:
         return left_out
     single = test.name.startswith(ROUNDED)
-    return BackendCase(test.name, ir.to_proto(work), test.data_sets[0][0], tuple(outputs), tuple(wrt), single)
+    return BackendCase(
+        test.name, ir.to_proto(work), test.data_sets[0][0], tuple(outputs), tuple(wrt), single
+    )
 
 
 def test_the_rules_on_the_models_of_onnx_itself() -> None:

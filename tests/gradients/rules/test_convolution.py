@@ -1,4 +1,6 @@
-"""Convolutions and pools against torch, where the judges of the cases are weak, and where a tie or an end decides."""
+"""Convolutions and pools against torch, where the judges of the cases are weak, and where a tie or
+an end decides.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ from tests.gradients.rules.cases import built
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def gradients_of(inputs: str, body: str, feeds: Arrays, dy: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+def gradients_of(
+    inputs: str, body: str, feeds: Arrays, dy: np.ndarray[Any, Any]
+) -> list[np.ndarray[Any, Any]]:
     """The gradients of sum(y * dy) by all inputs."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (y) {{ y = {body} }}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (y) {{ y = {body} }}'
+    )
     graph = built(model, ["y"], list(feeds), {"y_grad": dy})
     found = graph.run({**feeds, "y_grad": dy})
     return [found[f"{name}_grad"] for name in feeds]
@@ -32,7 +38,9 @@ def meets_torch(body: str, function: Callable[..., Any], *shapes: tuple[int, ...
     import torch
 
     rng = np.random.default_rng(0)
-    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in zip("abc", shapes)}
+    feeds = {
+        name: rng.standard_normal(shape).astype(np.float32) for name, shape in zip("abc", shapes)
+    }
     tensors = [torch.tensor(array, requires_grad=True) for array in feeds.values()]
     y = function(*tensors)
     dy = rng.standard_normal(tuple(y.shape)).astype(np.float32)
@@ -40,19 +48,31 @@ def meets_torch(body: str, function: Callable[..., Any], *shapes: tuple[int, ...
     for known in (True, False):
         inputs = ", ".join(f"float[{sizes(array, known)}] {name}" for name, array in feeds.items())
         for found, tensor in zip(gradients_of(inputs, body, feeds, dy), tensors):
-            np.testing.assert_allclose(found, np.asarray(tensor.grad), rtol=1e-4, atol=1e-4, err_msg=f"sizes known: {known}")
+            np.testing.assert_allclose(
+                found,
+                np.asarray(tensor.grad),
+                rtol=1e-4,
+                atol=1e-4,
+                err_msg=f"sizes known: {known}",
+            )
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(
-    ("channels", "filters", "group"), [(4, 6, 1), (20, 17, 1), (40, 20, 1), (2, 8, 2), (6, 3, 3), (4, 4, 4), (1, 4, 1)]
+    ("channels", "filters", "group"),
+    [(4, 6, 1), (20, 17, 1), (40, 20, 1), (2, 8, 2), (6, 3, 3), (4, 4, 4), (1, 4, 1)],
 )
-def test_convolutions_are_torchs(stride: int, dilation: int, channels: int, filters: int, group: int) -> None:
+def test_convolutions_are_torchs(
+    stride: int, dilation: int, channels: int, filters: int, group: int
+) -> None:
     torch = pytest.importorskip("torch")
     way = {"stride": stride, "dilation": dilation, "groups": group, "padding": (1, 2)}
-    onnx_way = f"strides=[{stride},{stride}], dilations=[{dilation},{dilation}], group={group}, pads=[1,2,1,2]"
+    onnx_way = (
+        f"strides=[{stride},{stride}], dilations=[{dilation},{dilation}], group={group},"
+        " pads=[1,2,1,2]"
+    )
     weights = (filters, channels // group, 3, 2)
     meets_torch(
         f"Conv<{onnx_way}>(a, b, c)",
@@ -70,21 +90,36 @@ def test_convolutions_are_torchs(stride: int, dilation: int, channels: int, filt
 @pytest.mark.parametrize("widest", [pooling.MAX_POOLED_WIDTH, 0])
 @pytest.mark.parametrize("ceil", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)])
-def test_pools_are_torchs(monkeypatch: pytest.MonkeyPatch, widest: int, ceil: int, kernel: int, stride: int, pad: int) -> None:
+def test_pools_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, widest: int, ceil: int, kernel: int, stride: int, pad: int
+) -> None:
     """Small axes and wide ones have forms of their own."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(pooling, "MAX_POOLED_WIDTH", widest)
-    way = f"kernel_shape=[{kernel},{kernel}], strides=[{stride},{stride}], pads=[{','.join([str(pad)] * 4)}], ceil_mode={ceil}"
+    way = (
+        f"kernel_shape=[{kernel},{kernel}], strides=[{stride},{stride}],"
+        f" pads=[{','.join([str(pad)] * 4)}], ceil_mode={ceil}"
+    )
     shape = (2, 3, 6, 9)
     for counted in (0, 1):
         meets_torch(
             f"AveragePool<{way}, count_include_pad={counted}>(a)",
-            lambda a, counted=counted: torch.nn.functional.avg_pool2d(a, kernel, stride, pad, bool(ceil), bool(counted)),
+            lambda a, counted=counted: torch.nn.functional.avg_pool2d(
+                a, kernel, stride, pad, bool(ceil), bool(counted)
+            ),
             shape,
         )
-    meets_torch(f"MaxPool<{way}>(a)", lambda a: torch.nn.functional.max_pool2d(a, kernel, stride, pad, ceil_mode=bool(ceil)), shape)
+    meets_torch(
+        f"MaxPool<{way}>(a)",
+        lambda a: torch.nn.functional.max_pool2d(a, kernel, stride, pad, ceil_mode=bool(ceil)),
+        shape,
+    )
     if not ceil and not pad:
-        meets_torch(f"LpPool<{way}, p=2>(a)", lambda a: torch.nn.functional.lp_pool2d(a, 2.0, kernel, stride), shape)
+        meets_torch(
+            f"LpPool<{way}, p=2>(a)",
+            lambda a: torch.nn.functional.lp_pool2d(a, 2.0, kernel, stride),
+            shape,
+        )
 
 
 @pytest.mark.torch
@@ -97,17 +132,25 @@ def test_response_normalisation_is_torchs() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["MaxPool<kernel_shape=[2,2], strides=[2,2]>(a)", "MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1]>(a)"]
+    "body",
+    [
+        "MaxPool<kernel_shape=[2,2], strides=[2,2]>(a)",
+        "MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[0,0,1,1]>(a)",
+    ],
 )
 def test_the_first_of_equal_maxima_takes_the_gradient(body: str) -> None:
     a = np.array([[0, 0, 1, 2], [0, 0, 2, 2]], np.float32)[None, None]
-    (found,) = gradients_of("float[1,1,2,4] a", body, {"a": a}, np.array([3, 5], np.float32).reshape(1, 1, 1, 2))
+    (found,) = gradients_of(
+        "float[1,1,2,4] a", body, {"a": a}, np.array([3, 5], np.float32).reshape(1, 1, 1, 2)
+    )
     assert found.tolist() == [[[[3, 0, 0, 5], [0, 0, 0, 0]]]]
 
 
 def test_the_first_of_equal_maxima_takes_the_gradient_globally() -> None:
     a = np.array([[1, 3], [3, 3]], np.float32)[None, None]
-    (found,) = gradients_of("float[1,1,2,2] a", "GlobalMaxPool(a)", {"a": a}, np.full((1, 1, 1, 1), 7, np.float32))
+    (found,) = gradients_of(
+        "float[1,1,2,2] a", "GlobalMaxPool(a)", {"a": a}, np.full((1, 1, 1, 1), 7, np.float32)
+    )
     assert found.tolist() == [[[[0, 7], [0, 0]]]]
 
 
@@ -115,18 +158,30 @@ def test_the_first_of_equal_maxima_takes_the_gradient_globally() -> None:
 def test_windows_of_zeros_have_no_slope(p: int) -> None:
     a = np.array([[0, 0, 3, 4], [0, 0, 0, 0]], np.float32)[None, None]
     (found,) = gradients_of(
-        "float[1,1,2,4] a", f"LpPool<kernel_shape=[2,2], strides=[2,2], p={p}>(a)", {"a": a}, np.ones((1, 1, 1, 2), np.float32)
+        "float[1,1,2,4] a",
+        f"LpPool<kernel_shape=[2,2], strides=[2,2], p={p}>(a)",
+        {"a": a},
+        np.ones((1, 1, 1, 2), np.float32),
     )
     y = (3.0**p + 4.0**p) ** (1 / p)
-    np.testing.assert_allclose(found[0, 0], [[0, 0, (3 / y) ** (p - 1), (4 / y) ** (p - 1)], [0, 0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        found[0, 0], [[0, 0, (3 / y) ** (p - 1), (4 / y) ** (p - 1)], [0, 0, 0, 0]], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("images", "form"), [(1, "MatMul"), (16, "Conv")])
 def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
-    """For one small image there are more weights than elements: its gradient is a product. For many it is a convolution."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
-        g (float[{images},32,6,6] a, float[32,32,3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
-    graph = built(model, ["y"], ["a"], {"y_grad": np.zeros((images, 32, 6, 6), np.float32)}, runs="").model.graph
+    """For one small image there are more weights than elements: its gradient is a product.
+
+    For many it is a convolution.
+    """
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[{images},32,6,6] a, float[32,32,3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}"""
+    )
+    graph = built(
+        model, ["y"], ["a"], {"y_grad": np.zeros((images, 32, 6, 6), np.float32)}, runs=""
+    ).model.graph
     made = [n.op_type for n in graph.node if n.name.startswith("gradient/")]
     assert {"MatMul", "Conv"} & set(made) == {form}
 
@@ -137,7 +192,8 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
         (16, 3, 3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
         (16, 16, 16, 20, [["Gemm"], [1, 0]]),
         (16, 64, 64, 32, [["Gemm"] * 3, [1, 0]]),  # too many copies to make all at once
-        (16, 3, 40, 20, [["MatMul"], [0, 2, 1]]),  # so many filters that turning them costs more: one product for each image
+        # so many filters that turning them costs more: one product for each image
+        (16, 3, 40, 20, [["MatMul"], [0, 2, 1]]),
         (8, 3, 3, 20, [["MatMul"], [0, 2, 1]]),
         (8, 16, 16, 20, [["Gemm"] * 9, [1, 0, 2, 3]]),  # a product for each tap
         (8, 16, 16, 4, [["Gemm"] * 9, [0, 2, 1]]),  # the channels last
@@ -146,13 +202,26 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
 def test_copies_lie_as_their_sizes_make_them_fast(
     images: int, channels: int, filters: int, places: int, form: list[list[str | int]]
 ) -> None:
-    """Of a weight's gradient: its products, and how the images are turned before them. All equal what torch says (the tests of the rules)."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
-        g (float[{images},{channels},{places},{places}] a, float[{filters},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}""")
-    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((images, filters, places, places), np.float32)}, runs="").model.graph
+    """Of a weight's gradient: its products, and how the images are turned before them.
+
+    All equal what torch says (the tests of the rules).
+    """
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[{images},{channels},{places},{places}] a, float[{filters},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}"""
+    )
+    graph = built(
+        model,
+        ["y"],
+        ["b"],
+        {"y_grad": np.zeros((images, filters, places, places), np.float32)},
+        runs="",
+    ).model.graph
     made = [node for node in graph.node if node.name.startswith("gradient/")]
     products = [node.op_type for node in made if node.op_type in ("Gemm", "MatMul")]
-    turned = next(list(a.ints) for node in made if node.op_type == "Transpose" for a in node.attribute)
+    turned = next(
+        list(a.ints) for node in made if node.op_type == "Transpose" for a in node.attribute
+    )
     assert [products, turned] == form
 
 
@@ -160,13 +229,17 @@ def test_large_images_are_not_listed_place_by_place() -> None:
     """What a Gather reads is written in the graph: not for every place of a photograph."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 21]>
         g (float[16,3,100,100] a, float[4,3,3,3] b) => (y) { y = Conv(a, b) }""")
-    graph = built(model, ["y"], ["b"], {"y_grad": np.zeros((16, 4, 98, 98), np.float32)}, runs="").model.graph
+    graph = built(
+        model, ["y"], ["b"], {"y_grad": np.zeros((16, 4, 98, 98), np.float32)}, runs=""
+    ).model.graph
     assert "Gather" not in [node.op_type for node in graph.node]
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("cached", [convolution.CACHED, 0])
-@pytest.mark.parametrize(("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))]
+)
 def test_copies_of_many_images_are_torchs(
     monkeypatch: pytest.MonkeyPatch, stride: int, dilation: int, pads: tuple[int, int], cached: int
 ) -> None:
@@ -177,17 +250,26 @@ def test_copies_of_many_images_are_torchs(
     way = {"stride": stride, "dilation": dilation, "padding": pads}
     for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):
         way["padding"] = padding = (*pads, 1)[:axes]
-        onnx_way = f"strides={[stride] * axes}, dilations={[dilation] * axes}, pads={[*padding] * 2}"
+        onnx_way = (
+            f"strides={[stride] * axes}, dilations={[dilation] * axes}, pads={[*padding] * 2}"
+        )
         taps = (3, 2, 3)[:axes]
         for name, filters in {"conv": (3, shape[1]), "conv_transpose": (shape[1], 3)}.items():
             function = getattr(torch.nn.functional, f"{name}{axes}d")
             body = f"{name.title().replace('_', '')}<{onnx_way}>(a, b)"
-            meets_torch(body, lambda a, b, function=function: function(a, b, **way), shape, (*filters, *taps))
+            meets_torch(
+                body,
+                lambda a, b, function=function: function(a, b, **way),
+                shape,
+                (*filters, *taps),
+            )
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("kernel", "pads"), [((3, 2), (0, 1)), ((1, 3), (0, 0)), ((3, 3), (2, 1))])
-def test_gradients_of_few_places_and_heavy_weights_are_torchs(kernel: tuple[int, int], pads: tuple[int, int]) -> None:
+def test_gradients_of_few_places_and_heavy_weights_are_torchs(
+    kernel: tuple[int, int], pads: tuple[int, int]
+) -> None:
     torch = pytest.importorskip("torch")
     meets_torch(
         f"Conv<pads={[*pads] * 2}>(a, b)",

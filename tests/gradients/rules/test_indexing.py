@@ -1,4 +1,6 @@
-"""What the cases of tests/gradients/rules/cases/indexing.py do not reach: large tables, several threads, ties, sequences that are not known."""
+"""What the cases of tests/gradients/rules/cases/indexing.py do not reach: large tables, several
+threads, ties, sequences that are not known.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from onnxfit.errors import GradientError
 from onnxfit.gradients.rules import indexing
 from tests.gradients.rules.cases import Case, built, judged
 from tests.gradients.rules.cases.indexing import CASES
-from tests.gradients.rules.test_rules import test_the_gradient_can_be_differentiated_again as differentiates_again
+from tests.gradients.rules.test_rules import (
+    test_the_gradient_can_be_differentiated_again as differentiates_again,
+)
 
 ROWS = Case(
     "Gather rows",
@@ -38,7 +42,9 @@ def operators(case: Case) -> list[str]:
 
 
 @pytest.mark.parametrize("limits", FORMS)
-def test_every_form_of_adding_rows_is_right_and_differentiable(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_form_of_adding_rows_is_right_and_differentiable(
+    limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows repeat, and an index of -1 meets one of 2."""
     monkeypatch.setattr(indexing, "ALONE", limits[0])
     monkeypatch.setattr(indexing, "COPIED", limits[1])
@@ -57,8 +63,12 @@ def test_too_many_rows_are_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
     judged(case)
 
 
-@pytest.mark.parametrize("name", [c.name for c in CASES if c.name.startswith(("GatherND", "ScatterND"))])
-def test_what_is_read_by_coordinates_may_be_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [c.name for c in CASES if c.name.startswith(("GatherND", "ScatterND"))]
+)
+def test_what_is_read_by_coordinates_may_be_large(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(indexing, "ALONE", 0)
     case = next(c for c in CASES if c.name == name)
     large = dataclasses.replace(case, name=f"{name}, large")
@@ -66,18 +76,22 @@ def test_what_is_read_by_coordinates_may_be_large(name: str, monkeypatch: pytest
     differentiates_again(large)
 
 
-@pytest.mark.parametrize(("rows", "width", "count"), [(2, 1, 2**17), (2, 1, 2**20), (2**17, 64, 2**13)])
+@pytest.mark.parametrize(
+    ("rows", "width", "count"), [(2, 1, 2**17), (2, 1, 2**20), (2**17, 64, 2**13)]
+)
 def test_several_threads_lose_no_gradient(rows: int, width: int, count: int) -> None:
     """Every index is the same, and every sum a whole number, which float32 holds exactly."""
     text = (
-        f'<ir_version: 8, opset_import: ["": 21]> g (float[{rows},{width}] a, int64[{count}] i) => (float[{count},{width}] y)'
-        " { y = Gather(a, i) }"
+        f'<ir_version: 8, opset_import: ["": 21]> g (float[{rows},{width}] a, int64[{count}] i) =>'
+        f" (float[{count},{width}] y) {{ y = Gather(a, i) }}"
     )
     dy = np.ones((count, width), np.float32)
     model = built(onnx.parser.parse_model(text), ["y"], ["a"], {"y_grad": dy}, runs="").model
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     feeds = {"a": np.zeros((rows, width), np.float32), "i": np.zeros(count, np.int64), "y_grad": dy}
     for _ in range(20):
         total = session.run(["a_grad"], feeds)[0]
@@ -99,10 +113,14 @@ def test_ties_and_zeros_are_shared_as_in_torch(reduction: str) -> None:
         f'y = ScatterElements<axis=1, reduction="{reduction}">(a, i, b)',
         f"int64[2,4] i = {{{', '.join(map(str, index.reshape(-1)))}}}",
     )
-    found = built(case.model(), ["y"], ["a", "b"], {"y_grad": dy}).run({"a": a, "b": b, "y_grad": dy})
+    found = built(case.model(), ["y"], ["a", "b"], {"y_grad": dy}).run(
+        {"a": a, "b": b, "y_grad": dy}
+    )
     ta, tb = (torch.tensor(v, requires_grad=True) for v in (a, b))
     names = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    torch.scatter_reduce(ta, 1, torch.tensor(index), tb, names[reduction]).backward(torch.tensor(dy))
+    torch.scatter_reduce(ta, 1, torch.tensor(index), tb, names[reduction]).backward(
+        torch.tensor(dy)
+    )
     np.testing.assert_allclose(found["a_grad"], ta.grad.numpy(), rtol=1e-6)
     np.testing.assert_allclose(found["b_grad"], tb.grad.numpy(), rtol=1e-6)
 
@@ -110,13 +128,25 @@ def test_ties_and_zeros_are_shared_as_in_torch(reduction: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("m = ArgMax<axis=0, keepdims=0>(b) s = SequenceConstruct(a, b) h = SequenceAt(s, m) y = Tanh(h)", "position is computed"),
         (
-            "m = ArgMax<axis=0, keepdims=0>(b) s = SequenceConstruct(a, b) t = SequenceErase(s, m) y = ConcatFromSequence<axis=0>(t)",
+            (
+                "m = ArgMax<axis=0, keepdims=0>(b) s = SequenceConstruct(a, b) h = SequenceAt(s, m)"
+                " y = Tanh(h)"
+            ),
+            "position is computed",
+        ),
+        (
+            (
+                "m = ArgMax<axis=0, keepdims=0>(b) s = SequenceConstruct(a, b) t = SequenceErase(s,"
+                " m) y = ConcatFromSequence<axis=0>(t)"
+            ),
             "SequenceErase .* changes the sequence is computed",
         ),
         (
-            "n = Abs(a) s = SplitToSequence(n, k) t = SequenceInsert(s, a) y = ConcatFromSequence<axis=0>(t)",
+            (
+                "n = Abs(a) s = SplitToSequence(n, k) t = SequenceInsert(s, a) y ="
+                " ConcatFromSequence<axis=0>(t)"
+            ),
             "into how many parts",
         ),
     ],

@@ -1,5 +1,7 @@
-"""The rules of element-wise operators, activations and reductions where central differences cannot look: kinks, poles, ties, infinities, random
-masks, and functions that no judge computes in float64. PyTorch is the measure, or numbers computed by hand."""
+"""The rules of element-wise operators, activations and reductions where central differences cannot
+look: kinks, poles, ties, infinities, random masks, and functions that no judge computes in float64.
+PyTorch is the measure, or numbers computed by hand.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def model(body: str, constants: str = "", **inputs: Any) -> tuple[onnx.ModelProt
     return proto, feeds
 
 
-def slopes(body: str, constants: str = "", arriving: Any = None, **inputs: Any) -> list[np.ndarray[Any, Any]]:
+def slopes(
+    body: str, constants: str = "", arriving: Any = None, **inputs: Any
+) -> list[np.ndarray[Any, Any]]:
     """The gradient of the sum of y, or of y times `arriving`, for each input."""
     proto, feeds = model(body, constants, **inputs)
     (y,) = runner(proto, "onnxruntime")(feeds).values()
@@ -90,12 +94,16 @@ KINKS: list[tuple[str, str, Any]] = [  # body, constants, arrays of a and b, and
 def test_kinks_and_poles_are_pytorchs(body: str, formula: str, arrays: list[Any]) -> None:
     torch = pytest.importorskip("torch")
     inputs = dict(zip("ab", arrays))
-    leaves = {n: torch.tensor(np.asarray(v, np.float32), requires_grad=True) for n, v in inputs.items()}
+    leaves = {
+        n: torch.tensor(np.asarray(v, np.float32), requires_grad=True) for n, v in inputs.items()
+    }
     y = evaluate(torch, formula, leaves)
     arriving = np.linspace(0.5, 1.5, y.numel(), dtype=np.float32).reshape(y.shape)
     y.backward(torch.from_numpy(arriving))
     shape = [*y.shape[:1], 1] if "k = " in body else y.shape  # ONNX keeps the reduced axis
-    for found, leaf in zip(slopes(body, arriving=arriving.reshape(shape), **inputs), leaves.values()):
+    for found, leaf in zip(
+        slopes(body, arriving=arriving.reshape(shape), **inputs), leaves.values()
+    ):
         agrees(found, leaf.grad.numpy(), 2e-6)
 
 
@@ -122,7 +130,9 @@ def test_second_derivatives_of_forms_that_only_float32_has(body: str, formula: s
     agrees(second(body, points, lambda op, g: g * g), expected, 1e-5)
 
 
-def second(body: str, points: np.ndarray[Any, Any], of: Callable[[GraphBuilder, Any], Any]) -> np.ndarray[Any, Any]:
+def second(
+    body: str, points: np.ndarray[Any, Any], of: Callable[[GraphBuilder, Any], Any]
+) -> np.ndarray[Any, Any]:
     """The gradient of sum(of(dy/da)) by a."""
     proto, feeds = model(body, a=points)
     (y,) = runner(proto, "onnxruntime")(feeds).values()
@@ -132,21 +142,29 @@ def second(body: str, points: np.ndarray[Any, Any], of: Callable[[GraphBuilder, 
     op.output("s", of(op, op.wrap(named["a_grad"])))
     position = len(work.graph.outputs) - 1
     leaf = next(v for v in work.graph.inputs if v.name == "a")
-    found, blocking = gradients(op, {position: op.constant(np.ones(points.shape, np.float32))}, [leaf])
+    found, blocking = gradients(
+        op, {position: op.constant(np.ones(points.shape, np.float32))}, [leaf]
+    )
     refuse(blocking)
     op.output("second", found[leaf])
     return runner(ir.to_proto(work), "onnxruntime")({**feeds, **arrives})["second"]
 
 
 def test_the_second_derivative_of_a_product_sees_its_zeros() -> None:
-    # the gradient of a product of three is (bc, ac, ab); of the sum of its entries (b + c, a + c, a + b)
+    # the gradient of a product of three is (bc, ac, ab); of the sum of its entries (b + c, a + c, a
+    # + b)
     for points in ([0, 2, 3], [0, 0, 3], [0, 0, 0], [1, 2, 3]):
         a, b, c = points
-        agrees(second("y = ReduceProd(a)", np.array(points, np.float32), lambda op, g: g), [b + c, a + c, a + b])
+        agrees(
+            second("y = ReduceProd(a)", np.array(points, np.float32), lambda op, g: g),
+            [b + c, a + c, a + b],
+        )
 
 
 def test_clip_hands_on_to_the_bound_that_moved_a_number() -> None:
-    a, low, high = slopes("y = Clip(a, b, c)", arriving=[1, 2, 4, 8, 16], a=[-9, -1, 0, 1, 9], b=-1, c=1)
+    a, low, high = slopes(
+        "y = Clip(a, b, c)", arriving=[1, 2, 4, 8, 16], a=[-9, -1, 0, 1, 9], b=-1, c=1
+    )
     agrees(a, [0, 2, 4, 8, 0]), agrees(low, 1), agrees(high, 16)
     a, low, high = slopes("y = Clip(a, b, c)", arriving=[1, 2, 4], a=[-9, 0, 9], b=1, c=-1)
     agrees(a, [0, 0, 0]), agrees(low, 0), agrees(high, 7)
@@ -158,7 +176,9 @@ def test_three_that_tie_get_a_third() -> None:
 
 
 def test_a_masked_row_has_no_gradient() -> None:
-    """Of nothing but -inf, ReduceLogSumExp is -inf and flat; and an all-zero vector is normalised to itself."""
+    """Of nothing but -inf, ReduceLogSumExp is -inf and flat; and an all-zero vector is normalised
+    to itself.
+    """
     rows = [[-inf, -inf], [0, 0]]
     agrees(slopes("y = ReduceLogSumExp(a, k)", "int64[1] k = {1}", a=rows)[0], [[0, 0], [0.5, 0.5]])
     for p in (1, 2):
@@ -168,7 +188,9 @@ def test_a_masked_row_has_no_gradient() -> None:
 @pytest.mark.parametrize("ratio", ["float r = {0.3}", ""])
 def test_dropout_in_training_mode_lets_pass_what_it_kept(ratio: str) -> None:
     constants = ", ".join(filter(None, [ratio, "bool t = {1}"]))
-    proto, feeds = model(f"y = Dropout<seed=3>(a, {'r' if ratio else ''}, t)", constants, a=np.arange(1, 65))
+    proto, feeds = model(
+        f"y = Dropout<seed=3>(a, {'r' if ratio else ''}, t)", constants, a=np.arange(1, 65)
+    )
     arrives = {"y_grad": np.linspace(1, 2, 64, dtype=np.float32)}
     found = built(proto, ["y"], ["a"], arrives).run({**feeds, **arrives})
     agrees(found["a_grad"] * feeds["a"], found["y"] * arrives["y_grad"], 1e-5)
@@ -192,7 +214,9 @@ def test_flat_operators_exist_and_have_no_rule() -> None:
 
 def test_the_normal_distribution_of_gelu_is_computed_once() -> None:
     """For the value and for the gradient."""
-    graph = onnxfit.Trainer(mlp(activation="Gelu", opset=20), loss="mse").save_onnx_graph(bytes)["train"]
+    graph = onnxfit.Trainer(mlp(activation="Gelu", opset=20), loss="mse").save_onnx_graph(bytes)[
+        "train"
+    ]
     made = [node.op_type for node in onnx.ModelProto.FromString(graph).graph.node]
     assert made.count("Erf") == 1
     assert "Gelu" not in made

@@ -1,4 +1,6 @@
-"""Training through quantised numbers: against torch's fake quantisation, the formulas of learned step sizes, and floats."""
+"""Training through quantised numbers: against torch's fake quantisation, the formulas of learned
+step sizes, and floats.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,38 @@ import pytest
 from onnxfit.errors import GradientError
 from tests.gradients.rules.cases import Arrays, built, runner
 
-RANGES = {"int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7), "uint4": (0, 15), "int16": (-(2**15), 2**15 - 1)}
+RANGES = {
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int4": (-8, 7),
+    "uint4": (0, 15),
+    "int16": (-(2**15), 2**15 - 1),
+}
 
 
 def differentiated(
-    inputs: str, constants: str, body: str, feeds: Arrays, wrt: str, domains: str = "", arrays: Arrays | None = None
+    inputs: str,
+    constants: str,
+    body: str,
+    feeds: Arrays,
+    wrt: str,
+    domains: str = "",
+    arrays: Arrays | None = None,
 ) -> Arrays:
-    """All outputs, and the gradient of y for each name in `wrt`, for a random gradient arriving at y, which is returned as well.
+    """All outputs, and the gradient of y for each name in `wrt`, for a random gradient arriving at
+    y, which is returned as well.
 
     `arrays` are constants that ONNX's text format gets wrong, those of 4 bits.
     """
     model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21{domains}]> g ({inputs}) => (float y) <{constants}> {{ {body} }}'
+        f'<ir_version: 10, opset_import: ["": 21{domains}]> g ({inputs}) => (float y) <{constants}>'
+        f" {{ {body} }}"
     )
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in (arrays or {}).items())
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(a, name) for name, a in (arrays or {}).items()
+    )
     y = runner(model, "onnxruntime")(feeds)["y"]
     arriving = {"y_grad": np.random.default_rng(7).normal(size=y.shape).astype(np.float32)}
     found = built(model, ["y"], wrt.split(), arriving).run({**feeds, **arriving})
@@ -37,8 +55,13 @@ def numbers(*shape: int, spread: float) -> np.ndarray:
     return (np.random.default_rng(3).normal(size=shape) * spread).astype(np.float32)
 
 
-def learned_step(x: np.ndarray, s: np.ndarray, z: np.ndarray, low: int, high: int, dy: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The gradients of x, and of s before it is summed, all in the shape of x: Esser et al., equations 2 and 3."""
+def learned_step(
+    x: np.ndarray, s: np.ndarray, z: np.ndarray, low: int, high: int, dy: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradients of x, and of s before it is summed, all in the shape of x:
+
+    Esser et al., equations 2 and 3.
+    """
     v = x.astype(np.float64) / s
     level = np.round(v) + z
     inside = (level >= low) & (level <= high)
@@ -46,7 +69,9 @@ def learned_step(x: np.ndarray, s: np.ndarray, z: np.ndarray, low: int, high: in
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", 5), ("uint8", 120), ("int4", 3), ("uint4", 7)])
+@pytest.mark.parametrize(
+    ("kind", "zero"), [("int8", 0), ("int8", 5), ("uint8", 120), ("int4", 3), ("uint4", 7)]
+)
 def test_a_tensor_passes_as_in_torch(kind: str, zero: int) -> None:
     torch = pytest.importorskip("torch")
     low, high = RANGES[kind]
@@ -60,7 +85,9 @@ def test_a_tensor_passes_as_in_torch(kind: str, zero: int) -> None:
     y = torch._fake_quantize_learnable_per_tensor_affine(t, s, z, low, high, 1.0)
     y.backward(torch.tensor(found["y_grad"]))
     plain = torch.tensor(x, requires_grad=True)
-    torch.fake_quantize_per_tensor_affine(plain, 0.1, zero, low, high).backward(torch.tensor(found["y_grad"]))
+    torch.fake_quantize_per_tensor_affine(plain, 0.1, zero, low, high).backward(
+        torch.tensor(found["y_grad"])
+    )
     assert 0.05 < (found["x_grad"] == 0).mean() < 0.95
     np.testing.assert_allclose(found["y"], y.detach().numpy(), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(found["x_grad"], plain.grad.numpy(), rtol=1e-6)
@@ -113,20 +140,28 @@ def test_blocks_have_their_own_steps(kind: str, sizes: str) -> None:
 def test_small_floats_are_clamped_at_their_greatest() -> None:
     x = np.array([-1000, -449, -3, 0.3, 200, 500], np.float32)
     found = differentiated(
-        "float[6] x", "float s = {1}", "q = QuantizeLinear<output_dtype=17>(x, s) y = DequantizeLinear(q, s)", {"x": x}, "x"
+        "float[6] x",
+        "float s = {1}",
+        "q = QuantizeLinear<output_dtype=17>(x, s) y = DequantizeLinear(q, s)",
+        {"x": x},
+        "x",
     )
     np.testing.assert_array_equal(found["x_grad"], found["y_grad"] * [0, 0, 1, 1, 1, 0])
 
 
 def test_numbers_by_hand() -> None:
-    """s = 0.5, z = 1: x = 0.3 is 1 + round(0.6) = 2; -70 is clamped to -128, 100 to 127; the gradient of s is q - z - x / s, q - z."""
+    """s = 0.5, z = 1: x = 0.3 is 1 + round(0.6) = 2; -70 is clamped to -128, 100 to 127; the
+    gradient of s is q - z - x / s, q - z.
+    """
     found = differentiated(
         "float[3] x, float s", "int8 z = {1}", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
         {"x": np.array([0.3, -70, 100], np.float32), "s": np.array(0.5, np.float32)}, "x s",
     )  # fmt: skip
     np.testing.assert_array_equal(found["y"], np.array([0.5, -64.5, 63], np.float32))
     np.testing.assert_allclose(found["x_grad"], found["y_grad"] * [1, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(found["s_grad"], found["y_grad"] @ np.array([0.4, -129, 126]), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["s_grad"], found["y_grad"] @ np.array([0.4, -129, 126]), rtol=1e-5
+    )
 
 
 def test_the_gradient_passes_what_moves_integers() -> None:
@@ -152,7 +187,9 @@ def test_com_microsoft_means_the_same() -> None:
     body = "q = QuantizeLinear<axis=0>(x, s, z) d = DequantizeLinear<axis=0>(q, s, z) y = Mul(d, d)"
     arguments = ("float[3,4] x, float[3] s", "int8[3] z = {1,2,3}")
     standard = differentiated(*arguments, body, feeds, "x s")
-    own = body.replace("Quantize", "com.microsoft.Quantize").replace("Dequantize", "com.microsoft.Dequantize")
+    own = body.replace("Quantize", "com.microsoft.Quantize").replace(
+        "Dequantize", "com.microsoft.Dequantize"
+    )
     found = differentiated(*arguments, own, feeds, "x s", ', "com.microsoft": 1')
     for name in ("x_grad", "s_grad"):
         np.testing.assert_array_equal(found[name], standard[name])
@@ -169,30 +206,45 @@ def test_dynamic_quantisation_passes_everything() -> None:
     np.testing.assert_allclose(found["x_grad"], found["y_grad"], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("zero", "shape"), [("uint8 bz = {7}", ""), ("uint8[2] bz = {7,9}", "[2]")])
+@pytest.mark.parametrize(
+    ("zero", "shape"), [("uint8 bz = {7}", ""), ("uint8[2] bz = {7,9}", "[2]")]
+)
 def test_a_product_of_integers_is_one_of_floats(zero: str, shape: str) -> None:
-    """As quantize_dynamic writes a Linear layer; its frozen weights in floats give the same gradient."""
-    constants = f"uint8[3,2] w = {{1,200,30,4,55,66}}, {zero}, float{shape} ws = {{{'0.1,0.2' if shape else '0.1'}}}"
+    """As quantize_dynamic writes a Linear layer; its frozen weights in floats give the same
+    gradient.
+    """
+    constants = (
+        f"uint8[3,2] w = {{1,200,30,4,55,66}}, {zero}, float{shape} ws ="
+        f" {{{'0.1,0.2' if shape else '0.1'}}}"
+    )
     head = "q, s, z = DynamicQuantizeLinear(x) "
     feeds = {"x": numbers(2, 3, spread=1.0)}
     found = differentiated(
         "float[2,3] x", constants,
         head + "i = MatMulInteger(q, w, z, bz) f = Cast<to=1>(i) scale = Mul(s, ws) y = Mul(f, scale)", feeds, "x",
     )  # fmt: skip
-    w = (np.array([[1, 200], [30, 4], [55, 66]], np.float32) - (np.array([7, 9]) if shape else 7)) * (
-        np.array([0.1, 0.2], np.float32) if shape else np.float32(0.1)
-    )
+    w = (
+        np.array([[1, 200], [30, 4], [55, 66]], np.float32) - (np.array([7, 9]) if shape else 7)
+    ) * (np.array([0.1, 0.2], np.float32) if shape else np.float32(0.1))
     np.testing.assert_allclose(found["x_grad"], found["y_grad"] @ w.T, rtol=1e-4)
 
 
 def test_trained_weights_pass_a_product_of_integers() -> None:
-    body = "q = QuantizeLinear(x, s, z) p = QuantizeLinear<axis=0>(w, t, u) i = MatMulInteger(q, p, z{u}) y = Cast<to=1>(i)"
+    body = (
+        "q = QuantizeLinear(x, s, z) p = QuantizeLinear<axis=0>(w, t, u) i = MatMulInteger(q, p,"
+        " z{u}) y = Cast<to=1>(i)"
+    )
     feeds = {"x": numbers(2, 3, spread=1.0), "w": numbers(3, 2, spread=1.0)}
     constants = "float s = {0.1}, uint8 z = {100}, float[3] t = {0.2,0.1,0.05}, int8[3] u = {0,0,0}"
     found = differentiated("float[2,3] x, float[3,2] w", constants, body.format(u=""), feeds, "x w")
-    left, right = np.round(feeds["x"] / np.float32(0.1)), np.round(feeds["w"] / np.array([[0.2], [0.1], [0.05]], np.float32))
+    left, right = (
+        np.round(feeds["x"] / np.float32(0.1)),
+        np.round(feeds["w"] / np.array([[0.2], [0.1], [0.05]], np.float32)),
+    )
     np.testing.assert_allclose(found["x_grad"], found["y_grad"] @ right.T / 0.1, rtol=1e-4)
-    np.testing.assert_allclose(found["w_grad"], left.T @ found["y_grad"] / np.array([[0.2], [0.1], [0.05]]), rtol=1e-4)
+    np.testing.assert_allclose(
+        found["w_grad"], left.T @ found["y_grad"] / np.array([[0.2], [0.1], [0.05]]), rtol=1e-4
+    )
 
 
 def test_a_convolution_of_integers_is_one_of_floats() -> None:
@@ -208,8 +260,14 @@ def test_a_convolution_of_integers_is_one_of_floats() -> None:
             "x w",
         )
         for body in (
-            "i = ConvInteger<ATTRIBUTES>(q, p, z, u) f = Cast<to=1>(i) st = Mul(s, t) y = Mul(f, st)",
-            "d = DequantizeLinear(q, s, z) v = DequantizeLinear(p, t, u) y = Conv<ATTRIBUTES>(d, v)",
+            (
+                "i = ConvInteger<ATTRIBUTES>(q, p, z, u) f = Cast<to=1>(i) st = Mul(s, t) y ="
+                " Mul(f, st)"
+            ),
+            (
+                "d = DequantizeLinear(q, s, z) v = DequantizeLinear(p, t, u) y ="
+                " Conv<ATTRIBUTES>(d, v)"
+            ),
         )
     )
     for name in ("y", "x_grad", "w_grad"):

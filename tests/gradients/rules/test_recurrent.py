@@ -16,7 +16,17 @@ from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
 from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
-from tests.gradients.rules.cases import Arrays, Case, Run, built, in_double, meets_differences, runner, same, seeds
+from tests.gradients.rules.cases import (
+    Arrays,
+    Case,
+    Run,
+    built,
+    in_double,
+    meets_differences,
+    runner,
+    same,
+    seeds,
+)
 from tests.gradients.rules.cases.recurrent import CONFIGURATIONS, recurrent
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +57,9 @@ def definition(op: str, attributes: dict[str, Any], x: Array, w: Array, r: Array
     time, batch, _ = x.shape
     count, hidden = w.shape[0], r.shape[2]
     lens = np.full(batch, time) if lens is None else lens
-    ways = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[attributes.get("direction", "forward")]
+    ways = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[
+        attributes.get("direction", "forward")
+    ]
     each = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[op]
     alphas, betas = (list(attributes.get(f"activation_{k}") or []) for k in ("alpha", "beta"))
     functions = []
@@ -55,9 +67,14 @@ def definition(op: str, attributes: dict[str, Any], x: Array, w: Array, r: Array
         alpha, beta, function = FUNCTIONS[name]
         alpha = alphas.pop(0) if alpha is not None and alphas else alpha
         beta = betas.pop(0) if beta is not None and betas else beta
-        unclipped = op == "LSTM" and len(functions) % 3 == 2  # onnxruntime does not clip what goes into h
+        # onnxruntime does not clip what goes into h
+        unclipped = op == "LSTM" and len(functions) % 3 == 2
         bound = np.inf if unclipped else attributes.get("clip") or np.inf
-        functions.append(lambda z, function=function, a=alpha, b=beta, bound=bound: function(np.clip(z, -bound, bound), a, b))
+        functions.append(
+            lambda z, function=function, a=alpha, b=beta, bound=bound: function(
+                np.clip(z, -bound, bound), a, b
+            )
+        )
     y = np.zeros((time, count, batch, hidden))
     last_h, last_c = np.zeros((2, count, batch, hidden))
     for d, way in enumerate(ways):
@@ -66,7 +83,19 @@ def definition(op: str, attributes: dict[str, Any], x: Array, w: Array, r: Array
         for n in range(batch):
             h, c = (np.zeros(hidden) if s is None else s[d, n] for s in (h0, c0))
             for t in range(lens[n])[::way]:
-                h, c = cell(op, attributes, x[t, n], h, c, w[d], r[d], wb, rb, np.zeros(3 * hidden) if p is None else p[d], fs)
+                h, c = cell(
+                    op,
+                    attributes,
+                    x[t, n],
+                    h,
+                    c,
+                    w[d],
+                    r[d],
+                    wb,
+                    rb,
+                    np.zeros(3 * hidden) if p is None else p[d],
+                    fs,
+                )
                 y[t, d, n] = h
             if lens[n]:  # onnxruntime's last state of an empty sequence is zero
                 last_h[d, n], last_c[d, n] = h, c
@@ -122,17 +151,23 @@ def _text(value: Any) -> Any:
 
 
 def defined(model: onnx.ModelProto) -> Run:
-    """The model in float64 on onnxruntime, with the recurrent node, for which it has no such kernel, as defined above."""
+    """The model in float64 on onnxruntime, with the recurrent node, for which it has no such
+    kernel, as defined above.
+    """
     rest = onnx.ModelProto.FromString(model.SerializeToString())
     node = node_of(rest)
     known = {v.name for v in rest.graph.input}
     for name in node.output:
         if name:
-            rest.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None))
+            rest.graph.input.append(
+                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None)
+            )
     rest.graph.node.remove(node)
     for i, value in enumerate(list(rest.graph.output)):
         if value.name in node.output:  # an input cannot be an output
-            rest.graph.node.append(onnx.helper.make_node("Identity", [value.name], [f"{value.name}/out"]))
+            rest.graph.node.append(
+                onnx.helper.make_node("Identity", [value.name], [f"{value.name}/out"])
+            )
             rest.graph.output[i].name = f"{value.name}/out"
     run = runner(rest, "onnxruntime")
 
@@ -145,12 +180,16 @@ def defined(model: onnx.ModelProto) -> Run:
 
 @cache
 def judged(case: Case) -> tuple[Arrays, Arrays, Arrays]:
-    """Inputs, arriving gradients, and the gradient in float64 after it has met the differences of the definition."""
+    """Inputs, arriving gradients, and the gradient in float64 after it has met the differences of
+    the definition.
+    """
     feeds = in_double(case.feeds())
     arriving = in_double(seeds(case, defined(case.model(double=True))(feeds)))
     run = defined(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
     found = run({**feeds, **arriving})
-    meets_differences(run, case.outputs, case.wrt, feeds, arriving, {n: found[f"{n}_grad"] for n in case.wrt})
+    meets_differences(
+        run, case.outputs, case.wrt, feeds, arriving, {n: found[f"{n}_grad"] for n in case.wrt}
+    )
     return feeds, arriving, found
 
 
@@ -158,12 +197,21 @@ def ids(cases: Sequence[Case]) -> list[Any]:
     return [pytest.param(c, id=c.name) for c in cases]
 
 
-RUNNABLE = [c for c in CONFIGURATIONS if "layout=1" not in c.body]  # onnxruntime has no kernel for batches first
+# onnxruntime has no kernel for batches first
+RUNNABLE = [c for c in CONFIGURATIONS if "layout=1" not in c.body]
 SMOOTH = [
     c
     for c in RUNNABLE
     if any(
-        word in c.name for word in ("everything given", "lengths bidirectional", "two directions", "after", "peepholes", "coupled")
+        word in c.name
+        for word in (
+            "everything given",
+            "lengths bidirectional",
+            "two directions",
+            "after",
+            "peepholes",
+            "coupled",
+        )
     )
 ]
 
@@ -189,7 +237,9 @@ def test_the_gradient_meets_central_differences_of_the_definition(case: Case) ->
 def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case) -> None:
     _, arriving, expected = judged(case)
     arriving = {n: a.astype(np.float32) for n, a in arriving.items()}
-    found = built(case.model("any"), case.outputs, case.wrt, arriving).run({**case.feeds(), **arriving})
+    found = built(case.model("any"), case.outputs, case.wrt, arriving).run(
+        {**case.feeds(), **arriving}
+    )
     same(found, expected, [f"{n}_grad" for n in case.wrt], 1e-3, "any sizes")
 
 
@@ -197,7 +247,9 @@ def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case) -> None:
 def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     feeds, arriving, expected = judged(case)
     first = [f"{n}_grad" for n in case.wrt]
-    work = normalize(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
+    work = normalize(
+        built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model
+    )
     op = GraphBuilder(work.graph)
     values = {v.name: v for v in work.graph.inputs}
     outer = {
@@ -220,7 +272,8 @@ def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
 
 
 @pytest.mark.parametrize("lengths", ["0, 3", "3, 0"])
-@pytest.mark.parametrize("op", ["GRU", "LSTM"])  # of an RNN, onnxruntime leaves that state uninitialised
+# of an RNN, onnxruntime leaves that state uninitialised
+@pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_an_empty_sequence_gives_no_gradient(op: str, lengths: str) -> None:
     case = recurrent(f"empty sequence {lengths}", op, made="y h", lengths=lengths, d=2)
     same(
@@ -250,14 +303,36 @@ def test_numbers_that_runtimes_do_not_agree_about_are_refused() -> None:
         ("RNN", "LeakyRelu", {}), ("RNN", "HardSigmoid", {"activation_alpha": [0.3]}), ("GRU", "Affine", {"activation_alpha": [0.3]}),
         ("LSTM", "ThresholdedRelu", {}), ("LSTM", "ScaledTanh", {"activation_alpha": [0.5, 0.5, 0.5], "activation_beta": [1.0, 1.0]}),
     ):  # fmt: skip
-        case = recurrent("refused", op, activations=[name] * {"RNN": 1, "GRU": 2, "LSTM": 3}[op], **more)
-        with pytest.raises(GradientError, match=f"different numbers for the (alpha|beta) of its activation '{name}'"):
-            built(case.model(), case.outputs, case.wrt, seeds(case, {"y": np.zeros((3, 1, 2, 2))}), runs="")
+        case = recurrent(
+            "refused", op, activations=[name] * {"RNN": 1, "GRU": 2, "LSTM": 3}[op], **more
+        )
+        with pytest.raises(
+            GradientError,
+            match=f"different numbers for the (alpha|beta) of its activation '{name}'",
+        ):
+            built(
+                case.model(),
+                case.outputs,
+                case.wrt,
+                seeds(case, {"y": np.zeros((3, 1, 2, 2))}),
+                runs="",
+            )
     case = recurrent(
-        "whose is the beta", "RNN", d=2, activations=["Tanh", "HardSigmoid"], activation_alpha=[0.3], activation_beta=[0.5]
+        "whose is the beta",
+        "RNN",
+        d=2,
+        activations=["Tanh", "HardSigmoid"],
+        activation_alpha=[0.3],
+        activation_beta=[0.5],
     )
     with pytest.raises(GradientError, match="different numbers for the alpha"):
-        built(case.model(), case.outputs, case.wrt, seeds(case, {"y": np.zeros((3, 2, 2, 2))}), runs="")
+        built(
+            case.model(),
+            case.outputs,
+            case.wrt,
+            seeds(case, {"y": np.zeros((3, 2, 2, 2))}),
+            runs="",
+        )
 
 
 # torch's order of the gates in ONNX's, by place
@@ -275,25 +350,40 @@ def test_the_gradient_is_that_of_torch(op: str, directions: int, packed: bool) -
     torch.manual_seed(0)
     layer = getattr(torch.nn, op)(inputs, hidden, bidirectional=directions == 2)
     x = torch.randn(time, batch, inputs, requires_grad=True)
-    states = {s: torch.randn(directions, batch, hidden, requires_grad=True) for s in ("h", "c")[: 1 + (op == "LSTM")]}
+    states = {
+        s: torch.randn(directions, batch, hidden, requires_grad=True)
+        for s in ("h", "c")[: 1 + (op == "LSTM")]
+    }
     given = tuple(states.values()) if op == "LSTM" else states["h"]
     pack, unpack = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
     y, last = layer(pack(x, lengths, enforce_sorted=False) if packed else x, given)
-    results = {"y": unpack(y)[0] if packed else y, **dict(zip(("y_h", "y_c"), last if op == "LSTM" else [last]))}
+    results = {
+        "y": unpack(y)[0] if packed else y,
+        **dict(zip(("y_h", "y_c"), last if op == "LSTM" else [last])),
+    }
     results["y"] = results["y"].reshape(time, batch, directions, hidden).transpose(1, 2)
     seeds_ = {f"{n}_grad": torch.randn(v.shape) for n, v in results.items()}
     sum((v * seeds_[f"{n}_grad"]).sum() for n, v in results.items()).backward()
 
     def weights(kind: str, of: Callable[[Any], Any]) -> Array:
         """A parameter of all directions (or its gradient) in ONNX's order of the gates."""
-        each = [of(getattr(layer, f"{kind}_l0{way}")).detach().numpy() for way in ("", "_reverse")[:directions]]
-        return np.stack([np.concatenate([np.split(one, len(GATES[op]))[k] for k in GATES[op]]) for one in each])
+        each = [
+            of(getattr(layer, f"{kind}_l0{way}")).detach().numpy()
+            for way in ("", "_reverse")[:directions]
+        ]
+        return np.stack(
+            [np.concatenate([np.split(one, len(GATES[op]))[k] for k in GATES[op]]) for one in each]
+        )
 
     def parameters(of: Callable[[Any], Any]) -> Arrays:
         b = np.concatenate([weights("bias_ih", of), weights("bias_hh", of)], axis=1)
         return {"w": weights("weight_ih", of), "r": weights("weight_hh", of), "b": b}
 
-    feeds = {"x": x.detach().numpy(), **parameters(lambda p: p), **{n: s.detach().numpy() for n, s in states.items()}}
+    feeds = {
+        "x": x.detach().numpy(),
+        **parameters(lambda p: p),
+        **{n: s.detach().numpy() for n, s in states.items()},
+    }
     inputs_text = ", ".join(f"float{list(a.shape)} {n}" for n, a in feeds.items())
     attributes = {
         "hidden_size": hidden,
@@ -301,14 +391,26 @@ def test_the_gradient_is_that_of_torch(op: str, directions: int, packed: bool) -
         **({"linear_before_reset": 1} if op == "GRU" else {}),
     }
     model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs_text}) => ({", ".join(results)}) <int32[3] l = {{2, 5, 3}}> {{ {", ".join(results)} = '
-        f"{op}<{', '.join(f'{k}={v}' for k, v in attributes.items())}>(x, w, r, b, {'l' if packed else ''}, {', '.join(states)}) }}"
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs_text}) => ({", ".join(results)})'
+        f" <int32[3] l = {{2, 5, 3}}> {{ {', '.join(results)} = "
+        f"{op}<{', '.join(f'{k}={v}' for k, v in attributes.items())}>(x, w, r, b,"
+        f" {'l' if packed else ''}, {', '.join(states)}) }}"
     )
     arriving = {n: v.numpy() for n, v in seeds_.items()}
     found = built(model, list(results), list(feeds), arriving).run({**feeds, **arriving})
     same(found, {n: v.detach().numpy() for n, v in results.items()}, list(results), 1e-5, "forward")
-    expected = {"x": x.grad.numpy(), **parameters(lambda p: p.grad), **{n: s.grad.numpy() for n, s in states.items()}}
-    same(found, {f"{n}_grad": a for n, a in expected.items()}, [f"{n}_grad" for n in expected], 1e-4, "gradient")
+    expected = {
+        "x": x.grad.numpy(),
+        **parameters(lambda p: p.grad),
+        **{n: s.grad.numpy() for n, s in states.items()},
+    }
+    same(
+        found,
+        {f"{n}_grad": a for n, a in expected.items()},
+        [f"{n}_grad" for n in expected],
+        1e-4,
+        "gradient",
+    )
 
 
 @pytest.mark.parametrize(("lengths", "runs_in"), [("", "Scan"), ("lengths", "LSTM")])
@@ -317,7 +419,11 @@ def test_the_steps_of_a_usual_lstm_are_run_once(lengths: str, runs_in: str) -> N
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 21]>
         g (float[4,2,3] x, float[1,20,3] w, float[1,20,5] r{", int32[2] lengths" if lengths else ""}) => (float[4,1,2,5] y)
         {{ y = LSTM<hidden_size = 5>(x, w, r{", , lengths" if lengths else ""}) }}""")
-    graph = ir.from_proto(built(model, ["y"], ["x", "w", "r"], {"y_grad": np.ones((4, 1, 2, 5), np.float32)}, runs="").model).graph
+    graph = ir.from_proto(
+        built(
+            model, ["y"], ["x", "w", "r"], {"y_grad": np.ones((4, 1, 2, 5), np.float32)}, runs=""
+        ).model
+    ).graph
     y, waiting, made = graph.outputs[0], [graph.outputs[0].producer()], set()
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,6 @@
-"""Every rule of the table, in every configuration its cases have: right in float64, close in float32, for any sizes, and twice."""
+"""Every rule of the table, in every configuration its cases have: right in float64, close in
+float32, for any sizes, and twice.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,24 @@ from onnxfit.gradients.backward import gradients
 from onnxfit.gradients.blocker import refuse
 from onnxfit.graph.model import normalize
 from onnxfit.graph.values import GraphBuilder
-from tests.gradients.rules.cases import Arrays, Case, Run, built, families, in_double, judged, meets_differences, runner, same
+from tests.gradients.rules.cases import (
+    Arrays,
+    Case,
+    Run,
+    built,
+    families,
+    in_double,
+    judged,
+    meets_differences,
+    runner,
+    same,
+)
 
-CASES = [pytest.param(case, id=f"{family}: {case.name}") for family, cases in families().items() for case in cases]
+CASES = [
+    pytest.param(case, id=f"{family}: {case.name}")
+    for family, cases in families().items()
+    for case in cases
+]
 
 
 def test_names_are_unique() -> None:
@@ -44,7 +61,9 @@ def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     """The same laws for the gradient graph itself, by its inputs and by the arriving gradients."""
     feeds, arriving, expected = judged(case)
     first = list(expected)
-    work = normalize(built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model)
+    work = normalize(
+        built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model
+    )
     op = GraphBuilder(work.graph)
     values = {v.name: v for v in work.graph.inputs}
     outer = {}
@@ -60,7 +79,10 @@ def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     seeds = {f"{n}_grad": np.asarray(rng.uniform(0.5, 1.5, expected[n].shape)) for n in first}
     run = first_that_runs(ir.to_proto(work), {**given, **seeds})
     results = run({**given, **seeds})
-    second = {n: results[f"{n}_second"] if f"{n}_second" in results else np.zeros_like(given[n]) for n in (*case.wrt, *arriving)}
+    second = {
+        n: results[f"{n}_second"] if f"{n}_second" in results else np.zeros_like(given[n])
+        for n in (*case.wrt, *arriving)
+    }
     meets_differences(run, first, list(second), given, seeds, second, tolerance=1e-5)
 
 

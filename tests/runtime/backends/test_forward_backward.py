@@ -13,7 +13,14 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.callbacks import Callback, TerminateOnNaN
-from onnxfit.errors import CheckpointError, DataError, ModelError, OnnxfitError, SettingError, UnknownNameError
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    ModelError,
+    OnnxfitError,
+    SettingError,
+    UnknownNameError,
+)
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.runtime.buffers import DoubleBufferedState
@@ -30,8 +37,10 @@ Y = RNG.normal(size=(24, 3)).astype(np.float32)
 IMAGES = RNG.normal(size=(24, 1, 8, 8)).astype(np.float32)
 CLASSES = RNG.integers(0, 3, 24)
 COLUMN = X[:, :1]
-OWN = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x, float[N, 1] t) => (float loss, float[N, 1] y)
-    <float[4, 1] w = {1, 2, 3, 4}> { y = MatMul(x, w) d = Sub(y, t) s = Mul(d, d) loss = ReduceMean<keepdims = 0>(s) }""")
+OWN = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x, float[N, 1] t) => (float loss, float[N, 1] y)
+    <float[4, 1] w = {1, 2, 3, 4}> { y = MatMul(x, w) d = Sub(y, t) s = Mul(d, d) loss = ReduceMean<keepdims = 0>(s) }"""
+)
 SOURCES = ["onnx", pytest.param("onnxruntime", marks=needs_builder)]
 
 # model, data, settings of the trainer
@@ -42,7 +51,8 @@ CASES: dict[str, tuple[onnx.ModelProto, tuple[Any, ...], dict[str, Any]]] = {
         mlp(), (X, Y), {"loss": "mae", "penalty": {"fc0*": 0.1, "fc1.weight": {"l1": 0.05, "l2": 0.01}}, "clip_norm": 0.5, "optimizer": 0.1},
     ),
     "clipped values, schedule": (mlp(), (X, Y), {"loss": "mse", "clip_value": 0.01, "optimizer": Adam(Exponential(0.01, 10, 0.5))}),
-    # a large eps, since the gradient of a bias before BatchNormalization is rounding alone, which Adam would make steps of
+    # a large eps, since the gradient of a bias before BatchNormalization is rounding alone, which
+    # Adam would make steps of
     "batch norm, dropout": (
         convolutional(dropout=0.4), (IMAGES, CLASSES), {"loss": "cross_entropy", "optimizer": Adam(eps=0.01), "metrics": ["accuracy"]},
     ),
@@ -70,13 +80,17 @@ class TestEqualToTheFullBackend:
             t.fit(*data, epochs=7, batch_size=9, verbose=0).history for t in (full, split)
         ]  # 3 batches, the last of 6 rows
         assert full.global_step == split.global_step >= 7
-        for one, two in zip(*(list(part.items()) for t in (full, split) for part in [t.get_weights()])):
+        for one, two in zip(
+            *(list(part.items()) for t in (full, split) for part in [t.get_weights()])
+        ):
             np.testing.assert_allclose(two[1], one[1], rtol=1e-5, atol=1e-6, err_msg=one[0])
         assert histories[0].keys() == histories[1].keys()
         for figure, values in histories[0].items():
             np.testing.assert_allclose(histories[1][figure], values, rtol=1e-5, err_msg=figure)
         for slot, value in full.get_state()["slots"].items():
-            np.testing.assert_allclose(split.get_state()["slots"][slot], value, rtol=1e-4, atol=1e-6, err_msg=slot)
+            np.testing.assert_allclose(
+                split.get_state()["slots"][slot], value, rtol=1e-4, atol=1e-6, err_msg=slot
+            )
 
     def test_evaluation_prediction_and_single_batches(self) -> None:
         model, data, settings = CASES["batch norm, dropout"]
@@ -84,7 +98,9 @@ class TestEqualToTheFullBackend:
         assert full.train_on_batch(*data) == pytest.approx(split.train_on_batch(*data))
         assert full.evaluate(*data) == pytest.approx(split.evaluate(*data))
         np.testing.assert_allclose(full.predict(IMAGES), split.predict(IMAGES), rtol=1e-5)
-        np.testing.assert_allclose(split.forward(IMAGES, training=False), split.predict(IMAGES), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            split.forward(IMAGES, training=False), split.predict(IMAGES), rtol=1e-5, atol=1e-6
+        )
 
     def test_batches_of_many_sizes(self) -> None:
         full, split = both(mlp(), loss="mse", optimizer="adam")
@@ -126,7 +142,9 @@ class Gradients(Callback):
 
 class TestOnGradients:
     def test_they_are_those_of_loss_and_penalty(self) -> None:
-        trainer = Trainer(linear(4, w=0.5), loss="mse", penalty=0.1, optimizer=0.1, backend="forward_backward")
+        trainer = Trainer(
+            linear(4, w=0.5), loss="mse", penalty=0.1, optimizer=0.1, backend="forward_backward"
+        )
         seen = Gradients()
         trainer.fit(X, COLUMN, batch_size=24, callbacks=[seen], verbose=0)
         w = np.full((4, 1), 0.5)
@@ -136,7 +154,12 @@ class TestOnGradients:
 
     @pytest.mark.parametrize("gradient", SOURCES)
     def test_what_a_callback_makes_of_them_is_applied(self, gradient: str) -> None:
-        settings = {"loss": "mse", "optimizer": 0.1, "backend": "forward_backward", "gradient": gradient}
+        settings = {
+            "loss": "mse",
+            "optimizer": 0.1,
+            "backend": "forward_backward",
+            "gradient": gradient,
+        }
         still, double, twice = (Trainer(mlp(), **settings) for _ in range(3))
         before = still.get_weights()
         still.fit(X, Y, callbacks=[Gradients(0.0)], verbose=0)
@@ -145,14 +168,18 @@ class TestOnGradients:
         twice.fit(X, Y, batch_size=24, verbose=0)
         for name, value in before.items():
             np.testing.assert_array_equal(still.get_weights()[name], value)
-            np.testing.assert_allclose(double.get_weights()[name], twice.get_weights()[name], rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(
+                double.get_weights()[name], twice.get_weights()[name], rtol=1e-5, atol=1e-7
+            )
 
     def test_one_that_fails_leaves_everything_as_it_was(self) -> None:
         class Fails(Callback):
             def on_gradients(self, gradients: dict[str, np.ndarray]) -> None:
                 raise RuntimeError("no")
 
-        trainer = Trainer(convolutional(), loss="cross_entropy", optimizer="adam", backend="forward_backward")
+        trainer = Trainer(
+            convolutional(), loss="cross_entropy", optimizer="adam", backend="forward_backward"
+        )
         before = trainer.get_state()
         with pytest.raises(RuntimeError, match="no"):
             trainer.fit(IMAGES, CLASSES, callbacks=[Fails()], verbose=0)
@@ -170,7 +197,9 @@ class TestOnGradients:
 
 @pytest.mark.parametrize("gradient", SOURCES)
 class TestByHand:
-    def trainer(self, gradient: str, model: onnx.ModelProto | None = None, **settings: Any) -> Trainer:
+    def trainer(
+        self, gradient: str, model: onnx.ModelProto | None = None, **settings: Any
+    ) -> Trainer:
         return Trainer(model or mlp(), backend="forward_backward", gradient=gradient, **settings)
 
     def test_gradients_of_inputs_and_weights(self, gradient: str) -> None:
@@ -185,7 +214,10 @@ class TestByHand:
 
     def test_a_loop_in_numpy_is_fit(self, gradient: str) -> None:
         settings = {"penalty": {"fc0*": 0.1}, "optimizer": Adam(0.01), "clip_norm": 1.0}
-        by_hand, fitted = self.trainer(gradient, **settings), self.trainer(gradient, loss="mse", **settings)
+        by_hand, fitted = (
+            self.trainer(gradient, **settings),
+            self.trainer(gradient, loss="mse", **settings),
+        )
         fitted.fit(X, Y, epochs=10, batch_size=24, shuffle=False, verbose=0)
         for _ in range(10):
             error = by_hand.forward(X) - Y
@@ -215,13 +247,17 @@ class TestByHand:
         y = trainer.forward(given)
         assert isinstance(y, onnxruntime.OrtValue)
         again = trainer.forward({"x": given})
-        found = trainer.backward(onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((24, 1), np.float32)), of=again)
+        found = trainer.backward(
+            onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((24, 1), np.float32)), of=again
+        )
         assert isinstance(found["weights"]["w"], onnxruntime.OrtValue)
         np.testing.assert_allclose(found["weights"]["w"].numpy(), X.sum(0)[:, None], rtol=1e-5)
         if given.data_ptr() == x.ctypes.data:  # this onnxruntime borrows numpy's memory
             x *= 2  # which the backward pass reads where it lies
             found = trainer.backward(np.ones((24, 1), np.float32), of=y)
-            np.testing.assert_allclose(np.asarray(_numpy(found["weights"]["w"])), 2 * X.sum(0)[:, None], rtol=1e-5)
+            np.testing.assert_allclose(
+                np.asarray(_numpy(found["weights"]["w"])), 2 * X.sum(0)[:, None], rtol=1e-5
+            )
 
     def test_arrays_are_read_where_they_lie_and_outputs_are_protected(self, gradient: str) -> None:
         trainer = self.trainer(gradient, linear(4))
@@ -230,7 +266,9 @@ class TestByHand:
         with pytest.raises(ValueError, match="read-only"):
             y[...] = 0
         x *= 2
-        np.testing.assert_allclose(trainer.backward(np.ones_like(y))["weights"]["w"], 2 * X.sum(0)[:, None], rtol=1e-5)
+        np.testing.assert_allclose(
+            trainer.backward(np.ones_like(y))["weights"]["w"], 2 * X.sum(0)[:, None], rtol=1e-5
+        )
 
     def test_several_inputs_and_outputs(self, gradient: str) -> None:
         trainer = self.trainer(gradient, two_inputs())
@@ -246,7 +284,9 @@ class TestByHand:
         assert not found["weights"]["v"].any()
         np.testing.assert_allclose(found["inputs"]["x"], np.full((24, 1), 1 + 2 * 3), rtol=1e-6)
 
-    def test_dropout_draws_anew_and_statistics_follow_in_training_alone(self, gradient: str) -> None:
+    def test_dropout_draws_anew_and_statistics_follow_in_training_alone(
+        self, gradient: str
+    ) -> None:
         trainer = self.trainer(gradient, convolutional(dropout=0.5), seed=3)
         before = trainer.get_weights()
         one, two = trainer.forward(IMAGES), trainer.forward(IMAGES)
@@ -261,12 +301,17 @@ class TestByHand:
     def test_what_does_not_fit_is_said_and_changes_nothing(self, gradient: str) -> None:
         trainer = self.trainer(gradient)
         right = np.ones((24, 3), np.float32)
-        with pytest.raises(SettingError, match=r"No forward pass waits.*call forward\(inputs\) first"):
+        with pytest.raises(
+            SettingError, match=r"No forward pass waits.*call forward\(inputs\) first"
+        ):
             trainer.backward(right)
         y = trainer.forward(X)
         for wrong, message in (
             (right[:, :2], r"The gradient of output y is float32\[24, 3\], got float32\[24, 2\]"),
-            (right.astype(np.float64), r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)"),
+            (
+                right.astype(np.float64),
+                r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)",
+            ),
             ({}, "There is no gradient of y. None stands for zeros"),
             ({"y": right, "q": right}, "No output is called 'q'"),
             ("much", "got <U4"),
@@ -284,10 +329,15 @@ class TestByHand:
             trainer.apply_gradients({name: g for name, g in weights.items() if name != "fc1.bias"})
         with pytest.raises(UnknownNameError, match="No trained weight is called 'other'"):
             trainer.apply_gradients({**weights, "other": right})
-        with pytest.raises(DataError, match=r"The gradient of fc0.bias is float32\[8\], got float32\[9\]"):
+        with pytest.raises(
+            DataError, match=r"The gradient of fc0.bias is float32\[8\], got float32\[9\]"
+        ):
             trainer.apply_gradients({**weights, "fc0.bias": np.zeros(9, np.float32)})
         for wrong_input, wanted in (
-            (onnxruntime.OrtValue.ortvalue_from_numpy(X[:, :3].copy()), r"Expected x: float32\[N, 4\], got x: float32\[24, 3\]"),
+            (
+                onnxruntime.OrtValue.ortvalue_from_numpy(X[:, :3].copy()),
+                r"Expected x: float32\[N, 4\], got x: float32\[24, 3\]",
+            ),
             ({"q": onnxruntime.OrtValue.ortvalue_from_numpy(X)}, "No input is called 'q'"),
             (X[:, :3], r"x: float32\[N, 4\]"),
         ):
@@ -303,7 +353,9 @@ class TestByHand:
         right = np.ones((24, 3), np.float32)
         trainer.forward(X)
         trainer.set_weights({"fc0.bias": np.ones(8, np.float32)})
-        with pytest.raises(SettingError, match=r"weights have changed since this forward pass.*run forward again"):
+        with pytest.raises(
+            SettingError, match=r"weights have changed since this forward pass.*run forward again"
+        ):
             trainer.backward(right)
         trainer.forward(X)
         trainer.backward(right)
@@ -312,7 +364,9 @@ class TestByHand:
         trainer = self.trainer(gradient)
         state = trainer.get_state()
         del state["weights"]["fc0.bias"]
-        with pytest.raises(SettingError, match=r"its weights are \['fc0.weight', 'fc1.bias', 'fc1.weight'\]"):
+        with pytest.raises(
+            SettingError, match=r"its weights are \['fc0.weight', 'fc1.bias', 'fc1.weight'\]"
+        ):
             trainer.set_state(state)
         initializers = trainer.model.graph.initializer
         kept = [t for t in initializers if t.name != "fc0.bias"]
@@ -323,12 +377,16 @@ class TestByHand:
         trainer.apply_gradients(trainer.backward(np.ones_like(trainer.forward(X)))["weights"])
 
     def test_an_output_that_takes_no_gradient(self, gradient: str) -> None:
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 2] y, int64[N, 1] best)
-            <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w)  best = ArgMax<axis = 1>(y) }""")
+        model = onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 2] y, int64[N, 1] best)
+            <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w)  best = ArgMax<axis = 1>(y) }"""
+        )
         trainer = self.trainer(gradient, model)
         assert trainer.forward(X)["best"].dtype == np.int64
         with pytest.raises(DataError, match="Output 'best' takes no gradient"):
-            trainer.backward({"y": np.ones((24, 2), np.float32), "best": np.ones((24, 1), np.int64)})
+            trainer.backward(
+                {"y": np.ones((24, 2), np.float32), "best": np.ones((24, 1), np.int64)}
+            )
         trainer.backward(np.ones((24, 2), np.float32))
 
 
@@ -343,11 +401,22 @@ class TestWithoutALoss:
             with pytest.raises(SettingError, match=r"This trainer has no loss, which .* needs"):
                 call(X, Y)
         assert trainer.predict(X).shape == (24, 3)
-        assert set(trainer.save_onnx_graph(bytes)) == {"model", "trained", "forward", "backward", "update", "predict"}
+        assert set(trainer.save_onnx_graph(bytes)) == {
+            "model",
+            "trained",
+            "forward",
+            "backward",
+            "update",
+            "predict",
+        }
 
     def test_the_full_backend_has_no_passes(self) -> None:
         trainer = Trainer(mlp(), loss="mse")
-        for call in (lambda: trainer.forward(X), lambda: trainer.backward(Y), lambda: trainer.apply_gradients({})):
+        for call in (
+            lambda: trainer.forward(X),
+            lambda: trainer.backward(Y),
+            lambda: trainer.apply_gradients({}),
+        ):
             with pytest.raises(SettingError, match="backend='forward_backward'"):
                 call()
 
@@ -360,14 +429,25 @@ class TestWithoutALoss:
 
 
 class TestGraphs:
-    @pytest.mark.parametrize("name", ["penalty, clipping", "batch norm, dropout", "accumulate", "two losses", "own loss"])
+    @pytest.mark.parametrize(
+        "name", ["penalty, clipping", "batch norm, dropout", "accumulate", "two losses", "own loss"]
+    )
     @pytest.mark.parametrize("backend", ["full", "forward_backward"])
-    def test_saved_checked_run_and_loaded_from_the_folder_alone(self, name: str, backend: str, tmp_path: Path) -> None:
+    def test_saved_checked_run_and_loaded_from_the_folder_alone(
+        self, name: str, backend: str, tmp_path: Path
+    ) -> None:
         model, data, settings = CASES[name]
         trainer = Trainer(model, backend=backend, **settings)
         trainer.fit(*data, epochs=2, batch_size=9, verbose=0)
-        files, memory = trainer.save_onnx_graph(tmp_path, prefix="a_", suffix="_z"), trainer.save_onnx_graph(bytes)
-        assert list(files) == list(memory) == list(Trainer(model, backend=backend, **settings).save_onnx_graph(bytes))
+        files, memory = (
+            trainer.save_onnx_graph(tmp_path, prefix="a_", suffix="_z"),
+            trainer.save_onnx_graph(bytes),
+        )
+        assert (
+            list(files)
+            == list(memory)
+            == list(Trainer(model, backend=backend, **settings).save_onnx_graph(bytes))
+        )
         made: dict[str, np.ndarray] = {}
         for graph, file in files.items():
             assert file == f"a_{graph}_z.onnx"
@@ -376,8 +456,11 @@ class TestGraphs:
             proto = onnx.load_from_string(data_on_disk)
             onnx.checker.check_model(proto, full_check=True)
             session = onnxruntime.InferenceSession(data_on_disk, providers=["CPUExecutionProvider"])
-            given = {v.name: made[v.name] if v.name in made else _some(v) for v in proto.graph.input}
-            made |= dict(zip((o.name for o in proto.graph.output), session.run(None, given)))  # what the next graphs may want
+            given = {
+                v.name: made[v.name] if v.name in made else _some(v) for v in proto.graph.input
+            }
+            # what the next graphs may want
+            made |= dict(zip((o.name for o in proto.graph.output), session.run(None, given)))
         loaded = Trainer.load(tmp_path)
         for one in (trainer, loaded):
             one.fit(*data, epochs=3, initial_epoch=2, batch_size=9, verbose=0)
@@ -385,12 +468,17 @@ class TestGraphs:
             np.testing.assert_array_equal(loaded.get_weights()[weight], value)
 
     def test_a_folder_without_or_with_two_checkpoints(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"has one checkpoint, called \*.onnxfit; .* has none"):
+        with pytest.raises(
+            CheckpointError, match=r"has one checkpoint, called \*.onnxfit; .* has none"
+        ):
             Trainer.load(tmp_path)
         trainer = Trainer(mlp(), loss="mse")
         trainer.save_onnx_graph(tmp_path)
         trainer.save_onnx_graph(tmp_path, prefix="other_")
-        with pytest.raises(CheckpointError, match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\): name the file"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"has 2 \(other_trainer.onnxfit, trainer.onnxfit\): name the file",
+        ):
             Trainer.load(tmp_path)
 
     def test_the_passes_join_by_name_in_any_runtime(self) -> None:
@@ -401,7 +489,9 @@ class TestGraphs:
         }
         weights = trainer.get_weights()
         ahead = graphs["forward"]
-        found = dict(zip((o.name for o in ahead.get_outputs()), ahead.run(None, {"x": X, **weights})))
+        found = dict(
+            zip((o.name for o in ahead.get_outputs()), ahead.run(None, {"x": X, **weights}))
+        )
         everything = {"x": X, **weights, **found, "y_grad": np.ones((24, 3), np.float32)}
         behind = graphs["backward"]
         given = {i.name: everything[i.name] for i in behind.get_inputs()}
@@ -419,8 +509,14 @@ class TestGraphs:
         )
         trainer = Trainer(model, backend="forward_backward")
         recipe = trainer._backend.recipe
-        graphs = passes(recipe, {"x": TensorSpec("x", np.dtype(np.float32), ("A", "B"))}, ["y"], recipe.weights)
-        kept = {v.name: v.type.tensor_type.elem_type for v in graphs.forward.graph.output if v.name != "y"}
+        graphs = passes(
+            recipe, {"x": TensorSpec("x", np.dtype(np.float32), ("A", "B"))}, ["y"], recipe.weights
+        )
+        kept = {
+            v.name: v.type.tensor_type.elem_type
+            for v in graphs.forward.graph.output
+            if v.name != "y"
+        }
         assert kept
         assert set(kept.values()) == {onnx.TensorProto.INT64}
 
@@ -439,8 +535,13 @@ class TestBinding:
     """Inputs are bound when address, shape or type are others, and only then."""
 
     def runner(self) -> BoundSession:
-        text = '<ir_version: 10, opset_import: ["": 21]> g (float[A, B] x) => (float[A, B] y) { y = Add(x, x) }'
-        return BoundSession(onnx.parser.parse_model(text), DoubleBufferedState({}, CPU), CPU, 1, "test")
+        text = (
+            '<ir_version: 10, opset_import: ["": 21]> g (float[A, B] x) => (float[A, B] y) { y ='
+            " Add(x, x) }"
+        )
+        return BoundSession(
+            onnx.parser.parse_model(text), DoubleBufferedState({}, CPU), CPU, 1, "test"
+        )
 
     def test_the_same_is_bound_once(self) -> None:
         runner, x = self.runner(), X.copy()
@@ -474,7 +575,9 @@ class TestBinding:
             del x
 
     def test_training_binds_nothing_after_the_first_steps(self) -> None:
-        trainer = Trainer(mlp(), loss="mse", penalty=0.1, backend="forward_backward", gradient="onnx")
+        trainer = Trainer(
+            mlp(), loss="mse", penalty=0.1, backend="forward_backward", gradient="onnx"
+        )
         trainer.fit(X, Y, epochs=2, batch_size=8, verbose=0)
         (chain,) = trainer._backend._fixed["chain"].values()
         runners = [
@@ -490,7 +593,9 @@ class TestBinding:
 
 
 @pytest.mark.parametrize(("backend", "alone"), [("full", ["0"]), ("forward_backward", [])])
-def test_threads_sleep_where_graphs_take_turns(monkeypatch: pytest.MonkeyPatch, backend: str, alone: list[str]) -> None:
+def test_threads_sleep_where_graphs_take_turns(
+    monkeypatch: pytest.MonkeyPatch, backend: str, alone: list[str]
+) -> None:
     """Only the graph that is run again and again may keep its threads awake."""
     found: list[str] = []
     make = onnxruntime.InferenceSession

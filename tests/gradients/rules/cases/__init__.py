@@ -1,14 +1,18 @@
-"""Cases for the table of gradients, and what is asked of every one; `tests/gradients/rules/test_rules.py` asks it.
+"""Cases for the table of gradients, and what is asked of every one;
+
+`tests/gradients/rules/test_rules.py` asks it.
 
 Every file beside this one has a list `CASES`; a case is a few nodes in ONNX's text format:
 
     Case("Gemm row bias", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm(a, b, c)")
 
-`inputs` are drawn uniformly from [low, high] (keep clear of kinks and poles) and differentiated unless they stand in `frozen`; the body
-computes `y`, and `z` where a second output is to be differentiated; whatever is not a float is among the `constants`.
+`inputs` are drawn uniformly from [low, high] (keep clear of kinks and poles) and differentiated
+unless they stand in `frozen`; the body computes `y`, and `z` where a second output is to be
+differentiated; whatever is not a float is among the `constants`.
 
-Judges: the gradient graph, built in float64, is run by onnxruntime's double kernels, or by `onnx.reference` where one is missing; it must
-meet central differences of its own forward outputs, which in turn must be what onnxruntime computes from the untouched model in float32.
+Judges: the gradient graph, built in float64, is run by onnxruntime's double kernels, or by
+`onnx.reference` where one is missing; it must meet central differences of its own forward outputs,
+which in turn must be what onnxruntime computes from the untouched model in float32.
 """
 
 from __future__ import annotations
@@ -41,9 +45,13 @@ Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """See the module. `single=True`: no judge in float64 exists (say why beside the case); float32 differences, 0.5 % tolerance.
+    """See the module.
 
-    `twice=False`: the second derivative is not asked for (say why). `shapes`: the kinds of input sizes it is asked for.
+    `single=True`: no judge in float64 exists (say why beside the case); float32 differences, 0.5 %
+    tolerance.
+
+    `twice=False`: the second derivative is not asked for (say why). `shapes`: the kinds of input
+    sizes it is asked for.
     """
 
     name: str
@@ -61,7 +69,9 @@ class Case:
 
     @property
     def outputs(self) -> list[str]:
-        return [name for name in ("y", "z") if re.search(rf"(^|[\s,(]){name}\s*(,[^=()]*)?=", self.body)]
+        return [
+            name for name in ("y", "z") if re.search(rf"(^|[\s,(]){name}\s*(,[^=()]*)?=", self.body)
+        ]
 
     @property
     def wrt(self) -> list[str]:
@@ -72,13 +82,20 @@ class Case:
         ]
 
     def model(self, shapes: str = "static", *, double: bool = False) -> onnx.ModelProto:
-        """The case as a model; sizes known, the first input's first size unknown, or none known; in float32 or float64."""
+        """The case as a model; sizes known, the first input's first size unknown, or none known; in
+        float32 or float64.
+        """
         inputs, constants, body = _with_sizes(self.inputs, shapes), self.constants, self.body
         if double:
-            inputs, constants = (re.sub(r"\bfloat(?=[\[\s])", "double", text) for text in (inputs, constants))
+            inputs, constants = (
+                re.sub(r"\bfloat(?=[\[\s])", "double", text) for text in (inputs, constants)
+            )
             body = re.sub(r"\bfloat(?=[\[\s])", "double", re.sub(r"\bto\s*=\s*1\b", "to=11", body))
         imports = ", ".join([f'"": {self.opset}', *(f'"{d}": 1' for d in self.domains)])
-        text = f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => ({', '.join(self.outputs)}) <{constants}> {{ {body} }}"
+        text = (
+            f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) =>"
+            f" ({', '.join(self.outputs)}) <{constants}> {{ {body} }}"
+        )
         return onnx.parser.parse_model(text)
 
     def feeds(self) -> Arrays:
@@ -109,7 +126,8 @@ def _with_sizes(inputs: str, shapes: str) -> str:
     return re.sub(r"([\[,]\s*)\d+(?=\s*[\],])(?![^\[]*\()", name, inputs)
 
 
-# Building and running ------------------------------------------------------------------------------------------------------
+# Building and running
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,7 +143,10 @@ class Built:
 def built(
     model: onnx.ModelProto, outputs: Sequence[str], wrt: Sequence[str], arriving: Mapping[str, np.ndarray[Any, Any]], *, runs: str = "onnxruntime"
 ) -> Built:  # fmt: skip
-    """The model with its gradients, by the rules. Of `arriving` only the ranks are looked at, where inference does not tell them."""
+    """The model with its gradients, by the rules.
+
+    Of `arriving` only the ranks are looked at, where inference does not tell them.
+    """
     work = normalize(model)
     op = GraphBuilder(work.graph)
     by_name = {v.name: v for v in (*work.graph.inputs, *work.graph.outputs)}
@@ -134,8 +155,14 @@ def built(
         if value.name in outputs:
             known = op.wrap(value).shape
             array = arriving[f"{value.name}_grad"]
-            dtype = np.float64 if any(v.dtype == ir.DataType.DOUBLE for v in work.graph.inputs) else array.dtype
-            given[i] = op.input(f"{value.name}_grad", dtype, [None] * array.ndim if known is None else known)
+            dtype = (
+                np.float64
+                if any(v.dtype == ir.DataType.DOUBLE for v in work.graph.inputs)
+                else array.dtype
+            )
+            given[i] = op.input(
+                f"{value.name}_grad", dtype, [None] * array.ndim if known is None else known
+            )
     found, blocking = gradients(op, given, [by_name[name] for name in wrt])
     refuse(blocking)
     for name in wrt:
@@ -151,14 +178,21 @@ class Pad(OpRun):
 
     def _run(self, data, pads, constant_value=None, axes=None, mode=None):  # type: ignore[no-untyped-def]
         axes = range(data.ndim) if axes is None else [int(a) % data.ndim for a in axes]
-        widths = {axis: (int(before), int(after)) for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :])}
+        widths = {
+            axis: (int(before), int(after))
+            for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :])
+        }
         cut, grown = [], []
         for axis in range(data.ndim):
             before, after = widths.get(axis, (0, 0))
             cut.append(slice(max(-before, 0), data.shape[axis] - max(-after, 0)))
             grown.append((max(before, 0), max(after, 0)))
         if mode in (None, "constant"):
-            value = data.dtype.type(0) if constant_value is None else np.asarray(constant_value).reshape(()).astype(data.dtype)
+            value = (
+                data.dtype.type(0)
+                if constant_value is None
+                else np.asarray(constant_value).reshape(()).astype(data.dtype)
+            )
             return (np.pad(data[tuple(cut)], grown, constant_values=value),)
         return (np.pad(data[tuple(cut)], grown, mode=mode),)
 
@@ -180,7 +214,9 @@ def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def in_double(arrays: Arrays) -> Arrays:
@@ -190,22 +226,43 @@ def in_double(arrays: Arrays) -> Arrays:
 def seeds(case: Case, forward: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """Random gradients arriving at the outputs."""
     rng = np.random.default_rng(1)
-    return {f"{name}_grad": rng.uniform(0.5, 1.5, forward[name].shape).astype(np.float32) for name in case.outputs}
+    return {
+        f"{name}_grad": rng.uniform(0.5, 1.5, forward[name].shape).astype(np.float32)
+        for name in case.outputs
+    }
 
 
 @cache
 def judged(case: Case) -> tuple[Arrays, Arrays, Arrays]:
-    """Inputs, arriving gradients, and the float64 gradient of a case after it has met its differences."""
+    """Inputs, arriving gradients, and the float64 gradient of a case after it has met its
+    differences.
+    """
     feeds = case.feeds()
     forward = runner(case.model(), "onnxruntime")(feeds)
     arriving = seeds(case, forward)
     if case.single:
         graph = built(case.model(), case.outputs, case.wrt, arriving)
         found = graph.run({**feeds, **arriving})
-        meets_differences(graph.run, case.outputs, case.wrt, feeds, arriving, _of(found, case.wrt), step=1e-2, tolerance=5e-3)
+        meets_differences(
+            graph.run,
+            case.outputs,
+            case.wrt,
+            feeds,
+            arriving,
+            _of(found, case.wrt),
+            step=1e-2,
+            tolerance=5e-3,
+        )
     else:
         graph, found = _in_float64(case, feeds, arriving, forward)
-        meets_differences(graph.run, case.outputs, case.wrt, in_double(feeds), in_double(arriving), _of(found, case.wrt))
+        meets_differences(
+            graph.run,
+            case.outputs,
+            case.wrt,
+            in_double(feeds),
+            in_double(arriving),
+            _of(found, case.wrt),
+        )
     same(found, forward, case.outputs, 1e-4, "the rewritten forward")
     return feeds, arriving, {f"{n}_grad": found[f"{n}_grad"] for n in case.wrt}
 
@@ -214,8 +271,12 @@ def _of(found: Arrays, wrt: Sequence[str]) -> Arrays:
     return {name: found[f"{name}_grad"] for name in wrt}
 
 
-def _in_float64(case: Case, feeds: Arrays, arriving: Arrays, forward: Arrays) -> tuple[Built, Arrays]:
-    """The gradient graph with the first judge that can run it and agrees with onnxruntime about the forward."""
+def _in_float64(
+    case: Case, feeds: Arrays, arriving: Arrays, forward: Arrays
+) -> tuple[Built, Arrays]:
+    """The gradient graph with the first judge that can run it and agrees with onnxruntime about the
+    forward.
+    """
     causes = []
     for runs in ("onnxruntime", "reference"):
         try:
@@ -242,25 +303,38 @@ def meets_differences(
 
     def value(at: Arrays) -> float:
         results = run({**at, **arriving})
-        return float(sum(np.sum(results[o].astype(np.float64) * arriving[f"{o}_grad"]) for o in outputs))
+        return float(
+            sum(np.sum(results[o].astype(np.float64) * arriving[f"{o}_grad"]) for o in outputs)
+        )
 
     rng = np.random.default_rng(2)
     for name in wrt:
         for _ in range(directions):
             way = rng.uniform(0.5, 1.5, feeds[name].shape) * rng.choice([-1, 1], feeds[name].shape)
-            up, down = ({**feeds, name: np.asarray(feeds[name] + sign * step * way, feeds[name].dtype)} for sign in (1, -1))
+            up, down = (
+                {**feeds, name: np.asarray(feeds[name] + sign * step * way, feeds[name].dtype)}
+                for sign in (1, -1)
+            )
             slope = (value(up) - value(down)) / (2 * step)
             product = found[name].astype(np.float64) * way
-            assert found[name].shape == feeds[name].shape, f"the gradient of {name} has shape {found[name].shape}"
+            assert found[name].shape == feeds[name].shape, (
+                f"the gradient of {name} has shape {found[name].shape}"
+            )
             scale = np.abs(product).sum() + 1e-3 * abs(value(feeds))
             assert abs(slope - product.sum()) <= tolerance * scale + 1e-9, (
                 f"gradient of {name}: {product.sum()} along a direction, central difference {slope}"
             )
 
 
-def same(found: Arrays, expected: Arrays, names: Sequence[str], tolerance: float, what: str) -> None:
+def same(
+    found: Arrays, expected: Arrays, names: Sequence[str], tolerance: float, what: str
+) -> None:
     for name in names:
         scale = np.abs(expected[name]).max(initial=0) if expected[name].size else 1
         np.testing.assert_allclose(
-            found[name], expected[name], rtol=tolerance, atol=tolerance * scale + 1e-7, err_msg=f"{what}: {name}"
+            found[name],
+            expected[name],
+            rtol=tolerance,
+            atol=tolerance * scale + 1e-7,
+            err_msg=f"{what}: {name}",
         )

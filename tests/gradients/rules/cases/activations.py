@@ -3,14 +3,22 @@
 from tests.gradients.rules.cases import Case
 
 A = "float[3,4] a"
-# Celu is defined in float32 only; Shrink rounds to it in onnxruntime, Gelu's Erf in onnx.reference. tests/gradients/rules/test_kinks.py asks more of them.
+# Celu is defined in float32 only; Shrink rounds to it in onnxruntime, Gelu's Erf in onnx.reference.
+# tests/gradients/rules/test_kinks.py asks more of them.
 ROUNDED = ("Celu", "Shrink", "Gelu")
 
 
 def each(op: str, *attributes: str) -> list[Case]:
-    return [Case(f"{op} {a}".rstrip(), A, f"y = {op}{a}(a)", single=op in ROUNDED) for a in attributes] + [
+    return [
+        Case(f"{op} {a}".rstrip(), A, f"y = {op}{a}(a)", single=op in ROUNDED) for a in attributes
+    ] + [
         Case(f"{op} vector", "float[3] a", f"y = {op}(a)", single=op in ROUNDED),
-        Case(f"{op} 3-D, of a value", "float[2,1,3] a", f"h = Sin(a) y = {op}{attributes[-1]}(h)", single=op in ROUNDED),
+        Case(
+            f"{op} 3-D, of a value",
+            "float[2,1,3] a",
+            f"h = Sin(a) y = {op}{attributes[-1]}(h)",
+            single=op in ROUNDED,
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
 """Attention and rotary positions, as onnxruntime fuses them."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from dataclasses import replace
@@ -7,7 +8,9 @@ import onnxruntime
 
 from tests.gradients.rules.cases import Case
 
-TABLES = "float[4,2] c = {1,1,0.5,0.9,-0.4,0.7,-0.9,0.6}, float[4,2] s = {0,0,0.8,0.3,0.9,0.5,0.1,0.8}"
+TABLES = (
+    "float[4,2] c = {1,1,0.5,0.9,-0.4,0.7,-0.9,0.6}, float[4,2] s = {0,0,0.8,0.3,0.9,0.5,0.1,0.8}"
+)
 QKV = "float[2,3,4] q, float[2,3,4] k, float[2,3,4] v"
 BODY = "y = com.microsoft.MultiHeadAttention<num_heads=2{}>({})"
 
@@ -87,8 +90,8 @@ STACK = """e, l = com.microsoft.EmbedLayerNormalization<epsilon=0.01>(i, , w, f,
     a = com.microsoft.Attention<num_heads=2>(e, x, h, l) d = MatMul(a, o) n = com.microsoft.SkipLayerNormalization<epsilon=0.01>(d, e, g, b)
     r = com.microsoft.RotaryEmbedding(n, p, c, s) u = com.microsoft.MultiHeadAttention<num_heads=2>(r, r, n) t = Add(u, n) y = com.microsoft.QuickGelu(t)"""
 
-# What the kernels of 1.19 lack or compute otherwise: they look through a window one wider, see padded tokens, and take masks of a wrong width
-# where there are more keys than queries.
+# What the kernels of 1.19 lack or compute otherwise: they look through a window one wider, see
+# padded tokens, and take masks of a wrong width where there are more keys than queries.
 LATER = [] if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 23) else [
     Case("MultiHeadAttention padding, other length", "float[2,2,4] q, float[2,3,4] k, float[2,3,4] v", BODY.format("", "q, k, v, , m"), "int32[2,3] m = {0,1,1,1,0,1}"),
     Case("MultiHeadAttention causal, fewer queries", "float[1,3,4] q, float[1,5,4] k, float[1,5,4] v", BODY.format(", unidirectional=1", "q, k, v")),
@@ -149,8 +152,10 @@ CASES = [
              f"{LENGTH}, {TURNS}"),
         Case("GroupQueryAttention values used", GROUPS, "y, r, z = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, , , l, n)", LENGTH),
         *LATER,
-        Case("Attention ms between fused neighbours", f"{BERT}, float[4,12] x, float[12] h, float[4,4] o", STACK, f"{IDS}, {TABLES}", twice=False),  # each has been, alone
+        # each has been, alone
+        Case("Attention ms between fused neighbours", f"{BERT}, float[4,12] x, float[12] h, float[4,4] o", STACK, f"{IDS}, {TABLES}", twice=False),
         Case("Attention ms after what is frozen", f"{BERT}, float[4,12] x, float[12] h, float[4,4] o", STACK, f"{IDS}, {TABLES}", frozen=("w", "f", "g", "b", "x", "h"),
-             single=True, shapes=("static", "batch")),  # embedding and attention stay as they are: for float32, and tables of known size
+             # embedding and attention stay as they are: for float32, and tables of known size
+             single=True, shapes=("static", "batch")),
     )
 ]  # fmt: skip

@@ -1,4 +1,5 @@
 """Losses of classification."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -9,11 +10,19 @@ WEIGHTS = ", float[3] w = {0.5, 2, 3}"
 
 def losses() -> list[Case]:
     cases = []
-    for op, head in (("SoftmaxCrossEntropyLoss", "l = Identity(a)"), ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)")):
+    for op, head in (
+        ("SoftmaxCrossEntropyLoss", "l = Identity(a)"),
+        ("NegativeLogLikelihoodLoss", "l = LogSoftmax<axis=1>(a)"),
+    ):
         for reduction in ("mean", "sum", "none"):
             for ignore in ("", ", ignore_index=1", ", ignore_index=-1"):
-                name, loss = f"{op} {reduction}{ignore}", f'{head} y = {op}<reduction="{reduction}"{ignore}>'
-                labels, images = (t.replace("1}", "-1}") if "-1" in ignore else t for t in (LABELS, IMAGES))
+                name, loss = (
+                    f"{op} {reduction}{ignore}",
+                    f'{head} y = {op}<reduction="{reduction}"{ignore}>',
+                )
+                labels, images = (
+                    t.replace("1}", "-1}") if "-1" in ignore else t for t in (LABELS, IMAGES)
+                )
                 cases += [
                     Case(name, "float[4,3] a", f"{loss}(l, t)", labels),
                     Case(f"{name} weights", "float[4,3] a", f"{loss}(l, t, w)", labels + WEIGHTS),

@@ -1,4 +1,5 @@
 """Arithmetic and elementary functions."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -51,8 +52,18 @@ def variadic(op: str) -> list[Case]:
         Case(f"{op} three", f"{AB}, float[2,3] c", f"y = {op}(a, b, c)"),
         Case(f"{op} three that broadcast", f"{A}, float[3] b, float[2,1] c", f"y = {op}(a, b, c)"),
         Case(f"{op} one", A, f"y = {op}(a)"),
-        Case(f"{op} with a constant", f"{A}, float[3] b", f"y = {op}(a, c, b)", "float[2,1] c = {0.1, -0.1}"),
-        Case(f"{op} one in the middle", f"{AB}, float[2,3] c", f"y = {op}(a, b, c)", frozen=("a", "c")),
+        Case(
+            f"{op} with a constant",
+            f"{A}, float[3] b",
+            f"y = {op}(a, c, b)",
+            "float[2,1] c = {0.1, -0.1}",
+        ),
+        Case(
+            f"{op} one in the middle",
+            f"{AB}, float[2,3] c",
+            f"y = {op}(a, b, c)",
+            frozen=("a", "c"),
+        ),
     ]
 
 
@@ -82,7 +93,8 @@ C = "bool[2,3] c = {1,0,1,0,0,1}"
 
 CASES = [
     *(case for op in ("Neg", "Abs", "Exp", "Sin", "Cos", "Sinh", "Cosh", "Tanh", "Asinh", "Atan", "Sigmoid", "Identity") for case in unary(op)),
-    Case("Erf", A, "y = Erf(a)", single=True),  # onnx.reference rounds it to float32; tests/gradients/rules/test_kinks.py asks more
+    # onnx.reference rounds it to float32; tests/gradients/rules/test_kinks.py asks more
+    Case("Erf", A, "y = Erf(a)", single=True),
     *(case for op in ("Log", "Sqrt", "Reciprocal") for case in unary(op, 0.3)),
     *(case for op in ("Asin", "Acos", "Atanh") for case in unary(op, -0.9, 0.9)),
     *unary("Tan", -1.2, 1.2), *unary("Acosh", 1.2, 3),

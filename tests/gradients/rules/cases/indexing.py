@@ -1,4 +1,5 @@
 """Operators that take elements at computed places, or put them there."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -58,7 +59,8 @@ CASES = [
     Case("Scatter", "float[3,3] a, float[1,2] b", "y = Scatter<axis=1>(a, i, b)", "int64[1,2] i = {2, 0}", opset=10),
     *(Case(f"ScatterElements {r} repeated", "float[2,3] a, float[2,2] b", f'y = ScatterElements<axis=1, reduction="{r}">(a, i, b)', "int64[2,2] i = {2, -1, 0, 2}") for r in EVERY[1:]),
     *(Case(f"ScatterElements {r} axis 0", "float[3,2] a, float[2,2] b", f'y = ScatterElements<reduction="{r}">(a, i, b)', "int64[2,2] i = {2, 0, 2, 1}") for r in EVERY[1:]),
-    Case("ScatterElements mul by zero", "float[2,3] a, float[2,2] b", 'n = Mul(b, m) y = ScatterElements<axis=1, reduction="mul">(a, i, n)', "int64[2,2] i = {2, -1, 0, 2}, float[2,2] m = {0, 1, 0, 1}", twice=False),  # a second zero comes in with the second derivative's direction
+    # a second zero comes in with the second derivative's direction
+    Case("ScatterElements mul by zero", "float[2,3] a, float[2,2] b", 'n = Mul(b, m) y = ScatterElements<axis=1, reduction="mul">(a, i, n)', "int64[2,2] i = {2, -1, 0, 2}, float[2,2] m = {0, 1, 0, 1}", twice=False),
     *(Case(f"ScatterND {r}", "float[4,3] a, float[2,3] b", f'y = ScatterND<reduction="{r}">(a, i, b)', "int64[2,1] i = {2, 0}") for r in EVERY),
     *(Case(f"ScatterND {r} repeated", "float[4,3] a, float[3,3] b", f'y = ScatterND<reduction="{r}">(a, i, b)', "int64[3,1] i = {2, -2, 1}") for r in EVERY[1:]),
     *(Case(f"ScatterND {r} elements", "float[3,3] a, float[2,2] b", f'y = ScatterND<reduction="{r}">(a, i, b)', "int64[2,2,2] i = {0, 0, 1, 2, 2, -1, 1, 1}") for r in EVERY),

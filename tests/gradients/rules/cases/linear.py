@@ -30,33 +30,53 @@ _SHAPES = {
 }
 
 _MATMUL = [
-    *(Case(f"MatMul {name}", f"float[{a}] a, float[{b}] b", "y = MatMul(a, b)") for name, (a, b) in _SHAPES.items()),
+    *(
+        Case(f"MatMul {name}", f"float[{a}] a, float[{b}] b", "y = MatMul(a, b)")
+        for name, (a, b) in _SHAPES.items()
+    ),
     Case("MatMul twice the same", "float[3,3] a", "y = MatMul(a, a)"),
     Case("MatMul frozen right", "float[2,2] a", "y = MatMul(a, c)", "float[2,2] c = {1,2,3,4}"),
     Case("MatMul frozen left", "float[2,2] a", "y = MatMul(c, a)", "float[2,2] c = {1,2,3,4}"),
-    Case("MatMul chain", "float[2,3] a, float[3,3] b, float[3,2] c", "t = MatMul(a, b) y = MatMul(t, c)"),
+    Case(
+        "MatMul chain",
+        "float[2,3] a, float[3,3] b, float[3,2] c",
+        "t = MatMul(a, b) y = MatMul(t, c)",
+    ),
 ]
 
 _GEMM = [
     Case("Gemm", "float[2,3] a, float[3,4] b", "y = Gemm(a, b)"),
     *(
         Case(
-            f"Gemm C [{c}]", f"float[2,3] a, float[3,4] b, float{f'[{c}]' if c else ''} c", "y = Gemm<alpha=0.5, beta=2.0>(a, b, c)"
+            f"Gemm C [{c}]",
+            f"float[2,3] a, float[3,4] b, float{f'[{c}]' if c else ''} c",
+            "y = Gemm<alpha=0.5, beta=2.0>(a, b, c)",
         )
         for c in ("", "1", "4", "1,4", "2,1", "1,1", "2,4")
     ),
     *(
         Case(
             f"Gemm transA={left} transB={right}",
-            f"float[{'3,2' if left else '2,3'}] a, float[{'4,3' if right else '3,4'}] b, float[4] c",
+            f"float[{'3,2' if left else '2,3'}] a, float[{'4,3' if right else '3,4'}] b,"
+            " float[4] c",
             f"y = Gemm<transA={left}, transB={right}, alpha=0.5>(a, b, c)",
         )
         for left, right in product((0, 1), repeat=2)
     ),
     Case("Gemm beta 0", "float[2,3] a, float[3,4] b, float[4] c", "y = Gemm<beta=0.0>(a, b, c)"),
     Case("Gemm same leaf", "float[3,3] a", "y = Gemm(a, a, a)"),
-    Case("Gemm only C", "float[4] c", "y = Gemm(x, z, c)", "float[2,1] x = {1,2}, float[1,4] z = {1,2,3,4}"),
-    Case("Gemm of opset 7", "float[2,3] a, float[3,4] b, float[1,4] c", "y = Gemm<transB=0>(a, b, c)", opset=7),
+    Case(
+        "Gemm only C",
+        "float[4] c",
+        "y = Gemm(x, z, c)",
+        "float[2,1] x = {1,2}, float[1,4] z = {1,2,3,4}",
+    ),
+    Case(
+        "Gemm of opset 7",
+        "float[2,3] a, float[3,4] b, float[1,4] c",
+        "y = Gemm<transB=0>(a, b, c)",
+        opset=7,
+    ),
 ]
 
 _EQUATIONS = [
@@ -123,24 +143,46 @@ _EINSUM = [
     for equation, *shapes in _EQUATIONS
 ]
 _EINSUM += [
-    # a label of size 1 is broadcast by onnxruntime, and given a wrong size by ONNX's inference where it comes first
-    Case("Einsum with a size of one", "float[2,3] a, float[1] b", 'y = Einsum<equation="ij,j->ij">(a, b)'),
-    Case("Einsum with a summed size of one", "float[2,3] a, float[1] b", 'y = Einsum<equation="ij,j->i">(a, b)'),
+    # a label of size 1 is broadcast by onnxruntime, and given a wrong size by ONNX's inference
+    # where it comes first
+    Case(
+        "Einsum with a size of one",
+        "float[2,3] a, float[1] b",
+        'y = Einsum<equation="ij,j->ij">(a, b)',
+    ),
+    Case(
+        "Einsum with a summed size of one",
+        "float[2,3] a, float[1] b",
+        'y = Einsum<equation="ij,j->i">(a, b)',
+    ),
     Case("Einsum twice the same", "float[2,3] a", 'y = Einsum<equation="ij,kj->ik">(a, a)'),
     Case("Einsum of a scalar", "float[2] a, float b", 'y = Einsum<equation="i,->i">(a, b)'),
 ]
 
-# n x n minors have n^2 determinants, and onnxruntime has no Det in float64: the reference is slow on many
+# n x n minors have n^2 determinants, and onnxruntime has no Det in float64: the reference is slow
+# on many
 _DET = [
-    *(Case(f"Det [{shape}]", f"float[{shape}] x", "y = Det(x)") for shape in ("1,1", "2,2", "3,3", "4,4", "2,2,2", "2,1,3,3")),
-    Case("Det singular", "float s", "x = Mul(s, c) y = Det(x)", "float[3,3] c = {1,2,3,2,4,6,0,1,1}"),
+    *(
+        Case(f"Det [{shape}]", f"float[{shape}] x", "y = Det(x)")
+        for shape in ("1,1", "2,2", "3,3", "4,4", "2,2,2", "2,1,3,3")
+    ),
+    Case(
+        "Det singular", "float s", "x = Mul(s, c) y = Det(x)", "float[3,3] c = {1,2,3,2,4,6,0,1,1}"
+    ),
 ]
 
 _MS = ("com.microsoft",)
 
 
-def _fused(name: str, inputs: str, attributes: str, op_type: str = "FusedMatMul", arguments: str = "a, b") -> Case:
-    return Case(f"{op_type} {name}", inputs, f"y = com.microsoft.{op_type}<{attributes}>({arguments})", domains=_MS)
+def _fused(
+    name: str, inputs: str, attributes: str, op_type: str = "FusedMatMul", arguments: str = "a, b"
+) -> Case:
+    return Case(
+        f"{op_type} {name}",
+        inputs,
+        f"y = com.microsoft.{op_type}<{attributes}>({arguments})",
+        domains=_MS,
+    )
 
 
 _FUSED = [

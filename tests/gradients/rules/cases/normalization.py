@@ -1,4 +1,5 @@
 """Normalisations."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case

@@ -1,4 +1,5 @@
 """Pools."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 import re
@@ -16,7 +17,8 @@ WAYS = [
 ]  # fmt: skip
 COUNTED = [f"{way}, count_include_pad=1" for way in WAYS if "pad" in way and "ceil" not in way]
 
-# Where the reference has a mistake: padding and the last window of LpPool; GlobalMaxPool but in 2-D.
+# Where the reference has a mistake: padding and the last window of LpPool; GlobalMaxPool but in
+# 2-D.
 MISJUDGED = re.compile(r"LpPool.*(pad|ceil_mode)|GlobalMaxPool [13]-D")
 
 

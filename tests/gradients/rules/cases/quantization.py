@@ -1,17 +1,22 @@
-"""Scales of frozen integers, and packed weights: what is smooth about quantised numbers. The rest is in tests/gradients/rules/test_quantization.py."""
+"""Scales of frozen integers, and packed weights: what is smooth about quantised numbers.
+
+The rest is in tests/gradients/rules/test_quantization.py.
+"""
 
 from __future__ import annotations
 
 from tests.gradients.rules.cases import Case
 
 
-def _scale(name: str, scale: str, integers: str, attributes: str = "", zero_point: str = "") -> Case:
+def _scale(
+    name: str, scale: str, integers: str, attributes: str = "", zero_point: str = ""
+) -> Case:
     """DequantizeLinear has no float64: one judge, in float32."""
     return Case(
         f"DequantizeLinear {name}",
         f"float{scale} s, float[6] a",
-        f"d = DequantizeLinear{f'<{attributes}>' if attributes else ''}(q, s{', z' if zero_point else ''}) "
-        "r = Reshape(d, flat) y = Mul(r, a)",
+        f"d = DequantizeLinear{f'<{attributes}>' if attributes else ''}(q,"
+        f" s{', z' if zero_point else ''}) r = Reshape(d, flat) y = Mul(r, a)",
         f"{integers}, int64[1] flat = {{6}}" + (f", {zero_point}" if zero_point else ""),
         low=0.2,
         single=True,
@@ -30,9 +35,19 @@ _DEQUANTIZE = [
     _scale("middle", "[3]", "uint8[1,3,2] q = {7,2,3,40,5,6}", "axis=1", "uint8[3] z = {1,2,3}"),
     _scale("vector", "[6]", "uint8[6] q = {7,2,3,40,5,6}", "axis=0"),
     _scale("int32", "", "int32[2,3] q = {-700,2,3,40,-5,6}"),
-    _scale("blocks", "[1,3]", "int8[2,3] q = {-7,2,3,40,-5,6}", "axis=0, block_size=2", "int8[1,3] z = {3,-1,0}"),
-    _scale("blocks, the last not full", "[2,2]", _Q, "axis=1, block_size=2", "int8[2,2] z = {3,-1,0,1}"),
-    _scale("blocks from behind", "[1,3,1]", "uint8[1,3,2] q = {7,2,3,40,5,6}", "axis=-1, block_size=2"),
+    _scale(
+        "blocks",
+        "[1,3]",
+        "int8[2,3] q = {-7,2,3,40,-5,6}",
+        "axis=0, block_size=2",
+        "int8[1,3] z = {3,-1,0}",
+    ),
+    _scale(
+        "blocks, the last not full", "[2,2]", _Q, "axis=1, block_size=2", "int8[2,2] z = {3,-1,0,1}"
+    ),
+    _scale(
+        "blocks from behind", "[1,3,1]", "uint8[1,3,2] q = {7,2,3,40,5,6}", "axis=-1, block_size=2"
+    ),
     Case(
         "DequantizeLinear of com.microsoft",
         "float[2] s",
@@ -44,10 +59,19 @@ _DEQUANTIZE = [
     ),
 ]
 
-_PACKED = "uint8[2,2,8] b = {1,18,35,52,69,86,103,120,137,154,171,188,205,222,239,240,15,30,45,60,75,90,105,120,135,150,165,180,195,210,225,240}"
+_PACKED = (
+    "uint8[2,2,8] b ="
+    " {1,18,35,52,69,86,103,120,137,154,171,188,205,222,239,240,15,30,45,60,75,90,105,120,135,150,165,180,195,210,225,240}"
+)
 
 
-def _bits(name: str, arguments: str, constants: str, attributes: str = "K=32, N=2, bits=4, block_size=16", a: str = "2,32") -> Case:
+def _bits(
+    name: str,
+    arguments: str,
+    constants: str,
+    attributes: str = "K=32, N=2, bits=4, block_size=16",
+    a: str = "2,32",
+) -> Case:
     return Case(
         f"MatMulNBits {name}",
         f"float[{a}] a, float[4] s" + (", float[2] bias" if "bias" in arguments else ""),
@@ -64,7 +88,13 @@ _MATMUL = [
     _bits("4 bits", "a, b, s", _PACKED),
     _bits("zero points", "a, b, s, z", f"{_PACKED}, uint8[2] z = {{35,148}}"),
     _bits("float zero points", "a, b, s, z", f"{_PACKED}, float[4] z = {{1.5,2.5,7.25,8.0}}"),
-    _bits("batch, K not a multiple", "a, b, s", _PACKED, "K=30, N=2, bits=4, block_size=16", a="2,1,30"),
+    _bits(
+        "batch, K not a multiple",
+        "a, b, s",
+        _PACKED,
+        "K=30, N=2, bits=4, block_size=16",
+        a="2,1,30",
+    ),
     _bits("bias", "a, b, s, , , bias", _PACKED),
 ]
 

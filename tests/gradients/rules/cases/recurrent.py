@@ -1,7 +1,8 @@
 """RNN, GRU and LSTM.
 
-onnx.reference knows a part of these operators only, and onnxruntime no float64, so `tests/gradients/rules/test_recurrent.py` has the judge of all
-`CONFIGURATIONS`, in float64; `CASES` are a few of them, in float32.
+onnx.reference knows a part of these operators only, and onnxruntime no float64, so
+`tests/gradients/rules/test_recurrent.py` has the judge of all `CONFIGURATIONS`, in float64; `CASES`
+are a few of them, in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ def recurrent(
     name: str, op: str, given: str = "b h c", made: str = "y", lengths: str = "", d: int = 1, frozen: tuple[str, ...] = (), time: int = T,
     **attributes: object,
 ) -> Case:  # fmt: skip
-    """A case of one node. `given` are its optional inputs, `made` its outputs in use: the first is y, the sum of the others z."""
+    """A case of one node.
+
+    `given` are its optional inputs, `made` its outputs in use: the first is y, the sum of the
+    others z.
+    """
     gates, first = GATES[op], bool(attributes.get("layout"))
     state = f"[{N},{d},{H}]" if first else f"[{d},{N},{H}]"
     shapes = {
@@ -30,7 +35,9 @@ def recurrent(
     text = ", ".join(s if s in present else "" for s in slots).rstrip(", ")
     if d == 2:
         attributes["direction"] = "bidirectional"
-    settings = ", ".join(f"{k}={_literal(v)}" for k, v in {"hidden_size": H, **attributes}.items() if v is not None)
+    settings = ", ".join(
+        f"{k}={_literal(v)}" for k, v in {"hidden_size": H, **attributes}.items() if v is not None
+    )
     outputs = ["y", "h", "c"][: 1 + STATES[op]]
     used = made.split()
     names = [("y" if used[0] == o else f"out_{o}") if o in used else '""' for o in outputs]
@@ -71,13 +78,22 @@ def _of(op: str) -> list[Case]:
         recurrent("clip", op, clip=0.5, made=every),
     ]
     cases += [
-        recurrent(f"lengths {way}, {made}", op, made=made, lengths="2, 3", d=1 + (way == "bidirectional"), direction=way)
+        recurrent(
+            f"lengths {way}, {made}",
+            op,
+            made=made,
+            lengths="2, 3",
+            d=1 + (way == "bidirectional"),
+            direction=way,
+        )
         for way in ("forward", "reverse", "bidirectional")
         for made in ("y", "h", every)
     ]
     cases += [
         recurrent("lengths, weights only", op, "", made=every, lengths="1, 2"),
-        recurrent("lengths clip reverse", op, made=every, lengths="1, 2", clip=0.5, direction="reverse"),
+        recurrent(
+            "lengths clip reverse", op, made=every, lengths="1, 2", clip=0.5, direction="reverse"
+        ),
     ]
     count = len(ACTIVATIONS[op])
     plain = ["Relu", "Tanh", "Sigmoid", "Softsign", "Softplus"]
@@ -98,7 +114,9 @@ def _of(op: str) -> list[Case]:
                       activation_alpha=[alpha + 0.1 * k for k in range(count)], activation_beta=betas)
         )  # fmt: skip
     mixed = (
-        ["LeakyRelu", "Elu"] if op == "RNN" else ["LeakyRelu", "HardSigmoid", "Tanh", "Sigmoid", "Elu", "ScaledTanh"][: 2 * count]
+        ["LeakyRelu", "Elu"]
+        if op == "RNN"
+        else ["LeakyRelu", "HardSigmoid", "Tanh", "Sigmoid", "Elu", "ScaledTanh"][: 2 * count]
     )
     cases.append(
         recurrent(

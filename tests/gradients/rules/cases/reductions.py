@@ -1,4 +1,5 @@
 """Reductions and running sums."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -23,7 +24,12 @@ def reductions(op: str) -> list[Case]:
         ("scalar", "float a", f"y = {op}(a)", ""),
         ("last axis", A, f"y = {op}(a, axes)", "int64[1] axes = {-1}"),
         ("axis <keepdims=0>", A, f"y = {op}<keepdims=0>(a, axes)", "int64[1] axes = {1}"),
-        ("named all axes <keepdims=0>", "float[2,3] a", f"y = {op}<keepdims=0>(a, axes)", "int64[2] axes = {1, 0}"),
+        (
+            "named all axes <keepdims=0>",
+            "float[2,3] a",
+            f"y = {op}<keepdims=0>(a, axes)",
+            "int64[2] axes = {1, 0}",
+        ),
     ]
     for keep in (0, 1):
         k = f"<keepdims={keep}>"
@@ -31,13 +37,27 @@ def reductions(op: str) -> list[Case]:
             (f"axes {k}", A, f"y = {op}{k}(a, axes)", "int64[2] axes = {0, -1}"),
             (f"all axes {k}", "float[2,3] a", f"y = {op}{k}(a)", ""),
             (f"empty axes {k}", "float[2,3] a", f"y = {op}{k}(a, axes)", "int64[0] axes = {}"),
-            (f"computed axes {k}", A, f"n = Neg(minus) y = {op}{k}(a, n)", "int64[2] minus = {0, 1}"),
-            (f"computed empty axes {k}", "float[2,3] a", f"n = Neg(none) y = {op}{k}(a, n)", "int64[0] none = {}"),
+            (
+                f"computed axes {k}",
+                A,
+                f"n = Neg(minus) y = {op}{k}(a, n)",
+                "int64[2] minus = {0, 1}",
+            ),
+            (
+                f"computed empty axes {k}",
+                "float[2,3] a",
+                f"n = Neg(none) y = {op}{k}(a, n)",
+                "int64[0] none = {}",
+            ),
         ]
         if op in ("ReduceSum", "ReduceMax"):
             computed = f"n = Neg(minus) y = {op}<noop_with_empty_axes=1, keepdims={keep}>(a, n)"
-            rows.append((f"computed axis, else none {k}", "float[2,3] a", computed, "int64[1] minus = {1}"))
-    return [Case(f"{op} {name}", inputs, body, constants, low) for name, inputs, body, constants in rows]
+            rows.append(
+                (f"computed axis, else none {k}", "float[2,3] a", computed, "int64[1] minus = {1}")
+            )
+    return [
+        Case(f"{op} {name}", inputs, body, constants, low) for name, inputs, body, constants in rows
+    ]
 
 
 CASES = [

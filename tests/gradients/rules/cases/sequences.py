@@ -1,4 +1,5 @@
 """Sequences and optional values, of known and of unknown length."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -16,13 +17,15 @@ CASES = [
     Case("SequenceAt computed row", "float[3,4] a", "m = ArgMax<axis=0, keepdims=0>(c) s = SplitToSequence<keepdims=0>(a) y = SequenceAt(s, m)", "float[3] c = {1, 3, 2}"),
     Case("SequenceAt computed piece", "float[5,2] a, float[3] b", "m = ArgMax<axis=0, keepdims=0>(b) s = SplitToSequence(a, n) h = SequenceAt(s, m) y = ReduceSum(h)", "int64 n = {2}", frozen=("b",)),
     Case("SequenceAt computed part", "float[2,5] a, float[3] b", "m = ArgMax<axis=0, keepdims=0>(b) s = SplitToSequence<axis=1>(a, n) h = SequenceAt(s, m) y = ReduceSum(h)", "int64[3] n = {2, 1, 2}", frozen=("b",)),
-    Case("SequenceAt computed, constructed", "float[2,2] a, float[2,2] b, float[3] c", "m = ArgMax<axis=0, keepdims=0>(c) s = SequenceConstruct(a, b, a) y = SequenceAt(s, m)", frozen=("c",), shapes=("static",)),  # equal sizes must be known
+    # equal sizes must be known
+    Case("SequenceAt computed, constructed", "float[2,2] a, float[2,2] b, float[3] c", "m = ArgMax<axis=0, keepdims=0>(c) s = SequenceConstruct(a, b, a) y = SequenceAt(s, m)", frozen=("c",), shapes=("static",)),
     Case("SequenceConstruct", "float[2,3] a, float[1,3] b", "s = SequenceConstruct(a, b, a) y = ConcatFromSequence<axis=0>(s)"),
     Case("SequenceConstruct new axis", "float[2,3] a, float[2,3] b", "s = SequenceConstruct(a, b) y = ConcatFromSequence<axis=-1, new_axis=1>(s)"),
     Case("SequenceConstruct at", "float[2,3] a, float[1,3] b", "s = SequenceConstruct(a, b) u = SequenceAt(s, i) y = Mul(u, a)", BACK),
     Case("SequenceInsert", "float[2,3] a, float[1,3] b", "e = SequenceEmpty<dtype=1>() s = SequenceInsert(e, a) t = SequenceInsert(s, b, i) u = SequenceInsert(t, a) y = ConcatFromSequence<axis=0>(u)", "int64 i = {0}"),
     Case("SequenceInsert into parts", "float[4,2] a, float[1,2] b", "s = SplitToSequence(a, n) t = SequenceInsert(s, b, i) y = ConcatFromSequence<axis=0>(t)", f"int64[2] n = {{1, 3}}, {BACK}"),
-    Case("SequenceInsert into pieces", "float[4,2] a, float[2,2] b", "s = SplitToSequence(a, n) t = SequenceInsert(s, b) y = ConcatFromSequence<axis=1>(t)", "int64 n = {2}", shapes=("static",)),  # how many pieces must be known
+    # how many pieces must be known
+    Case("SequenceInsert into pieces", "float[4,2] a, float[2,2] b", "s = SplitToSequence(a, n) t = SequenceInsert(s, b) y = ConcatFromSequence<axis=1>(t)", "int64 n = {2}", shapes=("static",)),
     Case("SequenceErase", "float[2,3] a, float[1,3] b", "s = SequenceConstruct(a, b, a) t = SequenceErase(s, i) u = SequenceErase(t) y = ConcatFromSequence<axis=0>(u)", ONE, frozen=("b",)),
     Case("ConcatFromSequence of all parts", "float[5,2] a", "s = SplitToSequence(a, n) h = ConcatFromSequence<axis=0>(s) y = Mul(h, a)", "int64 n = {2}"),
     Case("ConcatFromSequence of rows", A, "s = SplitToSequence<keepdims=0>(a) y = ConcatFromSequence<axis=0>(s)"),

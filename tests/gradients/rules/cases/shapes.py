@@ -1,4 +1,5 @@
 """Operators that lay elements out anew."""
+
 # ruff: noqa: E501  # a case is a row of a table
 
 from tests.gradients.rules.cases import Case
@@ -21,7 +22,8 @@ CASES = [
     Case("Flatten of a scalar", "float a", "y = Flatten<axis=0>(a)"),
     Case("Squeeze", "float[2,1,3,1] a", "y = Squeeze(a, x)", "int64[1] x = {1}"),
     Case("Squeeze two", "float[2,1,3,1] a", "y = Squeeze(a, x)", "int64[2] x = {-1, 1}"),
-    Case("Squeeze all", "float[2,1,3,1] a", "y = Squeeze(a)", shapes=("static",)),  # the rank of the result must be known
+    # the rank of the result must be known
+    Case("Squeeze all", "float[2,1,3,1] a", "y = Squeeze(a)", shapes=("static",)),
     Case("Squeeze to a scalar", "float[1,1] a", "y = Squeeze(a, x)", "int64[2] x = {0, 1}"),
     Case("Unsqueeze", B, "y = Unsqueeze(a, x)", "int64[2] x = {0, -1}"),
     Case("Unsqueeze of a scalar", "float a", "y = Unsqueeze(a, x)", "int64[1] x = {0}"),

@@ -40,8 +40,8 @@ _DFT = [
     Case("DFT there and back", "float[2,5,1] x", "f = DFT(x) g = Mul(f, f) y = DFT<inverse=1>(g)"),
 ]  # fmt: skip
 
-# Complex signals are in tests/gradients/rules/test_signal.py: onnxruntime's STFT reads beyond their end. Without the attribute ONNX's inference
-# takes onesided for 0, against its default of 1.
+# Complex signals are in tests/gradients/rules/test_signal.py: onnxruntime's STFT reads beyond their
+# end. Without the attribute ONNX's inference takes onesided for 0, against its default of 1.
 _STFT = [
     *(
         Case(
@@ -51,9 +51,18 @@ _STFT = [
             "int64 step = {2}" + (", int64 n = {4}" if "n" in arguments else ""),
         )
         for onesided in (0, 1)
-        for name, arguments in (("window", ["w"]), ("window and length", ["w", "n"]), ("length", ["", "n"]))
+        for name, arguments in (
+            ("window", ["w"]),
+            ("window and length", ["w", "n"]),
+            ("length", ["", "n"]),
+        )
     ),
-    Case("STFT step beyond the frame", "float[1,8,1] x, float[3] w", "y = STFT<onesided=1>(x, step, w)", "int32 step = {5}"),
+    Case(
+        "STFT step beyond the frame",
+        "float[1,8,1] x, float[3] w",
+        "y = STFT<onesided=1>(x, step, w)",
+        "int32 step = {5}",
+    ),
     Case(
         "STFT frozen window",
         "float[2,6,1] x",
