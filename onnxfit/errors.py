@@ -19,6 +19,8 @@ expects.
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 MAX_NAMES_LISTED = 100  # names that an error lists in full
@@ -80,3 +82,11 @@ class StepError(OnnxfitError, RuntimeError):
 
 class DivergenceError(OnnxfitError, RuntimeError):
     """The loss became NaN or infinite."""
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line of the user's code that led here, outside of onnxfit."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("onnxfit"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

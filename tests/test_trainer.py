@@ -565,7 +565,7 @@ class TestRefusals:
         )
         with pytest.raises(
             ModelError,
-            match=r"depends on no weight in a way that has a derivative; the weights are w",
+            match=r"No weight has a gradient path to the loss; the weights are w",
         ):
             Trainer(model, loss="mse")
 

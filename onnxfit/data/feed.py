@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +12,7 @@ from onnxfit.data.batch import Array, Batch, Columns, Target
 from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
 from onnxfit.data.structure import by_name, common_rows
 from onnxfit.data.weights import row_weights, weights_by_class
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
 
@@ -183,7 +181,9 @@ class DataAdapter:
             columns.append((SAMPLE_WEIGHT, weights))
         if narrowed and not self._warned:
             self._warned = True
-            _warn(f"{'; '.join(narrowed)}. Convert once with astype to save time and silence this.")
+            warn_user(
+                f"{'; '.join(narrowed)}. Convert once with astype to save time and silence this."
+            )
         return Prepared(rows, tuple(columns), tuple(scalars))
 
     def _check_numbers(self, array: Array, place: object) -> None:
@@ -270,14 +270,3 @@ class DataAdapter:
                 f" inputs. The inputs are {'; '.join(map(str, self.inputs))}."
             )
         return nothing
-
-
-def _warn(message: str) -> None:
-    """A warning at the line of the caller's that led here."""
-    level, frame = 1, sys._getframe()
-    while (
-        frame.f_back is not None
-        and frame.f_globals.get("__name__", "").partition(".")[0] == "onnxfit"
-    ):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)

@@ -36,18 +36,16 @@ class Blocker:
 class BlockedError(GradientError):
     """Nodes block the gradient; another source may know them."""
 
+    def __init__(self, blockers: Sequence[Blocker]) -> None:
+        heading = "These nodes between the weights and the loss cannot be differentiated:"
+        super().__init__("\n  ".join([heading, *map(str, blockers)]))
+        self.blockers = tuple(blockers)
+
 
 def refuse(found: Sequence[Blocker]) -> None:
     """GradientError that lists all blockers, if there are any."""
     if found:
-        raise BlockedError(
-            "\n  ".join(
-                [
-                    "These nodes between the weights and the loss cannot be differentiated:",
-                    *map(str, found),
-                ]
-            )
-        )
+        raise BlockedError(found)
 
 
 def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:

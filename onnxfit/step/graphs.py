@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.gradients import Blocker
+from onnxfit.gradients.blocker import BlockedError, Blocker, refuse
+from onnxfit.gradients.inspection import inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import (
     OPSET,
@@ -44,29 +45,19 @@ from onnxfit.step.update import FusedWeights, add_update, learning_rate_input
 
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss, penalty, gradient, clipping and update: one graph, run once per batch."""
-    op, gradients = _gradient(recipe, batch)
+    op, gradients = gradient(recipe, batch)
     add_update(op, recipe, gradients)
     return finished(op)
 
 
 def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> onnx.ModelProto:
-    """The same in fewer operators, for a machine rather than a reader.
+    """Return the same in fewer operators, to be run rather than read.
 
-    `fused` are weights that it updates together: it reads them as they are, but they and their
-    slots leave it as one tensor each. Where the update is w - lr g, what is differentiated is the
-    loss times the learning rate: one number is multiplied in the place of all gradients.
+    `fused` are weights that are updated together: the graph reads each of them, but they and their
+    slots leave it as one tensor each. See `is_scaled` for the loss.
     """
-    floats = all(
-        recipe.model.graph.initializers[name].dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-        for name in recipe.weights
-    )
-    scaled = (
-        recipe.optimizer.is_plain_sgd
-        and floats
-        and recipe.clip_norm is None
-        and recipe.clip_value is None
-    )
-    op, gradients = _gradient(recipe, batch, scaled=scaled)
+    scaled = is_scaled(recipe)
+    op, gradients = gradient(recipe, batch, scaled=scaled)
     add_update(op, recipe, gradients, fused, scaled=scaled)
     return finished(op)
 
@@ -75,7 +66,7 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Forward, loss, penalty and gradient, added to the gradients of the window
     (`Trainer(accumulate=)`).
     """
-    op, gradients = _gradient(recipe, batch)
+    op, gradients = gradient(recipe, batch)
     first = op.input(names.FIRST, np.bool_, ())
     for weight, g in gradients.items():
         assert g.shape is not None  # it has its weight's
@@ -156,12 +147,31 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[s
     return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
-@model_errors()
-def blockers(recipe: Recipe, batch: Batch) -> Sequence[Blocker]:
-    """Every node between the weights and the loss that the source of gradients cannot
-    differentiate, without running anything.
+def check_gradient(recipe: Recipe) -> None:
+    """Raise GradientError if nodes block the gradient whatever sizes a batch has."""
+    if recipe.loss_outputs:
+        found = _blockers(recipe)
+    else:
+        source = recipe.gradient.name
+        found = inspect_working(recipe.model, recipe.weights, recipe.float_outputs, source).blockers
+    refuse([blocker for blocker in found if not blocker.needs_sizes])
+
+
+def _blockers(recipe: Recipe) -> Sequence[Blocker]:
+    """The nodes that block the gradient for a batch as the model declares it.
+
+    The rules find them while they build the gradient. It is kept for the first batch.
     """
-    return recipe.gradient.blockers(with_loss(recipe, batch), names.TOTAL, recipe.weights)
+    batch = recipe.declared_batch
+    if recipe.gradient.name == "onnxruntime":  # its builder tells them without building
+        with model_errors():
+            model = with_loss(recipe, batch)
+            return recipe.gradient.blockers(model, names.TOTAL, recipe.weights)
+    try:
+        differentiate(recipe, batch, scaled=is_scaled(recipe))
+    except BlockedError as error:
+        return error.blockers
+    return ()
 
 
 def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
@@ -174,21 +184,61 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
     return infer_shapes(pruned(op))
 
 
-@model_errors()
-def _gradient(
+def gradient(
     recipe: Recipe, batch: Batch, *, scaled: bool = False
 ) -> tuple[GraphBuilder, dict[str, Value]]:
-    """The gradients of the loss, or of the loss times the learning rate."""
-    model, loss = with_loss(recipe, batch), names.TOTAL
-    if scaled:
-        op, loss = GraphBuilder(model.graph), names.SCALED
-        total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
-        op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
-    model, found = recipe.gradient.add_gradients(model, loss, recipe.weights)
-    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
+    """Return a builder of the graph with its gradients, and the gradient of each weight.
+
+    `scaled=True` multiplies the loss, and so every gradient, by the learning rate.
+    """
+    model, gradients = differentiate(recipe, batch, scaled=scaled)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
-    return op, {weight: op.wrap(values[name]) for weight, name in found.items()}
+    return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
+
+
+@model_errors()
+def differentiate(
+    recipe: Recipe, batch: Batch, *, scaled: bool = False
+) -> tuple[ir.Model, dict[str, str]]:
+    """Return the forward pass, the loss and the gradient, and the name of each weight's gradient.
+
+    The gradient for a batch as the model declares it is built once for a recipe, since the
+    constructor of a Trainer needs it to find out what blocks it; later calls return copies.
+    """
+    declared = batch == recipe.declared_batch
+    if not declared or scaled not in recipe.differentiated:
+        found = _differentiate(recipe, batch, scaled)
+        if not declared:
+            return found
+        recipe.differentiated[scaled] = found
+    model, gradients = recipe.differentiated[scaled]
+    return model.clone(), gradients
+
+
+def _differentiate(recipe: Recipe, batch: Batch, scaled: bool) -> tuple[ir.Model, dict[str, str]]:
+    model = with_loss(recipe, batch)
+    loss = names.TOTAL
+    if scaled:
+        loss = names.SCALED
+        op = GraphBuilder(model.graph)
+        total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
+        op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
+    model, gradients = recipe.gradient.add_gradients(model, loss, recipe.weights)
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
+    return model, gradients
+
+
+def is_scaled(recipe: Recipe) -> bool:
+    """Whether the loss is multiplied by the learning rate, in the place of all gradients.
+
+    An update w - lr g allows it, if nothing else looks at the gradient.
+    """
+    if not recipe.optimizer.is_plain_sgd or recipe.clip_norm is not None:
+        return False
+    initializers = recipe.model.graph.initializers
+    dtypes = {initializers[name].dtype for name in recipe.weights}
+    return recipe.clip_value is None and dtypes <= {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 def add_loss(

@@ -1,24 +1,33 @@
-"""The parts of a training step: model, weights, losses, penalties, optimizer and source of
-gradients.
-"""
+"""The ingredients of a training step, gathered from a model and the settings of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.gradients import GradientSource
+from onnxfit.errors import ModelError, SettingError
+from onnxfit.gradients import GradientSource, gradient_source, reachable
 from onnxfit.graph import names, tensors
+from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import updated_statistics
-from onnxfit.optimizers import Optimizer
-from onnxfit.penalties import Penalty
-from onnxfit.step.objectives import Objective
+from onnxfit.graph.weights import select_weights
+from onnxfit.optimizers import Optimizer, get_optimizer, initial_slots_to_read
+from onnxfit.penalties import Penalty, penalties_for
+from onnxfit.step.objectives import (
+    Objective,
+    OutputMetric,
+    Target,
+    get_objectives,
+    get_output_metrics,
+)
+from onnxfit.step.settings import TrainerSettings
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
 
@@ -27,11 +36,9 @@ Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, samp
 class Recipe:
     """Everything a step is made of.
 
-    `model` is the working form of the user's model and is never changed.
-
-    `objectives` is empty for a model that brings its own scalar output `loss`; `metric_outputs` are
-    the outputs that a training or evaluation step hands out because a metric looks at them; `slots`
-    holds each weight's slots before the first update.
+    `model` is the user's model, normalized, and is never changed. `objectives` is empty for a model
+    with a scalar output `loss` of its own. `slots` holds each weight's slots before the first
+    update.
     """
 
     model: ir.Model
@@ -41,19 +48,24 @@ class Recipe:
     optimizer: Optimizer
     gradient: GradientSource
     slots: Mapping[str, Mapping[str, np.ndarray[Any, Any]]]
-    metric_outputs: tuple[str, ...] = ()
+    metrics: tuple[OutputMetric, ...] = ()
     batch_norm: str = "train"
     clip_norm: float | None = None
     clip_value: float | None = None
+    # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
-    large: bool = field(init=False)  # more than one graph can hold
-    # then, frozen tensors that are inputs of every step, too
+    # whether the tensors are more than one graph can hold
+    large: bool = field(init=False)
+    # if so, the frozen tensors, which are then inputs of every step
     constants: tuple[str, ...] = field(init=False)
+    # gradients for batches as the model declares them: see `graphs.differentiate`
+    differentiated: dict[Any, tuple[ir.Model, dict[str, str]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "statistics", tuple(updated_statistics(self.model, self.weights, self.batch_norm))
-        )
+        statistics = updated_statistics(self.model, self.weights, self.batch_norm)
+        object.__setattr__(self, "statistics", tuple(statistics))
         sizes = {
             name: value.const_value.nbytes
             for name, value in self.model.graph.initializers.items()
@@ -68,19 +80,154 @@ class Recipe:
         object.__setattr__(self, "constants", tuple(frozen))
         object.__setattr__(self, "large", large)
 
+    @classmethod
+    def build(
+        cls, model: onnx.ModelProto, settings: TrainerSettings, *, needs_loss: bool = True
+    ) -> Recipe:
+        """Return the recipe for training `model`, or raise the error that says why it cannot train.
+
+        `needs_loss=False` allows a model without any loss, for a caller who brings gradients.
+        Raises ModelError, GradientError, SettingError or UnknownNameError.
+        """
+        from onnxfit.step.graphs import check_gradient  # late: it builds graphs from a recipe
+
+        optimizer = get_optimizer(settings.optimizer)
+        normalized = normalize(model)
+        outputs = tensor_outputs(normalized)
+        graph = normalized.graph
+        graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
+        objectives = get_objectives(
+            settings.loss, settings.loss_weights, outputs, needed=needs_loss
+        )
+        metrics = get_output_metrics(settings.metrics, objectives)
+        differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]
+        if not differentiated:
+            differentiated = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
+        weights = _trained_weights(normalized, settings.weights, differentiated)
+        initializers = graph.initializers
+        slots = {
+            name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
+            for name in weights
+        }
+        recipe = cls(
+            model=normalized,
+            weights=tuple(weights),
+            objectives=objectives,
+            penalties=penalties_for(settings.penalty, weights),
+            optimizer=optimizer,
+            gradient=gradient_source(settings.gradient),
+            slots=slots,
+            metrics=tuple(metrics),
+            batch_norm=settings.batch_norm,
+            clip_norm=settings.clip_norm,
+            clip_value=settings.clip_value,
+        )
+        _refuse_reserved_names(recipe)
+        check_gradient(recipe)
+        return recipe
+
     @property
     def state(self) -> tuple[str, ...]:
         """The initializers that training changes: they are inputs of every step."""
         return (*self.weights, *self.statistics)
 
-    @property
+    @cached_property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs."""
+        return tuple(spec_of(value) for value in self.model.graph.inputs)
+
+    @cached_property
+    def outputs(self) -> dict[str, TensorSpec]:
+        """The model's outputs by name."""
+        specs = [spec_of(value) for value in self.model.graph.outputs]
+        return {spec.name: spec for spec in specs}
+
+    @cached_property
     def loss_outputs(self) -> tuple[str, ...]:
-        """The outputs that the loss looks at; none where a caller brings gradients himself."""
-        own = [v.name for v in self.model.graph.outputs if v.name == names.LOSS]
+        """The outputs that the loss reads; empty if the caller brings gradients."""
+        own = [name for name in self.outputs if name == names.LOSS]
         return tuple(self.objectives or own)
+
+    @cached_property
+    def float_outputs(self) -> tuple[str, ...]:
+        """The outputs of floats, which a gradient can arrive at."""
+        return tuple(name for name, spec in self.outputs.items() if spec.dtype.kind == "f")
+
+    @cached_property
+    def metric_outputs(self) -> tuple[str, ...]:
+        """The outputs that a step hands out because a metric reads them."""
+        return tuple(dict.fromkeys(metric.output for metric in self.metrics))
+
+    @cached_property
+    def targets(self) -> dict[str, Target]:
+        """The labels that a batch needs, by output."""
+        outputs = self.outputs
+        return {
+            output: Target(outputs[output], objective.loss)
+            for output, objective in self.objectives.items()
+        }
+
+    @cached_property
+    def declared_batch(self) -> dict[str, TensorSpec]:
+        """A batch as the model declares it; most sizes are symbols."""
+        batch = {spec.name: spec for spec in self.inputs}
+        for target in self.targets.values():
+            expected = target.loss.target(target.output)
+            batch[target.input] = TensorSpec(target.input, expected.dtype, expected.shape)
+        return batch
 
 
 class StepBuilder(Protocol):
-    """A function below: from a recipe and the arrays of a batch to a graph."""
+    """Function from a recipe and the specs of a batch's arrays to a graph."""
 
     def __call__(self, recipe: Recipe, batch: Batch, /) -> onnx.ModelProto: ...
+
+
+def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
+    """Return an initializer's values, without a copy where possible."""
+    assert initializer.const_value is not None
+    return initializer.const_value.numpy()
+
+
+def _trained_weights(
+    model: ir.Model, patterns: Sequence[str] | str | None, outputs: Sequence[str]
+) -> list[str]:
+    """Return the selected weights that a gradient path connects to one of `outputs`.
+
+    Raises SettingError if weights named by the user are not among them, ModelError if none is.
+    """
+    selected = select_weights(model, patterns)
+    connected = {name for output in outputs for name in reachable(model, output, selected)}
+    trained = [name for name in selected if name in connected]
+    if not trained:
+        raise ModelError(
+            f"No weight has a gradient path to the loss; the weights are {', '.join(selected)}."
+        )
+    unconnected = [name for name in selected if name not in connected]
+    if patterns is not None and unconnected:
+        raise SettingError(
+            f"No loss depends on {', '.join(unconnected)}: leave them out of weights=, or give the"
+            " output they lead to a loss."
+        )
+    return trained
+
+
+def _refuse_reserved_names(recipe: Recipe) -> None:
+    """Raise ModelError if the model has a tensor or node named like one that a step adds."""
+    graph = recipe.model.graph
+    added = {names.updated(name) for name in recipe.state}
+    added |= {names.gradient_sum(name) for name in recipe.weights}
+    for weight, slots in recipe.slots.items():
+        added |= {names.slot(weight, slot) for slot in slots}
+        added |= {names.updated(names.slot(weight, slot)) for slot in slots}
+    outputs = [value for node in graph for value in node.outputs]
+    values = [*graph.inputs, *graph.initializers.values(), *outputs]
+    tensors_taken = {v.name for v in values if v.name}
+    taken = sorted(n for n in tensors_taken if names.reserved(n) or n in added)
+    nodes_taken = {node.name for node in graph if node.name and names.reserved(node.name)}
+    taken += sorted(nodes_taken.difference(taken))
+    if taken:
+        raise ModelError(
+            f"The model has tensors or nodes called {', '.join(taken)}, names that a training step"
+            " needs itself: rename them."
+        )

@@ -14,17 +14,19 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import astuple, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import google.protobuf.message
 import numpy as np
 import onnx
 import safetensors
 
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
 from onnxfit.files import write_atomically
 from onnxfit.graph.tensors import (
     attach,
@@ -39,6 +41,10 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
+from onnxfit.training.position import PendingFit, Position
+
+if TYPE_CHECKING:
+    from onnxfit.training.base import BaseTrainer
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
@@ -54,10 +60,11 @@ DAMAGE = (  # what readers raise at bytes that are not what they should be
 
 @dataclass
 class Contents:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
-    `state` is `Trainer.get_state`, whose weights stand for those in `model`; `resume` are the
-    fields of `loop.Resume`.
+    `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
+    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `ended` is the event
+    of which the loggers have not been told yet.
     """
 
     model: onnx.ModelProto
@@ -66,11 +73,72 @@ class Contents:
     history: dict[str, Any]
     train_losses: list[float]
     resume: Sequence[Any]
-    tracker: Mapping[str, Any]  # `Tracker.state_dict` of the epoch under way
-    # the figures of an epoch of which the loggers were not told yet, and whether training stops
-    # there
+    tracker: Mapping[str, Any]
     ended: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
+
+
+def contents_of(trainer: BaseTrainer) -> Contents:
+    """Return what a checkpoint of the trainer holds; the arrays are copies."""
+    pending = _pending_fit(trainer)
+    return Contents(
+        model=trainer.model,
+        settings=trainer.settings,
+        state=trainer.get_state(),
+        history=trainer.history.state_dict(),
+        train_losses=trainer.train_losses_,
+        resume=astuple(pending.position),
+        tracker=deepcopy(pending.tracker),
+        ended=pending.undelivered,
+        callbacks=pending.callbacks,
+    )
+
+
+def _pending_fit(trainer: BaseTrainer) -> PendingFit:
+    """Return the state of the running fit, or of one that was interrupted or loaded."""
+    fit = trainer._fit_state
+    if fit is None or not trainer._pending_fit.position.nothing_to_resume:
+        return trainer._pending_fit
+    undelivered: Mapping[str, Any] = {}
+    if fit.current_event is not None:
+        hook, index, logs = fit.current_event
+        undelivered = {
+            "hook": hook,
+            "index": index,
+            "logs": dict(logs),
+            "stop": trainer.stop_training,
+            "reason": trainer.stop_reason,
+        }
+    sums = trainer._tracker.state_dict() if fit.position.batch else {}
+    callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
+    return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
+
+
+def restore(trainer: BaseTrainer, contents: Contents) -> None:
+    """Give a trainer the state in a checkpoint."""
+    trainer.set_state(contents.state)
+    trainer.history.load_state_dict(contents.history)
+    trainer.train_losses_ = [float(loss) for loss in contents.train_losses]
+    position = Position(*contents.resume)
+    # a fit that has ended leaves nothing to resume
+    callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
+    trainer._fit_state = None
+    trainer._pending_fit = PendingFit(
+        position, dict(contents.tracker), dict(contents.ended), callbacks
+    )
+
+
+@contextmanager
+def matching_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CheckpointError if a checkpoint that was read holds something that cannot be used."""
+    try:
+        yield
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}"
+        ) from error
 
 
 class Snapshot:

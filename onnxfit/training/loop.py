@@ -1,70 +1,213 @@
-"""The state of a running fit, and when validation is due."""
+"""The loop of `fit`: epochs, their validation, and the callbacks between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from onnxfit.callbacks.callback import CallbackList
+from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Source
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import SettingError, warn_user
+from onnxfit.step.tracker import Figures
+from onnxfit.training.base import BaseTrainer, scalar_logs
 from onnxfit.training.epoch_iterator import EpochIterator
-from onnxfit.training.position import Position
+from onnxfit.training.position import PendingFit, Position
 
 
 @dataclass
 class FitState:
-    """Where the fit under way stands, or the last one."""
+    """State of the running fit, or of the last one."""
 
-    epochs: EpochIterator
-    calls: CallbackList
-    place: Position  # without the batches taken from the pass, which `epochs` counts
-    idle: Source | None = None  # the data, while none of its epochs runs
-    telling: tuple[str, int, Logs] | None = None  # what callbacks are told right now
+    batches: EpochIterator
+    callbacks: CallbackList
+    position: Position  # without the data epoch, which `batches` counts
+    idle_data: Source | None = None  # the data, while no epoch runs
+    current_event: tuple[str, int, Logs] | None = None  # what callbacks are being told
     running: bool = True
-    warned: bool = False  # of a loss that is not finite
-    # their states when an error ended the fit
-    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    warned_of_loss: bool = False
+    callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
 
-    def now(self) -> Position:
-        """Where the next fit goes on, from a checkpoint written now; the very beginning after a fit
-        that came to its end.
-        """
-        if self.place == Position():
-            return self.place
-        number, in_pass = self.epochs.place
+    def resume_position(self) -> Position:
+        """Return the position from which a checkpoint written now resumes."""
+        if self.position.nothing_to_resume:
+            return self.position
+        data_epoch, data_batch = self.batches.data_position
         return replace(
-            self.place, number=number, in_pass=in_pass, batch_size=self.epochs.data.batch_size
+            self.position,
+            data_epoch=data_epoch,
+            data_batch=data_batch,
+            batch_size=self.batches.data.batch_size,
         )
 
-    def require_same_batches(self) -> None:
-        """SettingError in the middle of a pass whose batches were of another size: some rows would
-        come twice, others never.
-        """
-        was, size = self.place.batch_size, self.epochs.data.batch_size
-        if self.place.in_pass and was != size and None not in (was, size):
-            raise SettingError(
-                f"The checkpoint was written after {self.place.in_pass} batches of {was} rows, in"
-                f" the middle of an epoch: go on with batch_size={was}, not {size}, or begin the"
-                f" next epoch, initial_epoch={self.place.epoch + 1}."
-            )
+
+@dataclass(frozen=True)
+class Validation:
+    """The validation data, the epochs at whose end it is evaluated, and how many of its batches."""
+
+    data: Source
+    is_due: Callable[[int], bool]
+    steps: int | None
 
 
-def validation_due(freq: Union[int, Sequence[int]]) -> Callable[[int], bool]:
-    """Whether epoch number `epoch`, from 0, is validated: every `freq`-th, or those listed, counted
-    from 1 as in Keras.
+class FitLoop:
+    """One call of `fit`: `run` goes through the epochs, each `epoch` trains and validates.
+
+    `pending` is what an interrupted fit has left: the loop resumes there.
     """
-    if isinstance(freq, int):
-        if freq < 1:
-            raise SettingError(f"validation_freq is at least 1, got {freq}.")
-        return lambda epoch: (epoch + 1) % freq == 0
-    listed = {int(e) for e in freq}
+
+    def __init__(
+        self,
+        trainer: BaseTrainer,
+        batches: EpochIterator,
+        validation: Validation | None,
+        callbacks: CallbackList,
+        pending: PendingFit,
+    ) -> None:
+        self.trainer = trainer
+        self.validation = validation
+        self.callbacks = callbacks
+        self.pending = pending
+        # with the number of its data epoch, the position says that a fit has begun
+        position = replace(pending.position, data_epoch=batches.data_position[0])
+        self.state = FitState(batches, callbacks, position)
+
+    def run(self, epochs: int, history: History) -> History:
+        """Train up to epoch number `epochs`, and return `history`."""
+        state, logs = self.state, Logs()
+        first = self.pending.position.epoch
+        with self._running(history):
+            state.idle_data = state.batches.data
+            self.callbacks.on_train_begin(logs)
+            state.idle_data = None
+            state.position.require_batch_size(state.batches.data.batch_size)
+            if self.pending.undelivered and not self.pending.position.batch:
+                logs = self._deliver()
+            for epoch in range(first, epochs):
+                if self.trainer.stop_training:
+                    break
+                logs = self.epoch(epoch)
+            state.position = Position()
+            state.idle_data = state.batches.data
+            self.callbacks.on_train_end(logs)
+        return history
+
+    def epoch(self, epoch: int) -> Logs:
+        """Run an epoch, or what an interrupted fit has left of it, and return its logs."""
+        trainer = self.trainer
+        self.callbacks.on_epoch_begin(epoch, Logs())
+        if self.pending.undelivered:
+            self._deliver()
+        figures, learning_rate = self.train()
+        self.pending = PendingFit()
+        if self.validation is not None and self.validation.is_due(epoch):
+            figures |= self.validate(self.validation)
+        trainer.epoch += 1
+        trainer.train_losses_.append(trainer._tracker.loss)
+        self.state.position = Position(epoch=epoch + 1)
+        logs = scalar_logs({**figures, "learning_rate": learning_rate})
+        self.state.current_event = "on_epoch_end", epoch, logs
+        self.callbacks.on_epoch_end(epoch, logs)
+        self.state.current_event = None
+        return logs
+
+    def train(self) -> tuple[Figures, float]:
+        """Take the steps of an epoch; return its means, and the learning rate of its last step."""
+        trainer, state, callbacks = self.trainer, self.state, self.callbacks
+        tracker, position, last_losses = trainer._tracker, state.position, trainer.last_losses
+        learning_rate = position.learning_rate
+        if learning_rate is None:
+            learning_rate = trainer.learning_rate
+        tracker.reset()
+        if self.pending.position.batch and self.pending.tracker:
+            tracker.load_state_dict(self.pending.tracker)
+        finished = trainer.stop_training or position.trained
+        for index, batch in () if finished else state.batches:
+            if callbacks.train_batch_begin:
+                callbacks.on_train_batch_begin(index, Logs())
+            learning_rate = trainer.learning_rate
+            loss = trainer._step(batch, learning_rate)
+            position.batch = index + 1
+            position.learning_rate = learning_rate
+            last_losses.append(loss)
+            if callbacks.train_batch_end:
+                figures = tracker.figures()  # of scalars only
+                figures["batch_loss"] = loss
+                logs = Logs(figures)
+                state.current_event = "on_train_batch_end", index, logs
+                callbacks.on_train_batch_end(index, logs)
+                state.current_event = None
+            if trainer.stop_training:
+                break
+            if not (math.isfinite(loss) or state.warned_of_loss):
+                self._warn_of_loss(loss)
+        trainer._flush(learning_rate)
+        position.trained = True
+        return tracker.results(), learning_rate
+
+    def validate(self, validation: Validation) -> Figures:
+        """Evaluate the validation data; every name begins with `val_`."""
+        figures = self.trainer._evaluate_source(validation.data, self.callbacks, validation.steps)
+        return {f"val_{name}": value for name, value in figures.items()}
+
+    @contextmanager
+    def _running(self, history: History) -> Iterator[None]:
+        """Install the state of a running fit.
+
+        After an error it stays available for a checkpoint; if no step ran, the previous history and
+        pending fit are restored.
+        """
+        trainer = self.trainer
+        previous = trainer.history, trainer._pending_fit
+        steps_before = trainer.global_batch
+        trainer._begin_fit(self.state, history)
+        if not self.state.position.batch:
+            trainer._discard_window()  # gradients that an interrupted fit has left
+        try:
+            yield
+        except BaseException as error:
+            self.callbacks.on_exception(error)
+            self.state.callback_states = self.callbacks.state_dict()
+            if trainer.global_batch == steps_before:
+                trainer.history, trainer._pending_fit = previous
+            raise
+        finally:
+            trainer._end_fit()
+            self.callbacks.on_close()
+
+    def _deliver(self) -> Logs:
+        """Tell the loggers of the event that they missed, and restore what it had decided."""
+        event = self.pending.undelivered
+        self.pending = replace(self.pending, undelivered={})
+        logs = Logs({**event["logs"]})
+        self.trainer.stop_training = event["stop"]
+        self.trainer.stop_reason = event["reason"]
+        self.callbacks.tell_loggers(event["hook"], event["index"], logs)
+        return logs
+
+    def _warn_of_loss(self, loss: float) -> None:
+        self.state.warned_of_loss = True
+        trainer = self.trainer
+        warn_user(
+            f"The loss is {loss} at step {trainer.global_step}, learning rate"
+            f" {trainer.learning_rate:g}: training goes on. Lower the learning rate, or set"
+            " clip_norm; TerminateOnNaN stops here and keeps the weights.",
+            RuntimeWarning,
+        )
+
+
+def validation_due(frequency: Union[int, Sequence[int]]) -> Callable[[int], bool]:
+    """Return a function that tells whether epoch number `epoch`, from 0, ends with validation.
+
+    `frequency` is n for every n-th epoch, or a list of epochs counted from 1, as in Keras.
+    """
+    if isinstance(frequency, int):
+        if frequency < 1:
+            raise SettingError(f"validation_freq is at least 1, got {frequency}.")
+        return lambda epoch: (epoch + 1) % frequency == 0
+    listed = {int(epoch) for epoch in frequency}
     return lambda epoch: epoch + 1 in listed
-
-
-def require_data(found: object, what: str) -> None:
-    """DataError for an evaluation or prediction of nothing."""
-    if not found:
-        raise DataError(f"The {what} data gave no batch.")

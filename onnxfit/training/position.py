@@ -1,4 +1,4 @@
-"""Where a fit stands, and where the next one resumes."""
+"""Where a fit stands, and what an interrupted one leaves for the next."""
 
 from __future__ import annotations
 
@@ -6,42 +6,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onnxfit.errors import SettingError
+
 
 @dataclass
 class Position:
-    """Where an interrupted `fit` stands: the epoch under way (or next), and how many of its batches
-    are done.
+    """Where a fit stands: between two epochs, or after some batches of one.
 
-    `number` is the number of the pass over the data under way (None where none is), of which
-    `in_pass` batches of `batch_size` rows (None where only the data can tell) are taken; `rate` is
-    the learning rate of the last step. With `trained`, what is left of the epoch is its validation.
+    A *data epoch* is one iteration over the data. It is the same as an epoch of `fit`, unless
+    `steps_per_epoch` ends epochs earlier or later than the data.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    number: int | None = None
-    in_pass: int = 0
-    rate: float | None = None
-    trained: bool = False
-    batch_size: int | None = None
+    epoch: int = 0  # the running epoch, or the next one
+    batch: int = 0  # batches of it that are done
+    data_epoch: int | None = None  # number of the running data epoch, None if none is running
+    data_batch: int = 0  # batches drawn from that data epoch
+    learning_rate: float | None = None  # of the last step
+    trained: bool = False  # all batches of the epoch are done, and its validation is not
+    batch_size: int | None = None  # rows of a batch, None if only the data can tell
+
+    @property
+    def nothing_to_resume(self) -> bool:
+        """Whether no fit was begun, or the last one has ended."""
+        return self == Position()
+
+    def require_batch_size(self, batch_size: int | None) -> None:
+        """Refuse other batches in the middle of a data epoch: rows would be repeated or missed."""
+        sizes = (self.batch_size, batch_size)
+        if self.data_batch and batch_size != self.batch_size and None not in sizes:
+            raise SettingError(
+                f"The checkpoint was written after {self.data_batch} batches of {self.batch_size}"
+                " rows, in the middle of an epoch: go on with"
+                f" batch_size={self.batch_size}, not {batch_size}, or begin the next epoch,"
+                f" initial_epoch={self.epoch + 1}."
+            )
 
 
 @dataclass(frozen=True)
 class PendingFit:
-    """What a checkpoint holds of a fit that has not come to its end, for the next one to go on
-    with.
-    """
+    """State of an unfinished fit, from which the next `fit` resumes."""
 
-    place: Position = field(default_factory=Position)
-    tracker: Mapping[str, Any] = field(default_factory=dict)  # the sums of the epoch under way
-    # the hook of which loggers were still to be told
-    ended: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # their states
+    position: Position = field(default_factory=Position)
+    tracker: Mapping[str, Any] = field(default_factory=dict)  # running means of the epoch
+    undelivered: Mapping[str, Any] = field(default_factory=dict)  # event that loggers have missed
+    callbacks: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # state_key -> state
 
     def from_epoch(self, epoch: int) -> PendingFit:
-        """The same for a fit that begins at this epoch or, where this one was further, there."""
-        return (
-            self
-            if epoch <= self.place.epoch
-            else PendingFit(Position(epoch), callbacks=self.callbacks)
-        )
+        """Return the same for a fit that begins at `epoch`, unless this one is further."""
+        if epoch <= self.position.epoch:
+            return self
+        return PendingFit(Position(epoch), callbacks=self.callbacks)

@@ -1,0 +1,63 @@
+"""The settings of a training, checked."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnxfit.errors import SettingError
+from onnxfit.optimizers import OptimizerLike
+from onnxfit.penalties import PenaltyLike
+from onnxfit.step.objectives import Losses, Metrics
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """The arguments of `Trainer` besides the model; see there for what each means.
+
+    Raises SettingError for a value out of range. Names (of losses, optimizers, backends, ...) are
+    looked up later, by whoever needs the object.
+    """
+
+    weights: Sequence[str] | str | None = None
+    loss: Losses = None
+    penalty: PenaltyLike = None
+    optimizer: OptimizerLike = "sgd"
+    metrics: Metrics = ()
+    loss_weights: Mapping[str, float] | None = None
+    backend: str = "full"
+    gradient: str = "auto"
+    device: str = "cpu"
+    seed: int = 0
+    batch_norm: str = "train"
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_norm not in ("train", "frozen"):
+            raise SettingError(f"batch_norm is 'train' or 'frozen', got {self.batch_norm!r}.")
+        check_accumulate(self.accumulate)
+        if not isinstance(self.seed, int):
+            raise SettingError(f"seed is a whole number, got {self.seed!r}.")
+        if self.threads is not None and not _is_whole(self.threads, 0, 1024):
+            raise SettingError(
+                f"threads is a whole number up to 1024, or None, got {self.threads!r}."
+            )
+        for name in ("clip_norm", "clip_value"):
+            bound = getattr(self, name)
+            if bound is not None and not (0 < bound <= sys.float_info.max or bound == math.inf):
+                raise SettingError(f"{name} is a positive number or None, got {bound}.")
+
+
+def check_accumulate(batches: object) -> None:
+    """Raise SettingError unless `batches` is a number of batches that an update can wait for."""
+    if not isinstance(batches, int) or batches < 1:
+        raise SettingError(f"accumulate is a whole number of batches from 1 on, got {batches!r}.")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and least <= value <= most

@@ -1,0 +1,419 @@
+"""The base of Trainer: what training changes, and one batch at a time."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.callbacks.callback import CallbackList
+from onnxfit.callbacks.history import History
+from onnxfit.callbacks.logs import Logs
+from onnxfit.data import Batch, Source
+from onnxfit.data.order import checked_batch_size
+from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.graph import names
+from onnxfit.graph.weights import matching
+from onnxfit.metrics import mode_by_name
+from onnxfit.optimizers import learning_rate_at
+from onnxfit.runtime.backends.backend import Backend
+from onnxfit.runtime.session import BoundSession
+from onnxfit.step.objectives import OutputMetric
+from onnxfit.step.recipe import Recipe
+from onnxfit.step.settings import check_accumulate
+from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.training.position import PendingFit
+
+if TYPE_CHECKING:
+    from onnxfit.training.loop import FitState
+
+Array = npt.NDArray[Any]
+COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
+
+
+class BaseTrainer:
+    """Weights, counters and learning rate of a training, and single batches.
+
+    Trainer adds the constructor, the loop over data, training by hand and the files. Members with
+    an underscore are for the modules of `onnxfit.training`.
+
+    - `model`: the model as it was given, not changed by training.
+    - `settings`: the arguments of the constructor, `weights` as a list of names.
+    - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
+      trained so far, over all fits.
+    - `history`: the History of the running fit, or of the last one.
+    - `train_losses_`: the mean loss of every epoch so far.
+    - `last_losses`: the losses of the last five batches.
+    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why.
+    - `predicted`: output -> array of the current batch, in `on_predict_batch_end`.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, settings: dict[str, Any], recipe: Recipe, backend: Backend
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.loss = settings["loss"]
+        self.backend: str = settings["backend"]
+        self.seed: int = settings["seed"]
+        self.optimizer = recipe.optimizer
+        self.objectives = recipe.objectives
+        self.epoch = 0
+        self.global_step = 0
+        self.global_batch = 0
+        self.samples_seen = 0
+        self.history = History()
+        self.train_losses_: list[float] = []
+        self.last_losses: deque[float] = deque(maxlen=5)
+        self.stop_training = False
+        self.stop_reason: str | None = None
+        self.predicted: dict[str, Array] = {}
+        self._recipe = recipe
+        self._backend = backend
+        self._tracker = Tracker(recipe.objectives, recipe.metrics)
+        rate = recipe.optimizer.learning_rate
+        self._learning_rate: float | None = None if callable(rate) else float(rate)
+        self._frozen: tuple[str, ...] = ()
+        self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
+        self._fit_state: FitState | None = None  # of the running fit, or of the last one
+        self._pending_fit = PendingFit()  # from which the next fit resumes
+        self._callbacks: CallbackList | None = None  # of the running fit, evaluation, prediction
+
+    # ------------------------------------------------------------------ settings that may change
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next update, a finite number >= 0.
+
+        A value set here lasts until the next one. TypeError if the optimizer follows a schedule.
+        """
+        if self._learning_rate is None:
+            return learning_rate_at(self.optimizer, self.global_step)
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        if self._learning_rate is None:
+            raise TypeError(
+                f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule,"
+                " or build the Trainer with a number and set learning_rate (or use a callback that"
+                " does)."
+            )
+        value = float(value)
+        if not (math.isfinite(value) and value >= 0):
+            raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
+        self._learning_rate = value
+
+    @property
+    def accumulate(self) -> int:
+        """Number of batches whose gradients are averaged for one update.
+
+        It may be set at any time if the Trainer was built with 2 or more.
+        """
+        return self._backend.accumulate
+
+    @accumulate.setter
+    def accumulate(self, value: int) -> None:
+        check_accumulate(value)
+        if value > 1 and not self._backend.adds_up:
+            raise SettingError(
+                f"accumulate={value} needs graphs that add gradients up, which this trainer was"
+                " built without: Trainer(..., accumulate=2) or more has them, whatever is set"
+                " afterwards."
+            )
+        self._backend.accumulate = value
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Weights and running statistics that no step changes; their slots stay as well.
+
+        Set it to names or fnmatch patterns (UnknownNameError for one that matches nothing), or to
+        `()`. The gradient is computed as before, and `clip_norm` counts it; after a step the old
+        values are copied back. Leave out of `weights=` what is to stay frozen for good.
+        """
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, patterns: Sequence[str] | str) -> None:
+        slots = self._recipe.slots
+        self._frozen = tuple(matching(patterns, self._recipe.state))
+        frozen_slots = (names.slot(w, slot) for w in self._frozen for slot in slots.get(w, ()))
+        self._frozen_tensors = (*self._frozen, *frozen_slots)
+
+    @property
+    def metrics(self) -> list[OutputMetric]:
+        """Metrics of training: each with its name in logs, its output, and its `mode`."""
+        return list(self._recipe.metrics)
+
+    def monitor_mode(self, monitor: str) -> str:
+        """Return "min" if less of the figure `monitor` is better, or "max" if more is.
+
+        The metric of that name decides; for another figure, its name does.
+        """
+        name = monitor.removeprefix("val_")
+        for metric in self._recipe.metrics:
+            if metric.name == name:
+                return metric.mode
+        return mode_by_name(name)
+
+    def log(self, name: str, value: float) -> None:
+        """Add the figure `value` as `name` to the logs of the current hook, for later callbacks.
+
+        SettingError outside of a hook.
+        """
+        if self._callbacks is None:
+            raise SettingError(
+                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while"
+                " fit runs."
+            )
+        self._callbacks.log(name, value)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch in the running fit, or in the last; None if only the data can tell.
+
+        A callback can set it in `on_train_begin`. SettingError for data that comes in batches,
+        DataError for a model whose batch size is fixed.
+        """
+        return self._fit_state.batches.data.batch_size if self._fit_state is not None else None
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        state = self._fit_state
+        if state is None or state.idle_data is None or state.position.nothing_to_resume:
+            raise SettingError(
+                "batch_size can be set before the first epoch of a fit: in on_train_begin, or by"
+                " fit(batch_size=...)."
+            )
+        state.batches.with_batch_size(checked_batch_size(value))
+        state.idle_data = state.batches.data
+        for callback in state.callbacks:
+            callback.params["steps"] = state.batches.steps
+
+    def trial_steps(
+        self, rates: Iterable[float], passes: int | None = 1, batch_size: int | None = None
+    ) -> Generator[float, None, None]:
+        """Take one step at each learning rate of `rates`, and undo them all at the end.
+
+        For `on_train_begin` and `on_train_end` of a callback; no hook is called. Yields the loss of
+        each step. The data is iterated `passes` times at most (None: as often as needed). With a
+        `batch_size` the batches are whole ones of that many rows; data with fewer rows gives none.
+        SettingError at another moment, DataError for data that cannot be iterated again.
+        """
+        data = self._fit_state.idle_data if self._fit_state is not None else None
+        if data is None:
+            raise SettingError(
+                "trial_steps needs a fit between two epochs: call it in on_train_begin or"
+                " on_train_end."
+            )
+        if batch_size is not None and data.rows is not None and batch_size > data.rows:
+            return
+        with ExitStack() as stack:
+            if batch_size is not None:
+                data = stack.enter_context(data.with_batch_size(batch_size, drop_last=True))
+                stack.enter_context(self._backend.trying())
+            data.require_re_iterable(2)
+            numbers = count() if passes is None else range(passes)
+            batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))
+            state, on_gradients = self.get_state(), self._backend.on_gradients
+            self._discard_window()
+            self._backend.on_gradients = None
+            try:
+                for rate, batch in zip(rates, batches):
+                    yield self._step(batch, rate)
+            finally:
+                self.set_state(state)
+                self._backend.on_gradients = on_gradients
+
+    # ------------------------------------------------------------------ state
+
+    def get_weights(self) -> dict[str, Array]:
+        """Return copies of the trained weights and of the running statistics, by name."""
+        return {name: self._backend.state.get(name) for name in self._recipe.state}
+
+    def set_weights(self, weights: Mapping[str, Array]) -> None:
+        """Replace some of the weights; `weights` maps names to arrays.
+
+        All are checked before the first is changed: UnknownNameError for a name, DataError for a
+        shape or a type that does not fit.
+        """
+        known = self._recipe.state
+        for name in weights:
+            if name not in known:
+                raise UnknownNameError("trained weight", name, known)
+        self._backend.state.set(weights)
+
+    def get_state(self) -> dict[str, dict[str, Any]]:
+        """Return copies of weights, slots and counters: all that decides how training goes on."""
+        state = self._backend.state
+        slots = [name for name in state if name not in self._recipe.state]
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        counters |= {"window": self._backend.window, "learning_rate": self._learning_rate}
+        return {
+            "weights": self.get_weights(),
+            "slots": {name: state.get(name) for name in slots},
+            "counters": counters,
+        }
+
+    def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go back to `state`, which `get_state` returned.
+
+        DataError or SettingError, before anything changes, for the state of another trainer.
+        """
+        own, counters = self.get_state(), state["counters"]
+        for kind, entries in own.items():
+            if set(state[kind]) != set(entries):
+                raise SettingError(
+                    f"The state is another trainer's: its {kind} are {sorted(state[kind])}, this"
+                    f" one's {sorted(entries)}."
+                )
+        if (counters["learning_rate"] is None) != (self._learning_rate is None):
+            raise SettingError(
+                "The state's learning rate follows a schedule and this trainer's does not, or the"
+                " other way round."
+            )
+        counts = [counters[name] for name in (*COUNTERS, "window")]
+        whole = all(isinstance(count, int) and 0 <= count < 2**63 for count in counts)
+        if not whole or not isinstance(counters["learning_rate"], (int, float, type(None))):
+            raise SettingError(
+                "A state counts in whole numbers, and its learning rate is one number; got"
+                f" {counters}."
+            )
+        self._backend.state.set({**state["weights"], **state["slots"]})
+        for name in COUNTERS:
+            setattr(self, name, counters[name])
+        self._backend.window = counters["window"]
+        self._learning_rate = counters["learning_rate"]
+
+    def revert_step(self) -> None:
+        """Undo the last update: weights, slots and statistics are as before. It works once."""
+        self._backend.revert()
+
+    # ------------------------------------------------------------------ single batches
+
+    def _step(self, batch: Batch, learning_rate: float) -> float:
+        """Train on a batch and return its loss.
+
+        If a metric cannot take its labels or outputs, everything stays as it was.
+        """
+        changes = self._changes_of_frozen() if self._frozen_tensors else None
+        result = self._backend.train(batch, learning_rate, self.global_step, self.seed)
+        if changes:
+            self._restore_frozen(changes)
+        try:
+            loss = self._tracker.update(result, batch)
+        except Exception:
+            self._backend.revert()
+            raise
+        self.global_batch += 1
+        self.samples_seen += batch.rows
+        self.global_step += not self._backend.window
+        return loss
+
+    def _flush(self, learning_rate: float) -> None:
+        """Update with the gradients of a window that has too few batches, at an epoch's end."""
+        changes = self._changes_of_frozen()
+        self.global_step += self._backend.flush(learning_rate, self.global_step)
+        self._restore_frozen(changes)
+
+    def _changes_of_frozen(self) -> Mapping[str, int]:
+        """Return how often each group of the state has changed, if a tensor of it is frozen."""
+        return dict(self._backend.state.changes) if self._frozen_tensors else {}
+
+    def _restore_frozen(self, changes: Mapping[str, int]) -> None:
+        """Give the frozen tensors the values that they had before a step.
+
+        The state's other set of buffers still has them.
+        """
+        state = self._backend.state
+        for name in self._frozen_tensors:
+            group = state.group(name)
+            if state.changes[group] != changes[group]:
+                state.buffer(name).write(state.buffer(name, current=False).read())
+
+    def _evaluate_source(
+        self, source: Source, callbacks: CallbackList, steps: int | None = None
+    ) -> Figures:
+        """Return loss and metrics over the data, or over its first `steps` batches."""
+        tracker = Tracker(self.objectives, [metric.copy() for metric in self._recipe.metrics])
+        callbacks.on_test_begin(Logs())
+        for index, batch in enumerate(islice(source.batches(0), steps)):
+            if callbacks.test_batch_begin:
+                callbacks.on_test_batch_begin(index, Logs())
+            loss = tracker.update(self._backend.evaluate(batch), batch)
+            if callbacks.test_batch_end:
+                logs = scalar_logs({**tracker.figures(), "batch_loss": loss})
+                callbacks.on_test_batch_end(index, logs)
+        if not tracker.rows:
+            raise DataError("The evaluation data gave no batch.")
+        results = tracker.results()
+        callbacks.on_test_end(scalar_logs(results))
+        return results
+
+    def _predict_source(
+        self, source: Source, callbacks: CallbackList, run: Callable[[Batch], BoundSession]
+    ) -> dict[str, Array]:
+        """Return output -> array of all rows; `run` computes the outputs of a batch."""
+        outputs: dict[str, list[Array]] = {}
+        callbacks.on_predict_begin(Logs())
+        for index, batch in enumerate(source.batches(0)):
+            if callbacks.predict_batch_begin:
+                callbacks.on_predict_batch_begin(index, Logs())
+            self.predicted = run(batch).prediction()
+            for name, array in self.predicted.items():
+                outputs.setdefault(name, []).append(array)
+            if callbacks.predict_batch_end:
+                callbacks.on_predict_batch_end(index, Logs())
+        self.predicted = {}
+        callbacks.on_predict_end(Logs())
+        if not outputs:
+            raise DataError("The prediction data gave no batch.")
+        return {name: _joined(arrays) for name, arrays in outputs.items()}
+
+    # ------------------------------------------------------------------ the running fit
+
+    @property
+    def _is_fitting(self) -> bool:
+        return self._fit_state is not None and self._fit_state.running
+
+    def _begin_fit(self, state: FitState, history: History) -> None:
+        """Install the state, the callbacks and the history of a fit that begins."""
+        self.history = history
+        self.stop_training = False
+        self.stop_reason = None
+        self.last_losses.clear()
+        self._fit_state = state
+        self._pending_fit = PendingFit()
+        self._callbacks = state.callbacks
+        listeners = state.callbacks.gradients
+        self._backend.on_gradients = state.callbacks.on_gradients if listeners else None
+
+    def _end_fit(self) -> None:
+        """Take the callbacks away; the state stays for `snapshot`."""
+        self._callbacks = None
+        self._backend.on_gradients = None
+        if self._fit_state is not None:
+            self._fit_state.running = False
+            self._fit_state.idle_data = None
+
+    def _discard_window(self) -> None:
+        """Forget gradients that wait for an update."""
+        self._backend.window = 0
+
+
+def scalar_logs(figures: Figures) -> Logs:
+    """Return the figures that are numbers as logs."""
+    scalars = {k: v for k, v in figures.items() if not isinstance(v, np.ndarray)}
+    return Logs(scalars)
+
+
+def _joined(arrays: list[Array]) -> Array:
+    """Join the outputs of all batches along their rows; scalars become a vector."""
+    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

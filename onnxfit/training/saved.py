@@ -1,0 +1,108 @@
+"""A trainer in files: checkpoints, the trained model, the graphs of a step, and tables in text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfit.errors import SettingError
+from onnxfit.gradients.inspection import Inspection, inspect_working
+from onnxfit.graph import names
+from onnxfit.graph.model import with_initializers
+from onnxfit.graph.tensors import write_model
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.training import checkpoint
+from onnxfit.training.base import BaseTrainer
+from onnxfit.training.summary import summary
+
+
+class SavedTrainer(BaseTrainer):
+    """Writes and reads the training state, and writes the model and its graphs."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the whole training state into the file `path`, atomically.
+
+        It holds model, weights, slots, counters, settings, history and callbacks' states.
+        """
+        return self.snapshot().write(path)
+
+    def snapshot(self) -> checkpoint.Snapshot:
+        """Return a copy in memory of what `save` writes.
+
+        Its `write(path)` may run later, or in another thread, while training goes on.
+        """
+        return checkpoint.Snapshot(checkpoint.contents_of(self))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
+
+        The settings remain this trainer's. CheckpointError as for `load`; SettingError or
+        DataError, before anything changes, for the state of another model or optimizer.
+        """
+        if self._is_fitting:
+            raise SettingError(
+                "restore decides where a fit begins: call it before fit, or in a callback's"
+                " `prepare`."
+            )
+        contents = checkpoint.load(path, self.settings)
+        with checkpoint.matching_this_version(path):
+            checkpoint.restore(self, contents)
+
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False
+    ) -> onnx.ModelProto:
+        """Return the original model with the trained weights, for inference; write it to `path`.
+
+        `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
+        2 GB the tensors are in a file `<path>.data` beside it. CheckpointError if it cannot be
+        written.
+        """
+        arrays = self.get_weights()
+        if averaged:
+            if self.optimizer.ema_momentum is None:
+                raise SettingError(
+                    "averaged=True needs an optimizer that averages, such as"
+                    " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+                )
+            for name in self._recipe.weights:
+                arrays[name] = self._backend.state.get(names.slot(name, "ema"))
+        model = with_initializers(self.model, arrays)
+        to_inference_form(model)
+        if path is not None:
+            write_model(path, model, self._recipe.state)
+        return model
+
+    def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
+        """Write every graph of this trainer, and a checkpoint, to `folder`.
+
+        The graphs are `model`, `trained`, and those of a step in the order they run: `train`,
+        `evaluate`, `predict`; or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`,
+        `predict` with `backend="forward_backward"`; with `accumulate`, `accumulate` and `update` as
+        well. Return graph name -> file name `<prefix><graph name><suffix>.onnx`; tensors above 2 GB
+        are in `<file name>.data`. With the type `bytes` as `folder`, nothing is written: return
+        graph name -> serialized graph.
+        """
+        graphs = {"model": self.model, "trained": self.export(None)}
+        batch = self._recipe.declared_batch
+        graphs |= {kind: self._backend.any_graph(kind, batch) for kind in self._backend.kinds}
+        if folder is bytes:
+            return {k: g.SerializeToString(deterministic=True) for k, g in graphs.items()}
+        files = {}
+        for name, graph in graphs.items():
+            files[name] = f"{prefix}{name}{suffix}.onnx"
+            write_model(Path(folder) / files[name], graph, self._recipe.state)
+        self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
+        return files
+
+    def summary(self) -> str:
+        """Return a table of the model's tensors: shape, size, whether trained, penalty."""
+        return summary(self._recipe, self._recipe.inputs)
+
+    def inspect(self) -> Inspection:
+        """Return how each operator is differentiated, from the loss to the weights; see `inspect`."""
+        recipe = self._recipe
+        outputs = recipe.loss_outputs or recipe.float_outputs
+        return inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
