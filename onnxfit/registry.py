@@ -5,6 +5,8 @@ place.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 import re
 import sys
 from typing import Any, TypeVar
@@ -78,3 +80,16 @@ def from_config(config: Any, *modules: str) -> Any:
             settings = {k: from_config(v, *modules) for k, v in config.get("settings", {}).items()}
             return getattr(exports, config["name"])(**settings)
     raise SettingError(f"{config['name']!r} is not one of onnxfit's own; pass the object itself.")
+
+
+def exported_members(package: str) -> dict[str, Any]:
+    """Return what the modules of an imported package list in their `__all__`, by name.
+
+    The modules are imported in alphabetical order. So one file in the package's folder adds a
+    member, and nothing else has to be edited.
+    """
+    members: dict[str, Any] = {}
+    for info in pkgutil.iter_modules(sys.modules[package].__path__):
+        module = importlib.import_module(f"{package}.{info.name}")
+        members |= {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    return members

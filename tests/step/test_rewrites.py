@@ -1,4 +1,4 @@
-"""The passes over a finished step: the same numbers, by other nodes."""
+"""Rewrites of a finished step: the same numbers, by other nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import pytest
 
 import onnxfit
 from onnxfit.step import graphs
-from onnxfit.step.rewrites import (
-    REWRITES,
-    broadcast_late,
-    join_pieces,
-    multiply_once,
-    update_in_product,
-)
+from onnxfit.step.rewrites import REWRITES
+from onnxfit.step.rewrites.broadcast_late import broadcast_late
+from onnxfit.step.rewrites.join_pieces import join_pieces
+from onnxfit.step.rewrites.multiply_once import multiply_once
+from onnxfit.step.rewrites.update_in_product import update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
     <float[3] s = {1,2,3}, float[3] b = {0,1,0}, float[3] m = {0,0,0}, float[3] v = {1,1,1}, float[3,3,1,1] w = {1,0,2,0,1,0,3,0,1}>
@@ -33,7 +31,7 @@ DENSE = """<ir_version: 8, opset_import: ["": 17]> dense (float[batch,2] x) => (
     { y = Gemm<alpha=0.5, transB=1>(x, w, b) }"""
 MODELS = {"normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE}
 OPTIMIZERS = {"dense": "sgd"}
-# what each pass is for
+# what each rewrite is for
 CASES = [
     (broadcast_late, "normalised"),
     (broadcast_late, "pooled"),
@@ -68,7 +66,7 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize(("rewrite", "model"), CASES)
-def test_a_pass_changes_no_number(
+def test_a_rewrite_changes_no_number(
     rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "REWRITES", ())

@@ -5,7 +5,7 @@ with Expand, that is a tensor as large as the batch, written and read once more 
 is done with it. Operators that work element by element broadcast by themselves.
 
 Measured (two residual blocks with BatchNormalization, 32 channels on 16×16, batch 16): a step takes
-0.95 of its time without the pass.
+0.95 of its time without this rewrite.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Union
 
 import onnx_ir as ir
+
+__all__ = ["broadcast_late"]
 
 ELEMENTWISE = {
     "Add",

@@ -5,7 +5,7 @@ gates of a cell) gets a gradient from each of them: a tensor as large as the who
 piece. Where the pieces are all of it, their sum is their concatenation.
 
 Measured (transformer encoder of two layers, d 128, 64 tokens, batch 16): a step takes 0.98 of its
-time without the pass.
+time without this rewrite.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import onnx_ir as ir
+
+__all__ = ["join_pieces"]
 
 
 class Piece(NamedTuple):

@@ -3,7 +3,7 @@
 w - a b is one Gemm with w as what it adds to, and so is w - lr (a b), once lr is multiplied into
 the smaller factor: the gradient, as large as the weight, is neither written nor read again.
 
-Measured (perceptron 784-256-128-10, batch 128): a step takes 0.95 of its time without the pass.
+Measured (perceptron 784-256-128-10, batch 128): a step takes 0.95 of its time without this rewrite.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 
 import numpy as np
 import onnx_ir as ir
+
+__all__ = ["update_in_product"]
 
 
 def update_in_product(graph: ir.Graph) -> None:
