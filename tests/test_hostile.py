@@ -2,7 +2,7 @@
 none of them runs code.
 """
 
-# ruff: noqa: E501  the cases are rows of tables
+
 from __future__ import annotations
 
 import ast

@@ -2,7 +2,7 @@
 nothing lost.
 """
 
-# ruff: noqa: E501  the cases are rows of tables
+
 from __future__ import annotations
 
 import json

@@ -58,7 +58,7 @@ class Recipe:
     large: bool = field(init=False)
     # if so, the frozen tensors, which are then inputs of every step
     constants: tuple[str, ...] = field(init=False)
-    # gradients for batches as the model declares them: see `graphs.differentiate`
+    # gradients for batches as the model declares them: see `differentiation.differentiate`
     differentiated: dict[Any, tuple[ir.Model, dict[str, str]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -89,7 +89,9 @@ class Recipe:
         `needs_loss=False` allows a model without any loss, for a caller who brings gradients.
         Raises ModelError, GradientError, SettingError or UnknownNameError.
         """
-        from onnxfit.step.graphs import check_gradient  # late: it builds graphs from a recipe
+        from onnxfit.step.differentiation import (
+            check_gradient,  # late: it builds graphs from a recipe
+        )
 
         optimizer = get_optimizer(settings.optimizer)
         normalized = normalize(model)

@@ -23,7 +23,8 @@ from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
 from onnxfit.graph.model import OPSET, infer_shapes, model_errors, spec_of
 from onnxfit.graph.values import GraphBuilder, Value, infer_outputs, values_of
-from onnxfit.step.graphs import add_loss_to, finished, pruned, training_forward
+from onnxfit.step.finish import finish, prune
+from onnxfit.step.forward import add_loss_outputs, training_forward
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import add_update
 
@@ -108,7 +109,7 @@ def pullback(
     op.graph.outputs[:] = [chosen[name] for name in outputs]
     for name, value in statistics.items():
         op.output(names.updated(name), value)
-    model = infer_shapes(pruned(op))
+    model = infer_shapes(prune(op))
     differentiable = [
         v.name or "" for v in model.graph.outputs if is_float(v) and v.name in outputs
     ]
@@ -130,16 +131,16 @@ def loss_graph(
         assert y.shape is not None
         op.graph.outputs.append(op.input(y.name, y.dtype, y.shape).ir)
     wrt = [v.name or "" for v in op.graph.outputs if is_float(v)]
-    add_loss_to(op, recipe.objectives, {}, batch)
+    add_loss_outputs(op, recipe.objectives, {}, batch)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(v.name or "")]
-    model, found = recipe.gradient.add_gradients(infer_shapes(pruned(op)), names.TOTAL, wrt)
+    model, found = recipe.gradient.add_gradients(infer_shapes(prune(op)), names.TOTAL, wrt)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     handed = {
         output: op.output(names.gradient(output), op.wrap(values[name])).name
         for output, name in found.items()
     }
-    return finished(op), handed
+    return finish(op), handed
 
 
 def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -154,7 +155,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     assert total is not None
     op.output(names.PENALTY, total)
     model, found = recipe.gradient.add_gradients(
-        infer_shapes(pruned(op)), names.PENALTY, list(weights)
+        infer_shapes(prune(op)), names.PENALTY, list(weights)
     )
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
@@ -163,7 +164,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         assert of_penalty.shape is not None
         of_loss = op.input(names.gradient(name), of_penalty.dtype, of_penalty.shape)
         op.output(names.penalised(name), of_loss + of_penalty)
-    return finished(op)
+    return finish(op)
 
 
 def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -175,7 +176,7 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         assert g.shape is not None
         so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
         op.output(names.updated(names.gradient_sum(name)), op.Where(first, g, so_far + g))
-    return finished(op)
+    return finish(op)
 
 
 def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
@@ -186,7 +187,7 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         _weight(op, recipe, name)
         gradients[name] = _gradient(op, recipe, name)
     add_update(op, recipe, gradients)
-    return finished(op)
+    return finish(op)
 
 
 def _empty(name: str) -> GraphBuilder:
@@ -263,4 +264,4 @@ def _part(
         old.name = f"{value}/before"
         copy.inputs.append(new)
     copy.outputs[:] = [values[o] for o in outputs]
-    return finished(GraphBuilder(copy))
+    return finish(GraphBuilder(copy))

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import onnxfit
-from onnxfit.step import graphs
+from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
@@ -69,9 +69,9 @@ def results(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_a_rewrite_changes_no_number(
     rewrite, model: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "REWRITES", ())
+    monkeypatch.setattr(finish, "REWRITES", ())
     plain = graph_of(model, known)
-    monkeypatch.setattr(graphs, "REWRITES", (rewrite,))
+    monkeypatch.setattr(finish, "REWRITES", (rewrite,))
     found = graph_of(model, known)
     onnx.checker.check_model(found, full_check=True)
     if known or rewrite not in (update_in_product, multiply_once):  # which have to know sizes

@@ -18,13 +18,13 @@ __all__ = ["join_pieces"]
 
 
 class Piece(NamedTuple):
-    """A value that lies along an axis of a larger one, from `start` to `end`, with zeros around it."""
+    """A value that lies along an axis of a larger one, with zeros before and after it."""
 
     value: ir.Value
     axis: int
     start: int
     end: int
-    size: int  # of the whole
+    size: int  # of the larger value
 
 
 def join_pieces(graph: ir.Graph) -> None:

@@ -4,7 +4,8 @@ The gradient of a mean of squares begins with 1, times the learning rate, times 
 scalars, in as many operators, each of which costs a small step as much as an operator on its whole
 batch.
 
-Measured (linear regression, 10 features, batch 64): a step takes 0.93 of its time without this rewrite.
+Measured (linear regression, 10 features, batch 64): a step takes 0.93 of its time without this
+rewrite.
 """
 
 from __future__ import annotations

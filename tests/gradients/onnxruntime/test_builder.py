@@ -2,7 +2,7 @@
 never wrong.
 """
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attention and rotary positions, as onnxruntime fuses them."""
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 from dataclasses import replace
 

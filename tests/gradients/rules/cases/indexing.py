@@ -1,6 +1,6 @@
 """Operators that take elements at computed places, or put them there."""
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 from tests.gradients.rules.cases import Case
 

@@ -1,6 +1,6 @@
 """Operators of com.microsoft."""
 
-# ruff: noqa: E501  # a case is a row of a table; single: onnx.reference rounds Erf, and only
+# a case is a row of a table; single: onnx.reference rounds Erf, and only
 # onnxruntime has Inverse
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Normalisations."""
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 from tests.gradients.rules.cases import Case
 

@@ -1,6 +1,6 @@
 """Pools."""
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 import re
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Sequences and optional values, of known and of unknown length."""
 
-# ruff: noqa: E501  # a case is a row of a table
+# a case is a row of a table
 
 from tests.gradients.rules.cases import Case
 

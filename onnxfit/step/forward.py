@@ -1,0 +1,118 @@
+"""The forward pass of a step, and the loss on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError, OnnxfitError, SettingError
+from onnxfit.graph import names
+from onnxfit.graph.model import (
+    infer_shapes,
+    model_errors,
+    spec_of,
+    specialize_shapes,
+)
+from onnxfit.graph.training_form import to_training_form
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.penalties import Penalty
+from onnxfit.step.finish import prune
+from onnxfit.step.objectives import Objective
+from onnxfit.step.recipe import Batch, Recipe
+
+
+def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
+    """Return a builder of the model, whose training state is made inputs.
+
+    Shapes of the batch that are numbers are written into the graph.
+    """
+    model = recipe.model.clone()
+    for name in (*recipe.state, *recipe.constants):
+        value = model.graph.initializers.pop(name)
+        value.const_value = None
+        model.graph.inputs.append(value)
+    shapes = {}
+    for name, spec in batch.items():
+        if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
+            shapes[name] = tuple(d for d in spec.shape if isinstance(d, int))
+    return GraphBuilder(specialize_shapes(model, shapes).graph)
+
+
+@model_errors()
+def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
+    """Return the forward pass as in training, and the next values of the running statistics."""
+    op = forward(recipe, batch)
+    seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
+    return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+
+
+def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
+    """Forward as in training, loss and penalty: what is differentiated."""
+    op, statistics = training_forward(recipe, batch)
+    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
+    keep_outputs(op, recipe.metric_outputs)
+    for name, value in statistics.items():
+        op.output(names.updated(name), value)
+    return infer_shapes(prune(op))
+
+
+def add_loss_outputs(
+    op: GraphBuilder,
+    objectives: Mapping[str, Objective],
+    penalties: Mapping[str, Penalty],
+    batch: Batch,
+) -> None:
+    """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`."""
+    outputs = {v.name or "": v for v in op.graph.outputs}
+    values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
+    sample_weight: Value | None = None
+    if names.SAMPLE_WEIGHT in batch:
+        spec = batch[names.SAMPLE_WEIGHT]
+        assert spec.shape is not None
+        sample_weight = op.input(names.SAMPLE_WEIGHT, spec.dtype, spec.shape)
+    terms: list[Value] = []
+    if not objectives:
+        own = op.wrap(outputs[names.LOSS])
+        terms.append(
+            own if own.shape == () else op.Reshape(own, op.constant(np.zeros(0, np.int64)))
+        )
+    for output, objective in objectives.items():
+        y_pred = op.wrap(outputs[output])
+        spec = batch[names.target(output)]
+        if y_pred.ir.shape is None or spec.shape is None:
+            raise ModelError(
+                f"The rank of output {output!r} is unknown, so that no loss can be put on it."
+            )
+        y_true = op.input(names.target(output), spec.dtype, spec.shape)
+        try:
+            with op.scope(f"loss/{output}"):
+                value, count = objective.loss.reduce(op, y_true, y_pred, sample_weight)
+        except OnnxfitError:
+            raise
+        except ValueError as error:
+            raise SettingError(
+                f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
+                f" labels {spec}: {error}"
+            ) from error
+        if len(objectives) > 1:
+            op.output(names.part(output), value)
+        if count is not None:
+            op.output(names.count(output), count)
+        terms.append(value if objective.weight == 1 else value * objective.weight)
+    for weight, penalty in penalties.items():
+        with op.scope(f"penalty/{weight}"):
+            terms.append(penalty(op, op.wrap(values[weight])))
+    with op.scope("loss"):
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + op.cast(term, total.dtype)
+    op.output(names.TOTAL, total)
+
+
+def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
+    """Drop the outputs of the model that are not `kept`; what the step itself reports stays."""
+    op.graph.outputs[:] = [
+        v for v in op.graph.outputs if v.name in kept or names.reserved(v.name or "")
+    ]
