@@ -32,7 +32,7 @@ from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.loop import FitLoop, Validation, validation_due
-from onnxfit.training.saved import SavedTrainer
+from onnxfit.training.saved import SavedTrainer, matching_this_version
 
 BACKENDS: dict[str, type[Backend]] = {
     "full": FullBackend,
@@ -156,7 +156,7 @@ class Trainer(SavedTrainer):
         - `shuffle`: whether each epoch has an order of rows of its own.
         - `initial_epoch`: epochs to count as done.
         - `steps_per_epoch`, `validation_steps`: number of batches, if not all of the data.
-        - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch, "auto": 1 in a terminal, else 2.
+        - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch; "auto" is 1 in a terminal, or 2.
 
         A DataError or SettingError is raised before the first step; weights, optimizer and history
         are then as before.
@@ -303,9 +303,9 @@ class Trainer(SavedTrainer):
         is damaged, or is from a newer onnxfit.
         """
         contents = checkpoint.load(path, settings)
-        with checkpoint.matching_this_version(path):
+        with matching_this_version(path):
             trainer = cls(contents.model, **contents.settings)
-            checkpoint.restore(trainer, contents)
+            trainer._restore(contents)
         return trainer
 
     # ------------------------------------------------------------------ inside

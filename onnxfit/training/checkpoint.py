@@ -14,19 +14,17 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import astuple, dataclass, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import google.protobuf.message
 import numpy as np
 import onnx
 import safetensors
 
-from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
+from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
 from onnxfit.graph.tensors import (
     attach,
@@ -41,10 +39,6 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
-from onnxfit.training.position import PendingFit, Position
-
-if TYPE_CHECKING:
-    from onnxfit.training.base import BaseTrainer
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
@@ -52,9 +46,10 @@ INFO, MODEL, DATA, STATE = "onnxfit.json", "model.onnx", "model.onnx.data", "sta
 REGISTRIES = tuple(
     f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules")
 )
-DAMAGE = (  # what readers raise at bytes that are not what they should be
-    zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError, struct.error,
-    AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError, ValueError,
+DAMAGE = (  # the errors of readers that meet damaged bytes
+    zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError,
+    struct.error, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError,
+    TypeError, ValueError,
 )  # fmt: skip
 
 
@@ -78,76 +73,11 @@ class Contents:
     callbacks: Mapping[str, dict[str, Any]]
 
 
-def contents_of(trainer: BaseTrainer) -> Contents:
-    """Return what a checkpoint of the trainer holds; the arrays are copies."""
-    pending = _pending_fit(trainer)
-    return Contents(
-        model=trainer.model,
-        settings=trainer.settings,
-        state=trainer.get_state(),
-        history=trainer.history.state_dict(),
-        train_losses=trainer.train_losses_,
-        resume=astuple(pending.position),
-        tracker=deepcopy(pending.tracker),
-        ended=pending.undelivered,
-        callbacks=pending.callbacks,
-    )
-
-
-def _pending_fit(trainer: BaseTrainer) -> PendingFit:
-    """Return the state of the running fit, or of one that was interrupted or loaded."""
-    fit = trainer._fit_state
-    if fit is None or not trainer._pending_fit.position.nothing_to_resume:
-        return trainer._pending_fit
-    undelivered: Mapping[str, Any] = {}
-    if fit.current_event is not None:
-        hook, index, logs = fit.current_event
-        undelivered = {
-            "hook": hook,
-            "index": index,
-            "logs": dict(logs),
-            "stop": trainer.stop_training,
-            "reason": trainer.stop_reason,
-        }
-    sums = trainer._tracker.state_dict() if fit.position.batch else {}
-    callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
-    return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
-
-
-def restore(trainer: BaseTrainer, contents: Contents) -> None:
-    """Give a trainer the state in a checkpoint."""
-    trainer.set_state(contents.state)
-    trainer.history.load_state_dict(contents.history)
-    trainer.train_losses_ = [float(loss) for loss in contents.train_losses]
-    position = Position(*contents.resume)
-    # a fit that has ended leaves nothing to resume
-    callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
-    trainer._fit_state = None
-    trainer._pending_fit = PendingFit(
-        position, dict(contents.tracker), dict(contents.ended), callbacks
-    )
-
-
-@contextmanager
-def matching_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raise CheckpointError if a checkpoint that was read holds something that cannot be used."""
-    try:
-        yield
-    except OnnxfitError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}"
-        ) from error
-
-
 class Snapshot:
-    """A training state as it was at one moment, whatever has become of the training since; any
-    thread may write it.
-    """
+    """A training state as it was at one moment; training may go on, and any thread may write it."""
 
     def __init__(self, contents: Contents) -> None:
-        """The arrays are kept and not copied: nobody may write into them any more."""
+        """`contents`: its arrays are kept without a copy, so that nobody may write into them."""
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
         model, self._tensors = detached(contents.model, contents.state["weights"], DATA)
         to_inference_form(model)
@@ -168,9 +98,9 @@ class Snapshot:
         self._info = json.dumps(info).encode()
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as a checkpoint, atomically.
+        """Write a checkpoint to `path`, atomically.
 
-        CheckpointError where the folder or the disk refuses: nothing is changed then.
+        CheckpointError if the folder or the disk refuses; nothing is changed then.
         """
         try:
             return write_atomically(path, self._write)
@@ -194,7 +124,7 @@ class Snapshot:
                 write_safetensors(inside, self._arrays)
 
     def _without_arrays(self, value: Any) -> Any:
-        """JSON with every array moved aside."""
+        """Return JSON, in which keys stand for the arrays."""
         if isinstance(value, np.ndarray):
             key = str(len(self._arrays))
             self._arrays[key] = value
@@ -207,36 +137,15 @@ class Snapshot:
 
 
 def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
-    """Read a checkpoint;
+    """Return what the checkpoint `path` holds; `settings` replace those of the same names in it.
 
-    `settings` replace those of the same name in it. CheckpointError for anything but a whole, known
-    one.
+    `path` may be a folder with one checkpoint. Raises CheckpointError for anything but a whole
+    checkpoint of a known format.
     """
     name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:
-            for entry in (INFO, MODEL, DATA, STATE):
-                if (
-                    archive.getinfo(entry).compress_type != zipfile.ZIP_STORED
-                    or archive.getinfo(entry).flag_bits & 1
-                ):
-                    raise CheckpointError(
-                        f"{name!r} is not a checkpoint that onnxfit wrote: its entries are"
-                        " compressed or encrypted."
-                    )
-            info = json.loads(archive.read(INFO))
-            if not isinstance(info, dict) or not isinstance(info.get("format"), int):
-                raise CheckpointError(f"{name!r} is not an onnxfit checkpoint.")
-            if info["format"] > FORMAT:
-                raise CheckpointError(
-                    f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up"
-                    f" to {FORMAT}: upgrade."
-                )
-            model = onnx.ModelProto.FromString(archive.read(MODEL))
-            with archive.open(DATA) as data:
-                attach(model, data)
-            require_valid(model, "its model")
-            arrays = read_safetensors(archive.read(STATE))
+            info, model, arrays = _read_archive(archive, name)
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -244,24 +153,23 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     except DAMAGE as error:
         raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
     try:
+        saved = {
+            key: _decode_setting(key, value, name)
+            for key, value in info["settings"].items()
+            if key not in settings
+        }
+        state = {
+            "weights": initializer_arrays(model, info["weights"]),
+            "slots": _with_arrays(info["slots"], arrays),
+            "counters": info["counters"],
+        }
         return Contents(
             model=model,
-            settings={
-                **{
-                    k: _decode_setting(k, v, name)
-                    for k, v in info["settings"].items()
-                    if k not in settings
-                },
-                **settings,
-            },
-            state={
-                "weights": initializer_arrays(model, info["weights"]),
-                "slots": _with_arrays(info["slots"], arrays),
-                "counters": info["counters"],
-            },
+            settings={**saved, **settings},
+            state=state,
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
-            resume=_place(info["resume"]),
+            resume=_position_fields(info["resume"]),
             tracker=_with_arrays(info["tracker"], arrays),
             ended=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
@@ -270,31 +178,55 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
 
 
-def _place(resume: Any) -> list[float | None]:
-    if not all(value is None or isinstance(value, (int, float)) for value in resume):
-        raise TypeError(f"training cannot go on at {resume}")
-    return list(resume)
+def _read_archive(
+    archive: zipfile.ZipFile, name: str
+) -> tuple[dict[str, Any], onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
+    """Return a checkpoint's description, its model and its arrays, each of them checked."""
+    for entry in map(archive.getinfo, (INFO, MODEL, DATA, STATE)):
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+            raise CheckpointError(
+                f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or"
+                " encrypted."
+            )
+    info = json.loads(archive.read(INFO))
+    if not isinstance(info, dict) or not isinstance(info.get("format"), int):
+        raise CheckpointError(f"{name!r} is not an onnxfit checkpoint.")
+    if info["format"] > FORMAT:
+        raise CheckpointError(
+            f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to"
+            f" {FORMAT}: upgrade."
+        )
+    model = onnx.ModelProto.FromString(archive.read(MODEL))
+    with archive.open(DATA) as data:
+        attach(model, data)
+    require_valid(model, "its model")
+    return info, model, read_safetensors(archive.read(STATE))
+
+
+def _position_fields(fields: Any) -> list[float | None]:
+    if not all(field is None or isinstance(field, (int, float)) for field in fields):
+        raise TypeError(f"training cannot go on at {fields}")
+    return list(fields)
 
 
 def _in_folder(path: Path) -> Path:
-    """The one checkpoint of a folder, or the path itself."""
+    """Return the one checkpoint of a folder, or the path itself."""
     if not path.is_dir():
         return path
-    found = sorted(path.glob(f"*{SUFFIX}"))
-    if len(found) != 1:
-        there = (
-            f"has {len(found)} ({', '.join(p.name for p in found)}): name the file"
-            if found
-            else "has none"
-        )
-        raise CheckpointError(
-            f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {there}."
-        )
-    return found[0]
+    checkpoints = sorted(path.glob(f"*{SUFFIX}"))
+    if len(checkpoints) == 1:
+        return checkpoints[0]
+    content = "has none"
+    if checkpoints:
+        names = ", ".join(checkpoint.name for checkpoint in checkpoints)
+        content = f"has {len(checkpoints)} ({names}): name the file"
+    raise CheckpointError(
+        f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {content}."
+    )
 
 
 def _encode_setting(value: Any) -> Any:
-    """A constructor argument as JSON; what is not onnxfit's own leaves its name."""
+    """Return a constructor's argument as JSON; an object that is not onnxfit's leaves its name."""
     if isinstance(value, Mapping):
         return {str(k): _encode_setting(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -334,10 +266,11 @@ def _decode_setting(setting: str, value: Any, path: str) -> Any:
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    if isinstance(value, dict):
-        return (
-            arrays[value["onnxfit:array"]]
-            if set(value) == {"onnxfit:array"}
-            else {k: _with_arrays(v, arrays) for k, v in value.items()}
-        )
-    return [_with_arrays(v, arrays) for v in value] if isinstance(value, list) else value
+    """Put arrays in the place of the keys that `Snapshot` left for them."""
+    if isinstance(value, list):
+        return [_with_arrays(entry, arrays) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"onnxfit:array"}:
+        return arrays[value["onnxfit:array"]]
+    return {key: _with_arrays(entry, arrays) for key, entry in value.items()}

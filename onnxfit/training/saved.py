@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import with_initializers
@@ -16,6 +20,7 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.training import checkpoint
 from onnxfit.training.base import BaseTrainer
+from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.summary import summary
 
 
@@ -34,7 +39,7 @@ class SavedTrainer(BaseTrainer):
 
         Its `write(path)` may run later, or in another thread, while training goes on.
         """
-        return checkpoint.Snapshot(checkpoint.contents_of(self))
+        return checkpoint.Snapshot(self._contents())
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
@@ -48,8 +53,8 @@ class SavedTrainer(BaseTrainer):
                 " `prepare`."
             )
         contents = checkpoint.load(path, self.settings)
-        with checkpoint.matching_this_version(path):
-            checkpoint.restore(self, contents)
+        with matching_this_version(path):
+            self._restore(contents)
 
     def export(
         self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False
@@ -102,7 +107,61 @@ class SavedTrainer(BaseTrainer):
         return summary(self._recipe, self._recipe.inputs)
 
     def inspect(self) -> Inspection:
-        """Return how each operator is differentiated, from the loss to the weights; see `inspect`."""
+        """Return how each operator from the loss to the weights is differentiated, as a table."""
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs
         return inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+
+    def _contents(self) -> checkpoint.Contents:
+        """Return what a checkpoint written now holds; its arrays are copies."""
+        pending = self._pending_now()
+        return checkpoint.Contents(
+            model=self.model,
+            settings=self.settings,
+            state=self.get_state(),
+            history=self.history.state_dict(),
+            train_losses=self.train_losses_,
+            resume=astuple(pending.position),
+            tracker=deepcopy(pending.tracker),
+            ended=pending.undelivered,
+            callbacks=pending.callbacks,
+        )
+
+    def _pending_now(self) -> PendingFit:
+        """Return the state of the running fit, or of one that was interrupted or loaded."""
+        fit = self._fit_state
+        if fit is None or not self._pending_fit.position.nothing_to_resume:
+            return self._pending_fit
+        undelivered: dict[str, Any] = {}
+        if fit.current_event is not None:
+            hook, index, logs = fit.current_event
+            undelivered = {"hook": hook, "index": index, "logs": dict(logs)}
+            undelivered |= {"stop": self.stop_training, "reason": self.stop_reason}
+        sums = self._tracker.state_dict() if fit.position.batch else {}
+        callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
+        return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
+
+    def _restore(self, contents: checkpoint.Contents) -> None:
+        """Go to the state that a checkpoint holds."""
+        self.set_state(contents.state)
+        self.history.load_state_dict(contents.history)
+        self.train_losses_ = [float(loss) for loss in contents.train_losses]
+        position = Position(*contents.resume)
+        # a fit that has ended leaves nothing to resume
+        callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
+        tracker, undelivered = dict(contents.tracker), dict(contents.ended)
+        self._fit_state = None
+        self._pending_fit = PendingFit(position, tracker, undelivered, callbacks)
+
+
+@contextmanager
+def matching_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise CheckpointError if a checkpoint that was read holds something that cannot be used."""
+    try:
+        yield
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}"
+        ) from error
