@@ -1,4 +1,4 @@
-"""Running means of the loss, its parts and the metrics, over an epoch or an evaluation."""
+"""Running means of the losses and metrics, over an epoch or an evaluation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 
 
 class StepResult(Protocol):
-    """What a step tells of its batch: scalars by name, copies of the outputs, and the batch's
-    arrays as they were fed.
-    """
+    """Result of a step: its scalars by name, copies of its outputs, and the arrays it was fed."""
 
     @property
     def scalars(self) -> Mapping[str, npt.NDArray[Any]]: ...
@@ -28,7 +26,7 @@ class StepResult(Protocol):
 
 
 class Mean:
-    """A weighted mean that grows; NaN before the first value."""
+    """A running weighted mean; NaN before the first value."""
 
     __slots__ = ("total", "weight")
 
@@ -46,7 +44,7 @@ class Mean:
 
 
 class Tracker:
-    """Adds up what every batch reports; the means are exact whatever the sizes of the batches."""
+    """Running means over batches, exact whatever the sizes of the batches."""
 
     def __init__(
         self, objectives: Mapping[str, Objective], metrics: Sequence[OutputMetric]
@@ -59,38 +57,41 @@ class Tracker:
 
     def reset(self) -> None:
         self.rows = 0
-        # of the whole loss; with several outputs, of what is not theirs: the penalties
+        # the mean of the whole loss; with several outputs, of the penalties alone
         self._loss = Mean()
-        self._parts = {output: Mean() for output in self._weights} if self._several else {}
-        for bound in self._metrics:
-            bound.metric.reset()
+        outputs = self._weights if self._several else ()
+        self._output_losses = {output: Mean() for output in outputs}
+        for metric in self._metrics:
+            metric.metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was added up so far, as numbers and arrays."""
+        """Return the sums so far, as numbers and arrays."""
         return {
             "rows": self.rows,
             "loss": [self._loss.total, self._loss.weight],
-            "parts": {output: [mean.total, mean.weight] for output, mean in self._parts.items()},
-            "metrics": {bound.name: bound.metric.state_dict() for bound in self._metrics},
+            "parts": {
+                output: [mean.total, mean.weight] for output, mean in self._output_losses.items()
+            },
+            "metrics": {metric.name: metric.metric.state_dict() for metric in self._metrics},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from the sums that `state_dict` returned."""
         self.rows = int(state["rows"])
         self._loss.total, self._loss.weight = state["loss"]
-        for output, mean in self._parts.items():
+        for output, mean in self._output_losses.items():
             mean.total, mean.weight = state["parts"][output]
-        for bound in self._metrics:
-            bound.metric.load_state_dict(state["metrics"][bound.name])
+        for metric in self._metrics:
+            metric.metric.load_state_dict(state["metrics"][metric.name])
 
-    def update(self, report: StepResult, batch: Batch) -> float:
-        """Take in what the step reported of a batch; returns the batch's own loss."""
-        scalars, rows = report.scalars, batch.rows
+    def update(self, result: StepResult, batch: Batch) -> float:
+        """Add the result of a step on a batch, and return the loss of that batch."""
+        scalars, rows = result.scalars, batch.rows
         self.rows += rows
         loss: float = scalars[names.TOTAL].item()
-        if self._parts:
+        if self._output_losses:
             rest = loss
-            for output, mean in self._parts.items():
+            for output, mean in self._output_losses.items():
                 part = scalars[names.part(output)].item()
                 count = scalars.get(names.count(output))
                 mean.add(part, rows if count is None else count.item())
@@ -100,40 +101,41 @@ class Tracker:
             count = scalars.get(self._count)
             self._loss.add(loss, rows if count is None else count.item())
         if self._metrics:
-            self._update_metrics(report, batch)
+            self._update_metrics(result, batch)
         return loss
 
-    def _update_metrics(self, report: StepResult, batch: Batch) -> None:
-        predictions, arrays = report.prediction(), report.fed(batch)
+    def _update_metrics(self, result: StepResult, batch: Batch) -> None:
+        predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
-        for bound in self._metrics:
-            labels = arrays[names.target(bound.output)]
-            bound.metric.update(
-                labels, predictions[bound.output], weight if bound.metric.weighted else None
-            )
+        for metric in self._metrics:
+            labels = arrays[names.target(metric.output)]
+            row_weights = weight if metric.metric.weighted else None
+            metric.metric.update(labels, predictions[metric.output], row_weights)
 
     @property
     def loss(self) -> float:
-        if not self._parts:
+        if not self._output_losses:
             return self._loss.value
         return self._loss.value + sum(
             self._weights[output] * mean.value
-            for output, mean in self._parts.items()
+            for output, mean in self._output_losses.items()
             if mean.weight
         )
 
     def figures(self) -> Figures:
-        """Name -> mean so far; metrics as functions, since some are dear and few are read in every
-        batch.
+        """Return name -> mean so far.
+
+        Metrics are functions that compute it, since some are slow and few are read in each batch.
         """
         figures: Figures = {"loss": self.loss}
-        for output, mean in self._parts.items():
+        for output, mean in self._output_losses.items():
             figures[f"{output}_loss"] = mean.value
-        for bound in self._metrics:
-            if bound.metric.scalar:
-                figures[bound.name] = bound.metric.result
+        for metric in self._metrics:
+            if metric.metric.scalar:
+                figures[metric.name] = metric.metric.result
         return figures
 
     def results(self) -> Figures:
-        """Name -> figure over all that was seen."""
-        return {**self.figures(), **{bound.name: bound.metric.result() for bound in self._metrics}}
+        """Return name -> figure, the metrics computed."""
+        metrics = {metric.name: metric.metric.result() for metric in self._metrics}
+        return {**self.figures(), **metrics}
