@@ -90,8 +90,9 @@ exports: .venv-exports/installed  ## train the networks of torchvision and trans
 mutate: .venv-dev/installed  ## plant a 1 % error into every gradient rule in turn: the tests must notice (a quarter of an hour)
 	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
 
-docs: .venv-dev/installed  ## write docs/operators.md anew
+docs: .venv-dev/installed  ## write docs/operators.md and the pictures of docs/architecture.md anew
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
+	$(dev) scripts/architecture_pictures.py
 
 clean:  ## remove everything made here, the environments too
 	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench build dist runs checkpoints trained.onnx digits.onnx digits.png

@@ -77,7 +77,7 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
         "LICENSE",
         "Makefile",
         "pyproject.toml",
-        "docs/design.md",
+        "docs/architecture.md",
         "examples/digits.py",
         "tests/conftest.py",
     }
