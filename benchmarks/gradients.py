@@ -137,8 +137,8 @@ def step_of(model: bytes, x: np.ndarray, gradient: str, threads: int) -> Callabl
     )
     y = np.random.default_rng(0).integers(0, 10, len(x))
     trainer.train_on_batch(x, y)
-    (runner,) = trainer._backend._fixed["train"].values()
-    return runner.run  # the step alone: the batch is in its buffers
+    (session,) = trainer._backend.caches["train"].exact.values()
+    return session.run  # the step alone: the batch is in its buffers
 
 
 def steps(options: argparse.Namespace) -> None:

@@ -5,42 +5,25 @@ the forward and the backward pass.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
-from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
 from onnxfit.files import write_atomically
-from onnxfit.gradients import gradient_source
-from onnxfit.gradients.paths import reachable_values
 from onnxfit.graph import names
-from onnxfit.graph.model import (
-    ModelSource,
-    normalize,
-    read_model,
-    spec_of,
-    tensor_outputs,
-    with_initializers,
-)
+from onnxfit.graph.model import ModelSource, read_model, with_initializers
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.training_form import RANDOM, to_evaluation_form, to_inference_form
-from onnxfit.graph.values import GraphBuilder
-from onnxfit.graph.weights import all_weights, select_weights
-from onnxfit.optimizers import SGD
+from onnxfit.graph.training_form import to_inference_form
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.functional import FunctionalModel, FunctionalPasses
 from onnxfit.runtime.session import StatelessSession
-from onnxfit.runtime.values import from_dlpack
-from onnxfit.step import split
-from onnxfit.step.recipe import Recipe
+from onnxfit.runtime.values import from_dlpack, numpy_dtype
 
 try:
     import torch
@@ -54,44 +37,43 @@ except ImportError as error:
 __all__ = ["OnnxModule"]
 
 Array = npt.NDArray[Any]
-Shapes = tuple[tuple[int, ...], ...]
-# graphs compiled for fixed shapes, per kind of pass; a fifth shape gets the graph for any shape
-FIXED = 4
 
 
 class OnnxModule(torch.nn.Module):
-    """An ONNX model as a layer, or a network, of PyTorch: its weights are Parameters, and autograd
-    goes through it.
+    """An ONNX model as a layer or network of PyTorch: its weights are Parameters, and autograd
+    differentiates it.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in
-      any order; `"!pattern"` excludes. Weights outside stay constants of the graph, as all do with
-      `[]`. `requires_grad_(False)` freezes a Parameter.
-    - `gradient`: "auto", "onnx" or "onnxruntime", where gradients come from, as for
+      any order; `"!pattern"` excludes. Other initializers stay constants of the graph; with `[]`
+      all do. `requires_grad_(False)` freezes a Parameter.
+    - `gradient`: the source of gradients, "auto", "onnx" or "onnxruntime", as for
       `onnxfit.Trainer`.
     - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running
       statistics as they are.
-    - `device`: where the Parameters are at first: "cpu", "cuda", "cuda:1"; `to` moves them, if
-      onnxruntime can follow.
-    - `seed`: of Dropout and random numbers, which are drawn anew in each forward pass, as a
-      function of `seed` and the buffer `draws`.
-    - `threads`: how many onnxruntime uses for an operator; None leaves it to onnxruntime.
+    - `device`: the device of the Parameters at first: "cpu", "cuda", "cuda:1". `to` moves them to
+      another one that onnxruntime offers.
+    - `seed`: seed of Dropout and other random numbers. Each forward pass draws new ones, as a
+      function of `seed` and the buffer `draws`, which counts the passes.
+    - `threads`: threads that onnxruntime uses for an operator; None leaves the number to
+      onnxruntime.
 
-    Call it with the model's inputs in their order, or by their names; it gives the output, or the
-    tuple of outputs. Tensors go in and out through DLPack: what is contiguous is not copied. In
-    training mode Dropout drops and BatchNormalization uses the batch and updates its running
-    statistics, which are buffers; `eval()` ends both. Integer outputs, and those that depend on
-    nothing that requires a gradient, require none. Gradients of gradients are refused by torch.
+    Call the module with the model's inputs in their order, or by their names. It returns the
+    output, or the tuple of outputs. Tensors go in and out through DLPack: contiguous tensors are
+    not copied. In training mode Dropout drops, and BatchNormalization uses the batch and updates
+    its running statistics, which are buffers; `eval()` ends both. Integer outputs, and outputs that
+    depend on nothing that requires a gradient, require none. Gradients of gradients are refused by
+    torch.
 
-    A weight called `fc.weight` is the Parameter `module.fc.weight`, so that `state_dict` has the
-    names of the ONNX file, and a model that torch exported loads what its network saved. A part of
-    a name that a module cannot have (an empty one, one that is a method of modules, or both a
-    weight and a prefix of others) gets underscores: `type.weight` is `module.type_.weight`.
-    `named_weights` has the ONNX names.
+    The weight `fc.weight` is the Parameter `module.fc.weight`. So `state_dict` has the names of the
+    ONNX file, and a model that torch exported loads the state of its network. Where a module cannot
+    have a name (an empty one, the name of a method, or one that is both a weight and a prefix of
+    others), underscores are appended: `type.weight` is `module.type_.weight`. `named_weights` has
+    the ONNX names.
 
-    Errors: ModelError, SettingError, InstallationError here; DataError for tensors that do not fit,
-    GradientError (with every operator that has no gradient) and StepError where it is called. After
-    an error the module is as it was.
+    Errors: ModelError, SettingError and InstallationError when the module is made; DataError for
+    tensors that do not fit, GradientError (listing every operator that has no gradient) and
+    StepError when it is called. After an error the module is as it was.
 
     >>> import onnx.parser, torch
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -132,11 +114,11 @@ class OnnxModule(torch.nn.Module):
         self._seed = seed
         self._threads = threads
         self._prepare()
-        if _draws(self._training.model):
+        if self._functional.is_random:
             self.register_buffer("draws", torch.zeros((), dtype=torch.int64, device=device))
-        state = self._training.state
-        self._paths = _paths(self, state)
-        for name, array in initializer_arrays(self._model, state).items():
+        recipe = self._functional.recipe
+        self._paths = _parameter_paths(self, recipe.state)
+        for name, array in initializer_arrays(self._model, recipe.state).items():
             *modules, leaf = self._paths[name].split(".")
             owner: torch.nn.Module = self
             for module in modules:
@@ -144,62 +126,64 @@ class OnnxModule(torch.nn.Module):
                     owner.add_module(module, torch.nn.Module())
                 owner = owner.get_submodule(module)
             tensor = _tensor(array).to(device)
-            if name in self._training.weights:
+            if name in recipe.weights:
                 owner.register_parameter(leaf, torch.nn.Parameter(tensor))
             else:
                 owner.register_buffer(leaf, tensor)
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
-        """The output, or the tuple of outputs, for the model's inputs in their order or by their
-        names.
+        """Return the output, or the tuple of outputs.
+
+        - `inputs`: the model's inputs in their order.
+        - `named`: inputs by their names.
         """
-        values = self._given(inputs, named)
+        recipe = self._functional.recipe
+        values = self._match_inputs(inputs, named)
         shapes = tuple(tuple(value.shape) for value in values.values())
-        values |= {name: self._state(name) for name in self._training.state}
-        home = self._home(values)
-        wrt = (
-            tuple(name for name, value in values.items() if value.requires_grad)
-            if torch.is_grad_enabled()
-            else ()
-        )
-        pair = self._pair((self.training, wrt, str(home)), shapes)
-        # in a backward pass it is torch.utils.checkpoint that runs forward again
+        values |= {name: self._state_tensor(name) for name in recipe.state}
+        device = _common_device(values)
+        wrt: tuple[str, ...] = ()
+        if torch.is_grad_enabled():
+            wrt = tuple(name for name, value in values.items() if value.requires_grad)
+        passes = self._functional.passes(self.training, wrt, str(device), shapes)
+        # Within a backward pass, torch.utils.checkpoint is running forward again.
         recomputed = torch._C._current_graph_task_id() != -1
-        numbers = self._numbers(pair, recomputed)
-        if pair.backward is None:
-            found = pair.run_forward({**values, **numbers})
+        random_inputs = self._random_inputs(passes, recomputed)
+        if passes.backward is None:
+            results = _run(passes.forward, {**values, **random_inputs})
         else:
-            tensors = _Passes.apply(pair, tuple(values), numbers, *values.values())  # type: ignore[no-untyped-call]
-            found = dict(zip(pair.handed, tensors))
-        if numbers:
+            tensors = _OnnxFunction.apply(passes, tuple(values), random_inputs, *values.values())  # type: ignore[no-untyped-call]  # torch's apply has no annotations
+            results = dict(zip(passes.results, tensors))
+        if random_inputs:
             self.draws += 1
         if not recomputed:
             with torch.no_grad():
-                for name in pair.statistics:
-                    self._state(name).copy_(found[names.updated(name)])
-        outputs = tuple(found[name] for name in self._outputs)
+                for name in passes.statistics:
+                    self._state_tensor(name).copy_(results[names.updated(name)])
+        outputs = tuple(results[name] for name in self._functional.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The model's inputs, in their order."""
-        return tuple(spec.name for spec in self._inputs)
+        return tuple(spec.name for spec in self._functional.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The model's outputs, in the order in which `forward` gives them."""
-        return self._outputs
+        """The model's outputs, in the order in which `forward` returns them."""
+        return self._functional.outputs
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights by their ONNX names; running statistics are buffers, and not among them."""
-        for name in self._training.weights:
-            yield name, self._state(name)
+        """Iterate over ONNX name and Parameter of each weight; running statistics are buffers."""
+        for name in self._functional.recipe.weights:
+            yield name, self._state_tensor(name)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The model for inference: the original with the trained weights in place, written to
-        `path` unless that is None.
+        """Return the model for inference: the original with the trained weights in place.
+
+        - `path`: the file that the model is written to as well, atomically; None writes none.
         """
-        arrays = {name: _array(self._state(name)) for name in self._training.state}
+        arrays = {name: _array(self._state_tensor(name)) for name in self._functional.recipe.state}
         model = with_initializers(self._model, arrays)
         to_inference_form(model)
         if path is not None:
@@ -207,139 +191,95 @@ class OnnxModule(torch.nn.Module):
         return model
 
     def extra_repr(self) -> str:
-        return f"{', '.join(map(str, self._inputs))} -> {', '.join(self._outputs)}"
+        """Return the specs of inputs and the names of outputs, which `repr(module)` shows."""
+        inputs = ", ".join(map(str, self._functional.inputs))
+        return f"{inputs} -> {', '.join(self._functional.outputs)}"
 
     # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a file keeps: all but what is made of it."""
-        return {name: value for name, value in self.__dict__.items() if name not in _MADE}
+        """Return the state of a copy or a pickle: everything except compiled graphs."""
+        return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
         self._prepare()
 
     def _prepare(self) -> None:
-        """Make what the graphs are built of, from the model and the settings."""
+        """Set the attributes that follow from the model and the settings."""
         patterns, gradient, batch_norm = self._settings
-        work = normalize(self._model)
-        outputs = tensor_outputs(work)
-        work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in outputs]
-        if patterns is None:
-            chosen = all_weights(work)  # none at all are fine: a layer need not learn
-        else:
-            chosen = select_weights(work, patterns) if len(patterns) else []
-        self._inputs = [spec_of(v) for v in work.graph.inputs]
-        self._outputs = tuple(v.name or "" for v in work.graph.outputs)
-        self._training = Recipe(
-            model=work,
-            weights=tuple(chosen),
-            objectives={},
-            penalties={},
-            optimizer=SGD(),  # torch's is the one that updates
-            gradient=gradient_source(gradient),
-            slots={},
-            batch_norm=batch_norm,
+        self._functional = FunctionalModel(
+            self._model, patterns, gradient=gradient, batch_norm=batch_norm, threads=self._threads
         )
-        # In evaluation the running statistics are given like weights; frozen, they are what
-        # BatchNormalization uses.
-        evaluation = ir.from_proto(ir.to_proto(work))
-        to_evaluation_form(GraphBuilder(evaluation.graph))
-        TopologicalSortPass()(evaluation)
-        self._evaluation = replace(
-            self._training, model=evaluation, weights=self._training.state, batch_norm="frozen"
-        )
-        specs = [
-            *self._inputs,
-            *(spec_of(work.graph.initializers[name]) for name in self._training.state),
-        ]
-        self._types = {spec.name: _torch_type(spec) for spec in specs}
-        self._shapes = {spec.name: spec.shape for spec in specs[len(self._inputs) :]}
-        self._compiled: dict[Kind, _Compiled] = {}
+        specs = [*self._functional.inputs, *self._functional.state.values()]
+        self._dtypes = {spec.name: _torch_dtype(spec) for spec in specs}
 
-    # ------------------------------------------------------------------ what goes in
+    # ------------------------------------------------------------------ tensors
 
-    def _given(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The inputs by name, in the model's order. DataError for what does not fit."""
+    def _match_inputs(
+        self, inputs: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Return the inputs by name, in the model's order; DataError for one that does not fit."""
+        specs = self._functional.inputs
         order = self.input_names
-        given = {**dict(zip(order, inputs)), **named}
-        if len(inputs) + len(named) != len(order) or set(given) != set(order):
-            got = [f"{len(inputs)} by position"] * bool(inputs) + [
-                f"{name!r} by name" for name in named
-            ]
+        values = {**dict(zip(order, inputs)), **named}
+        if len(inputs) + len(named) != len(order) or set(values) != set(order):
+            passed = [f"{len(inputs)} by position"] * bool(inputs)
+            passed += [f"{name!r} by name" for name in named]
             raise DataError(
                 f"The model takes {len(order)} input{'s' * (len(order) != 1)}"
-                f" ({', '.join(map(str, self._inputs))}), got {' and '.join(got) or 'none'}."
+                f" ({', '.join(map(str, specs))}), got {' and '.join(passed) or 'none'}."
             )
-        return {spec.name: self._fitting(given[spec.name], spec) for spec in self._inputs}
+        return {spec.name: self._check_input(values[spec.name], spec) for spec in specs}
 
-    def _fitting(self, value: object, spec: TensorSpec) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-            what = (
-                f"a {value.layout} tensor"
-                if isinstance(value, torch.Tensor)
-                else type(value).__name__
-            )
-            raise DataError(f"{spec} takes a dense torch tensor, got {what}.")
-        wanted = self._types[spec.name]
+    def _check_input(self, value: object, spec: TensorSpec) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise DataError(f"{spec} takes a dense torch tensor, got {type(value).__name__}.")
+        if value.layout is not torch.strided:
+            raise DataError(f"{spec} takes a dense torch tensor, got a {value.layout} tensor.")
+        expected = self._dtypes[spec.name]
         if (
-            value.dtype != wanted
+            value.dtype != expected
             and value.is_floating_point()
             and torch.is_autocast_enabled(value.device.type)
         ):
-            value = value.to(wanted)  # what torch does for operators that have no low precision
-        if value.dtype != wanted:
+            value = value.to(expected)  # as torch does for operators without low precision
+        if value.dtype != expected:
             raise DataError(
-                f"{spec} got a tensor of {value.dtype}: pass {spec.name}.to({wanted}), the model"
+                f"{spec} got a tensor of {value.dtype}: pass {spec.name}.to({expected}), the model"
                 " computes in no other type."
             )
         if not spec.accepts(tuple(value.shape)):
             raise DataError(f"{spec} got a tensor of shape {tuple(value.shape)}.")
         return value
 
-    def _state(self, name: str) -> torch.Tensor:
-        """The tensor that is this weight or running statistic now."""
-        path, shape = self._paths[name], self._shapes[name]
+    def _state_tensor(self, name: str) -> torch.Tensor:
+        """Return the Parameter or buffer of a weight or running statistic."""
+        path = self._paths[name]
+        shape = self._functional.state[name].shape
         try:
             value: object = attrgetter(path)(self)
         except AttributeError:
             value = None
         if not isinstance(value, torch.Tensor):
-            kind = "nn.Parameter(tensor)" if name in self._training.weights else "tensor"
+            is_weight = name in self._functional.recipe.weights
+            kind = "nn.Parameter(tensor)" if is_weight else "tensor"
             raise SettingError(
                 f"The module's {path!r} was taken away: set module.{path} = {kind}, of shape"
                 f" {shape}, and it works again."
             )
-        if value.dtype != self._types[name] or tuple(value.shape) != shape:
+        if value.dtype != self._dtypes[name] or tuple(value.shape) != shape:
             raise SettingError(
                 f"The module's {path!r} became {value.dtype} of shape {tuple(value.shape)}, and the"
-                f" ONNX model computes with {self._types[name]} of shape {shape} alone;"
-                f" module.to({self._types[name]}) undoes a change of type."
+                f" ONNX model computes with {self._dtypes[name]} of shape {shape} alone;"
+                f" module.to({self._dtypes[name]}) undoes a change of type."
             )
         return value
 
-    def _home(self, values: Mapping[str, torch.Tensor]) -> torch.device:
-        """The one device that all tensors are on."""
-        devices: dict[torch.device, str] = {}
-        for name, value in values.items():
-            devices.setdefault(value.device, name)
-        if len(devices) > 1:
-            places = " and ".join(f"{name!r} is on {device}" for device, name in devices.items())
-            raise DataError(
-                f"All tensors must be on one device: {places}. module.to(device) moves the weights."
-            )
-        home = next(iter(devices), torch.device("cpu"))
-        if home.type not in ("cpu", "cuda"):
-            raise DataError(
-                f"The tensors are on {str(home)!r}, where onnxruntime does not compute: move them"
-                " to 'cpu' or 'cuda'."
-            )
-        return home
-
-    def _numbers(self, pair: _Pair, recomputed: bool) -> dict[str, torch.Tensor]:
-        """Where a forward pass draws its random numbers from; empty for one that draws none."""
-        asked = {names.SEED, names.STEP}.intersection(pair.forward.inputs)
-        if not asked:
+    def _random_inputs(self, passes: FunctionalPasses, recomputed: bool) -> dict[str, torch.Tensor]:
+        """Return the inputs that random numbers depend on; empty for a pass that draws none."""
+        needed = {names.SEED, names.STEP}.intersection(passes.forward.inputs)
+        if not needed:
             return {}
         if recomputed:
             raise StepError(
@@ -348,198 +288,130 @@ class OnnxModule(torch.nn.Module):
                 " torch.utils.checkpoint, or call eval()."
             )
         numbers = {names.SEED: self._seed % 2**31, names.STEP: int(self.draws) % 2**31}
-        return {name: torch.tensor(numbers[name]) for name in asked}
-
-    # ------------------------------------------------------------------ graphs
-
-    def _pair(self, kind: Kind, shapes: Shapes) -> _Pair:
-        """Both passes for a batch, compiled for exactly its shapes, or for any once there are many."""
-        compiled = self._compiled.get(kind)
-        if compiled is None:
-            compiled = self._compiled[kind] = _Compiled()
-        found = compiled.fixed.get(shapes, compiled.open)
-        if found is not None:
-            return found
-        _, wrt, _ = kind
-        # only a gradient gains much from known sizes
-        many = len(compiled.fixed) >= FIXED or not wrt
-        if many and not compiled.tried:
-            compiled.tried = True
-            try:
-                compiled.open = self._made(kind, self._inputs)
-                return compiled.open
-            except ModelError:
-                pass  # some operators can only be differentiated with known sizes
-        pair = self._made(
-            kind, [replace(spec, shape=shape) for spec, shape in zip(self._inputs, shapes)]
-        )
-        compiled.fixed[shapes] = pair
-        if len(compiled.fixed) > 4 * FIXED:
-            compiled.fixed.popitem(last=False)
-        return pair
-
-    def _made(self, kind: Kind, specs: Iterable[TensorSpec]) -> _Pair:
-        training, wrt, home = kind
-        recipe = self._training if training else self._evaluation
-        leaves = reachable_values(recipe.model, self._outputs, wrt)
-        if not leaves:
-            # which differentiates nothing, where nothing is asked
-            recipe = replace(recipe, gradient=gradient_source("onnx"))
-        graphs = split.passes(
-            recipe, {spec.name: spec for spec in specs}, tuple(dict.fromkeys(self._outputs)), leaves
-        )
-        device = Device.parse(home)
-        return _Pair(
-            graphs,
-            StatelessSession(graphs.forward, device, self._threads, "forward"),
-            (
-                StatelessSession(graphs.backward, device, self._threads, "backward")
-                if leaves
-                else None
-            ),
-            recipe.statistics,
-        )
+        return {name: torch.tensor(numbers[name]) for name in needed}
 
 
-Kind = tuple[bool, tuple[str, ...], str]  # training; what requires a gradient; the device
-_MADE = {"_training", "_evaluation", "_inputs", "_outputs", "_types", "_shapes", "_compiled"}
+# Attributes that `_prepare` sets, in which sessions are: no copy and no pickle has them.
+_DERIVED = {"_functional", "_dtypes"}
 
 
-@dataclass(frozen=True, eq=False)
-class _Pair:
-    """A forward pass, and the backward pass where something requires a gradient; from tensors to
-    tensors.
-    """
-
-    graphs: split.Passes
-    forward: StatelessSession
-    backward: StatelessSession | None
-    statistics: tuple[str, ...]  # what the forward pass updates
-
-    @property
-    def handed(self) -> tuple[str, ...]:
-        """What is handed to the caller of the forward pass."""
-        return (*self.graphs.outputs, *map(names.updated, self.statistics))
-
-    def run_forward(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return _run(self.forward, values)
-
-    def run_backward(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Weight or input -> its gradient."""
-        assert self.backward is not None
-        found = _run(self.backward, values)
-        return {name: found[output] for name, output in self.graphs.leaving.items()}
-
-
-@dataclass(eq=False)
-class _Compiled:
-    """The pairs of a kind: for the shapes met first, and for any shape."""
-
-    fixed: OrderedDict[Shapes, _Pair] = field(default_factory=OrderedDict)
-    open: _Pair | None = None
-    tried: bool = False  # to make the open one
-
-
-class _Passes(torch.autograd.Function):
-    """A pair as a node of autograd's graph."""
+class _OnnxFunction(torch.autograd.Function):
+    """A forward and a backward pass as a node of autograd's graph."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        pair: _Pair,
+        passes: FunctionalPasses,
         order: tuple[str, ...],
-        numbers: Mapping[str, torch.Tensor],
+        random_inputs: Mapping[str, torch.Tensor],
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        values = {**numbers, **{name: tensor.contiguous() for name, tensor in zip(order, tensors)}}
-        found = pair.run_forward(values)
-        handed = tuple(found[name] for name in pair.handed)
+        graphs = passes.graphs
+        values = {name: tensor.contiguous() for name, tensor in zip(order, tensors)}
+        values = {**random_inputs, **values}
+        computed = _run(passes.forward, values)
         ctx.mark_non_differentiable(
-            *(found[name] for name in pair.handed if name not in pair.graphs.arriving)
+            *(computed[name] for name in passes.results if name not in graphs.arriving)
         )
-        # Saved, all of it: so torch sees what is changed in place, frees it after the backward
-        # pass, and can keep it elsewhere.
-        ctx.save_for_backward(*({**values, **found}[name] for name in pair.graphs.kept))
+        # All of these are saved by torch, which then notices changes in place, frees the tensors
+        # after the backward pass, and can keep them elsewhere.
+        ctx.save_for_backward(*({**values, **computed}[name] for name in graphs.kept))
         ctx.set_materialize_grads(False)
-        ctx.pair, ctx.order = pair, order
-        ctx.blanks = {
-            name: found[name].new_zeros(()).expand(found[name].shape)
-            for name in pair.graphs.arriving
+        ctx.passes = passes
+        ctx.order = order
+        ctx.zeros = {
+            name: computed[name].new_zeros(()).expand(computed[name].shape)
+            for name in graphs.arriving
         }
-        return handed
+        return tuple(computed[name] for name in passes.results)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        pair: _Pair = ctx.pair
-        values = dict(zip(pair.graphs.kept, ctx.saved_tensors))
-        given = dict(zip(pair.handed, gradients))
-        for output, name in pair.graphs.arriving.items():
-            dy = given[output]
-            values[name] = ctx.blanks[output] if dy is None else dy
-        found = pair.run_backward(values)
-        return (None, None, None, *(found.get(name) for name in ctx.order))
+        passes: FunctionalPasses = ctx.passes
+        assert passes.backward is not None
+        values = dict(zip(passes.graphs.kept, ctx.saved_tensors))
+        by_result = dict(zip(passes.results, gradients))
+        for output, name in passes.graphs.arriving.items():
+            dy = by_result[output]
+            values[name] = ctx.zeros[output] if dy is None else dy
+        computed = _run(passes.backward, values)
+        leaving = passes.graphs.leaving
+        by_name = {name: computed[output] for name, output in leaving.items()}
+        return (None, None, None, *(by_name.get(name) for name in ctx.order))
 
 
-def _run(call: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Run on the tensors' own memory, and give tensors of onnxruntime's memory."""
-    needed = {name: values[name].detach().contiguous() for name in call.inputs}
-    for value in needed.values():
+def _run(session: StatelessSession, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Run on the tensors' own memory; return tensors in onnxruntime's memory."""
+    inputs = {name: values[name].detach().contiguous() for name in session.inputs}
+    for value in inputs.values():
         if value.is_cuda:
-            # onnxruntime has a stream of its own
+            # onnxruntime computes in a stream of its own.
             torch.cuda.current_stream(value.device).synchronize()
             break
-    found = {
-        name: _from_onnxruntime(value)
-        for name, value in call({n: _to_onnxruntime(v) for n, v in needed.items()}).items()
-    }
-    for name in needed.keys() & found.keys():
-        # an input that is an output as it is comes back in the caller's memory
-        found[name] = found[name].clone()
-    return found
+    results = session({name: _to_ort_value(value) for name, value in inputs.items()})
+    outputs = {name: _from_ort_value(value) for name, value in results.items()}
+    for name in inputs.keys() & outputs.keys():
+        # An input that is also an output comes back in the caller's memory.
+        outputs[name] = outputs[name].clone()
+    return outputs
 
 
-def _to_onnxruntime(tensor: torch.Tensor) -> Any:
+def _to_ort_value(tensor: torch.Tensor) -> Any:
     boolean = tensor.dtype == torch.bool
     if not tensor.numel():
-        tensor = torch.empty(
-            tensor.shape, dtype=tensor.dtype, device=tensor.device
-        )  # to torch any strides are contiguous where nothing is
-    return from_dlpack(torch.to_dlpack(tensor.view(torch.uint8) if boolean else tensor), boolean)  # type: ignore[attr-defined]
+        # To torch, an empty tensor of any strides is contiguous; to onnxruntime it is not.
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if boolean:
+        tensor = tensor.view(torch.uint8)  # DLPack has no booleans
+    return from_dlpack(torch.to_dlpack(tensor), boolean)  # type: ignore[attr-defined]  # it is not in torch's stubs
 
 
-def _from_onnxruntime(value: Any) -> torch.Tensor:
+def _from_ort_value(value: Any) -> torch.Tensor:
     tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
     return tensor.view(torch.bool) if value.data_type() == "tensor(bool)" else tensor
 
 
-def _paths(module: torch.nn.Module, onnx_names: Iterable[str]) -> dict[str, str]:
-    """ONNX name -> path from the module; see OnnxModule."""
-    chosen: dict[tuple[str, bool], str] = {}  # start of an ONNX name, whether a module -> path
-    found = {}
+def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
+    """Return the device that all tensors are on; DataError if there are several."""
+    names_by_device: dict[torch.device, str] = {}
+    for name, value in values.items():
+        names_by_device.setdefault(value.device, name)
+    if len(names_by_device) > 1:
+        places = " and ".join(f"{name!r} is on {d}" for d, name in names_by_device.items())
+        raise DataError(
+            f"All tensors must be on one device: {places}. module.to(device) moves the weights."
+        )
+    device = next(iter(names_by_device), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise DataError(
+            f"The tensors are on {str(device)!r}, where onnxruntime does not compute: move them"
+            " to 'cpu' or 'cuda'."
+        )
+    return device
+
+
+def _parameter_paths(module: torch.nn.Module, onnx_names: Iterable[str]) -> dict[str, str]:
+    """Return ONNX name -> path of the Parameter from the module; see OnnxModule."""
+    # The start of an ONNX name, and whether it is a module -> its path.
+    path_of: dict[tuple[str, bool], str] = {}
+    paths = {}
     for name in onnx_names:
-        above, pieces = "", name.split(".")
+        prefix = ""
+        pieces = name.split(".")
         for i, piece in enumerate(pieces):
             key = ".".join(pieces[: i + 1]), i < len(pieces) - 1
-            if key not in chosen:
+            if key not in path_of:
                 piece = piece or "_"
-                while hasattr(module, piece) or above + piece in chosen.values():
+                while hasattr(module, piece) or prefix + piece in path_of.values():
                     piece += "_"
-                chosen[key] = above + piece
-            above = f"{chosen[key]}."
-        found[name] = above[:-1]
-    return found
+                path_of[key] = prefix + piece
+            prefix = f"{path_of[key]}."
+        paths[name] = prefix[:-1]
+    return paths
 
 
-def _draws(model: ir.Model) -> bool:
-    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
-    return any(
-        node.domain == "" and (node.op_type == "Dropout" or node.op_type in RANDOM)
-        for node in nodes
-    )
-
-
-def _torch_type(spec: TensorSpec) -> torch.dtype:
+def _torch_dtype(spec: TensorSpec) -> torch.dtype:
     try:
         return _tensor(np.zeros(0, spec.dtype)).dtype
     except TypeError:
@@ -547,7 +419,7 @@ def _torch_type(spec: TensorSpec) -> torch.dtype:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":  # which numpy does not know of itself
+    if array.dtype.name == "bfloat16":  # a type that torch does not read from NumPy
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -555,7 +427,7 @@ def _tensor(array: Array) -> torch.Tensor:
 def _array(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
-        bfloat16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+        bfloat16 = numpy_dtype(onnx.TensorProto.BFLOAT16)
         array: Array = tensor.contiguous().view(torch.int16).numpy().view(bfloat16)
         return array
     array = tensor.numpy()

@@ -15,14 +15,12 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, Source, source
 from onnxfit.data import validation_split as split_rows
-from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.errors import SettingError
 from onnxfit.graph.model import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.runtime.backends.backend import Backend
-from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
-from onnxfit.runtime.backends.full import FullBackend
+from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
@@ -34,10 +32,6 @@ from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.saved import SavedTrainer, matching_this_version
 
-BACKENDS: dict[str, type[Backend]] = {
-    "full": FullBackend,
-    "forward_backward": ForwardBackwardBackend,
-}
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
 ALL_ROWS = 2**62  # a batch size that no data set reaches
 
@@ -107,19 +101,16 @@ class Trainer(SavedTrainer):
     ) -> None:
         arguments = locals()
         settings = {name: arguments[name] for name in SETTINGS}
-        if backend not in BACKENDS:
-            raise UnknownNameError("backend", backend, BACKENDS)
+        backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
         model = read_model(model_onnx)
-        recipe = Recipe.build(model, checked, needs_loss=backend != "forward_backward")
+        recipe = Recipe.build(model, checked, needs_loss=backend_class.needs_loss)
         arrays = initializer_arrays(model, recipe.state)
-        runner = BACKENDS[backend](
+        runtime = backend_class(
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
         )
-        super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runner)
-        self._manual = (
-            ManualTraining(runner) if isinstance(runner, ForwardBackwardBackend) else None
-        )
+        super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
+        self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
     def fit(
         self,
@@ -266,7 +257,7 @@ class Trainer(SavedTrainer):
         passes. With `training=False` it is inference.
         """
         manual = self._require_manual()
-        arrays = manual.named(inputs)
+        arrays = manual.match_ort_values(inputs)
         if arrays is None:
             arrays = next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
         return manual.forward(arrays, training, self.global_step, self.seed)

@@ -815,7 +815,9 @@ def test_what_is_compiled_trains_as_the_graph_that_is_shown(optimizer, gradient,
     weights = []
     for compact in (True, False):
         if not compact:
-            monkeypatch.setattr(FullBackend, "compact_graph", FullBackend.graph)
+            monkeypatch.setattr(
+                FullBackend, "graph", lambda self, kind, shapes: self.step_graphs(shapes)[kind]
+            )
         trainer = Trainer(
             mlp(),
             loss="cross_entropy",
@@ -833,8 +835,8 @@ def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
     def nodes(optimizer, **settings):
         trainer = Trainer(mlp((4, 8, 6, 3)), loss="mse", optimizer=optimizer, **settings)
         trainer.train_on_batch(np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32))
-        (runner,) = trainer._backend._fixed["train"].values()
-        graph = runner.model.graph
+        (session,) = trainer._backend.caches["train"].exact.values()
+        graph = session.model.graph
         return [n.op_type for n in graph.node if "train/learning_rate" in n.input], [
             n.op_type for n in graph.node
         ].count("Gemm")

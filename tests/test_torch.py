@@ -30,7 +30,8 @@ from tests.models import convolutional, mlp, two_inputs, two_outputs
 
 torch = pytest.importorskip("torch")
 from onnxfit.runtime import session  # noqa: E402
-from onnxfit.torch import FIXED, OnnxModule, _paths  # noqa: E402
+from onnxfit.runtime.backends.shape_cache import MAX_EXACT_SHAPES  # noqa: E402
+from onnxfit.torch import OnnxModule, _parameter_paths  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.torch
@@ -240,8 +241,9 @@ def test_gradients_only_of_what_requires_one() -> None:
     def leaving():
         module.zero_grad()
         module(x).sum().backward()
-        pairs = [pair for compiled in module._compiled.values() for pair in compiled.fixed.values()]
-        computed.append(set(pairs[-1].graphs.leaving))
+        caches = module._functional.caches.values()
+        passes = [passes for cache in caches for passes in cache.exact.values()]
+        computed.append(set(passes[-1].graphs.leaving))
         return {name for name, w in module.named_weights() if w.grad is not None}
 
     assert leaving() == wanted == computed[-1]
@@ -618,7 +620,7 @@ def test_names_that_a_module_cannot_have() -> None:
         ".",
         "export",
     ]
-    paths = _paths(torch.nn.Module(), names)
+    paths = _parameter_paths(torch.nn.Module(), names)
     assert list(paths) == names
     assert len(set(paths.values())) == len(names)
     assert paths["onnx::MatMul_3"] == "onnx::MatMul_3"
@@ -784,15 +786,17 @@ def test_many_batch_sizes() -> None:
         assert torch.allclose(
             *(gradients(y.square().sum(), [x])[0] for y in (ours, theirs)), atol=1e-5
         )
-    (compiled,) = module._compiled.values()
-    assert len(compiled.fixed) == FIXED
-    assert compiled.open is not None
+    (cache,) = module._functional.caches.values()
+    assert len(cache.exact) == MAX_EXACT_SHAPES
+    assert None not in [*cache.any_size.values()]
+    assert len(cache.any_size) == 1
     with torch.no_grad():
         for rows in range(1, 12):
             module(torch.randn(rows, 4))
-    assert [(len(c.fixed), c.open is not None) for c in module._compiled.values()] == [
-        (FIXED, True),
-        (0, True),
+    caches = module._functional.caches.values()
+    assert [(len(cache.exact), len(cache.any_size)) for cache in caches] == [
+        (MAX_EXACT_SHAPES, 1),
+        (0, 1),
     ]
 
 

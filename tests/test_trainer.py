@@ -624,7 +624,7 @@ class TestRefusals:
         with pytest.raises(
             onnxfit.InstallationError,
             match=(
-                r"device='cuda:7' needs onnxruntime's CUDAExecutionProvider, which is not to be had"
+                r"device='cuda:7' needs onnxruntime's CUDAExecutionProvider, which is not available"
             ),
         ):
             Trainer(mlp(), loss="mse", device="cuda:7")

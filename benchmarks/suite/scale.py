@@ -130,8 +130,8 @@ def measure_onnxfit(point: Point, threads: int, seconds: float) -> dict[str, flo
     compiled = time.perf_counter() - began
     if point.cause == "rows":
         return {"compile": compiled, "fit": fit_rows(point, trainer)}
-    (runner,) = trainer._backend._fixed["train"].values()
-    return {"compile": compiled, "step": per_run(runner.run, seconds)}
+    (session,) = trainer._backend.caches["train"].exact.values()
+    return {"compile": compiled, "step": per_run(session.run, seconds)}
 
 
 def fit_rows(point: Point, trainer: Any) -> float:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.runtime.backends import get_backend
 
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
@@ -388,9 +389,9 @@ def _check(callbacks: list[Any], backend: str) -> None:
                 " could not tell them apart: drop one, or give each a state_key of its own."
             )
         keys.add(callback.state_key)
-        if backend == "full" and callback.listens("on_gradients"):
+        if callback.listens("on_gradients") and not get_backend(backend).shows_gradients:
             raise SettingError(
-                f"{name} overrides on_gradients, which backend='full' never calls, since its"
+                f"{name} overrides on_gradients, which backend={backend!r} never calls, since its"
                 " gradients exist only inside the step: use Trainer(...,"
                 " backend='forward_backward')."
             )

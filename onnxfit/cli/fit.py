@@ -11,7 +11,7 @@ from onnxfit.cli.config import config_option
 from onnxfit.cli.models import is_checkpoint
 from onnxfit.errors import SettingError
 from onnxfit.gradients import SOURCES
-from onnxfit.trainer import BACKENDS
+from onnxfit.runtime.backends import BACKENDS
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)

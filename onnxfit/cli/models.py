@@ -47,7 +47,7 @@ def predict(
     gradient.
     """
     place = Device.parse(device)
-    runner = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
+    session = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
     parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
     with source(
         x,
@@ -61,7 +61,7 @@ def predict(
         what="prediction",
     ) as data:
         for batch in data.batches(0):
-            for name, array in run_on(runner, batch).prediction().items():
+            for name, array in run_on(session, batch).prediction().items():
                 parts[name].append(array)
     return {
         name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

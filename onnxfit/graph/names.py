@@ -50,10 +50,8 @@ def gradient_sum(weight: str) -> str:
 
 
 def fused(number: int) -> str:
-    """Small weights one after the other, in the place of which they are updated together; the same
-    for each of their slots.
-    """
-    return f"train/pack/{number}"
+    """A flat tensor of small weights that are updated together, or of one of their slots."""
+    return f"train/fused/{number}"
 
 
 def reserved(name: str) -> bool:

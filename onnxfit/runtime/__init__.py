@@ -1,1 +1,1 @@
-"""onnxruntime: devices, buffers, sessions, and the backends that run a step with them."""
+"""Devices, buffers and sessions of onnxruntime, and the backends that run a training step."""

@@ -14,8 +14,10 @@ from onnxfit.runtime.values import Array, array_view, ort_value
 
 
 class Buffer:
-    """A tensor of fixed type and shape in onnxruntime's memory; on the CPU `array` is a numpy view
-    of that very memory.
+    """A tensor of fixed type and shape in onnxruntime's memory.
+
+    On the CPU `array` is a NumPy view of that memory. On other devices `array` is a copy on the
+    CPU, which `sync` brings to the device.
     """
 
     __slots__ = ("array", "device", "value")
@@ -26,59 +28,63 @@ class Buffer:
             self.value = C.OrtValue.ortvalue_from_shape_and_type(
                 list(shape), np.dtype(dtype).type, device.handle
             )
-        except (
-            MemoryError,
-            RuntimeError,
-        ) as error:  # RuntimeError: more bytes than a number can count
+        # onnxruntime raises RuntimeError when the number of bytes overflows.
+        except (MemoryError, RuntimeError) as error:
             raise StepError(
                 f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}"
             ) from None
-        self.array = (
-            array_view(self.value, np.dtype(dtype), tuple(shape))
-            if device.kind == "cpu"
-            else np.zeros(shape, dtype)
-        )
+        if device.kind == "cpu":
+            self.array = array_view(self.value, np.dtype(dtype), tuple(shape))
+        else:
+            self.array = np.zeros(shape, dtype)
 
-    def part(self, start: int, shape: Sequence[int]) -> Buffer:
-        """A tensor that lies in the memory of this one, on the CPU."""
-        return Buffer.around(
-            self.array[start : start + int(np.prod(shape, dtype=np.int64))].reshape(shape),
-            self.device,
-        )
+    def view(self, start: int, shape: Sequence[int]) -> Buffer:
+        """Return a buffer that shares this flat buffer's memory, from element `start` on (CPU)."""
+        size = int(np.prod(shape, dtype=np.int64))
+        return Buffer.wrap(self.array[start : start + size].reshape(shape), self.device)
 
     @classmethod
-    def around(cls, array: Array, device: Device) -> Buffer:
-        """On the CPU the array itself as a buffer, elsewhere a copy that is not to be written."""
+    def wrap(cls, array: Array, device: Device) -> Buffer:
+        """Return `array` itself as a buffer on the CPU, and a read-only copy on other devices."""
         buffer = cls.__new__(cls)
-        buffer.device, buffer.array = device, array
+        buffer.device = device
+        buffer.array = array
         buffer.value = ort_value(array, device)
         return buffer
 
     def read(self) -> Array:
-        """A copy of the contents."""
+        """Return a copy of the contents."""
         return self.array.copy() if self.device.kind == "cpu" else np.array(self.value.numpy())
 
     def write(self, array: Array) -> None:
+        """Replace the contents."""
         self.array[...] = array
         self.sync()
 
     def sync(self) -> None:
-        """Bring to the device what was written into `array`; nothing to do on the CPU."""
+        """Copy `array` to the device; nothing to do on the CPU."""
         if self.device.kind != "cpu":
             self.value.update_inplace(self.array)
 
 
-class DoubleBufferedState:
-    """Everything training changes, in two sets: a step reads one set and writes the other, then
-    they swap.
+BufferPair = tuple[Buffer, Buffer]
 
-    So no step reads what it writes, nothing is bound anew, and a step that failed or went to NaN
-    has spoiled nothing: the last values are in the other set. Tensors that different graphs write
-    (with accumulated gradients: weights and sums) swap apart: a group each. `constants` are read as
-    the others are, but nothing changes them; they have one set, on the CPU the arrays themselves,
-    and no iteration over the state comes to them, or to `fused`: names of several tensors of a
-    group and type, which lie one after the other in memory, so that a graph can read and write them
-    as one. Only the CPU has packs.
+
+class DoubleBufferedState:
+    """The tensors that training changes, in two sets of buffers.
+
+    A step reads one set and writes the other, then the sets swap. No step reads what it writes,
+    nothing is bound anew, and after a step that failed or reached NaN the previous values are still
+    in the other set.
+
+    - `groups`: group name -> tensor name -> initial array. Tensors that different graphs write
+      (weights; sums of gradients) are in different groups, which swap separately.
+    - `device`: the device of all buffers.
+    - `constants`: tensors that steps read and never change. They have one buffer each, on the CPU
+      the arrays themselves, and iterating over the state leaves them out.
+    - `fused`: name of a fused tensor -> names of tensors of one group and element type. These lie
+      one after the other in memory, so that a graph can read and write them as one flat tensor;
+      only on the CPU. Iterating over the state gives the tensors, not the fused ones.
     """
 
     def __init__(
@@ -90,78 +96,89 @@ class DoubleBufferedState:
     ) -> None:
         self.device = device
         self.version = 0  # grows with every change
-        self.changes = dict.fromkeys(groups, 0)  # the same for each group
-        self.parity = 0  # which of the two sets is the current one: a bit for each group
-        self._group_of = {name: group for group, members in groups.items() for name in members}
+        self.changes = dict.fromkeys(groups, 0)  # group -> its own version
+        # Bit i tells which of the two sets is current for group i. As one number it is the key of
+        # a session's binding.
+        self.current = 0
         self._bits = {group: 1 << i for i, group in enumerate(groups)}
-        # groups whose other set holds what was before the last step
+        self._group_of = {name: group for group, members in groups.items() for name in members}
+        # Groups whose other set holds the values from before the last step.
         self._undoable: set[str] = set()
-        self._pairs: dict[str, tuple[Buffer, Buffer]] = {}
         self._constants = {
-            name: Buffer.around(array, device) for name, array in (constants or {}).items()
+            name: Buffer.wrap(array, device) for name, array in (constants or {}).items()
         }
-        self._fused_weights: dict[str, tuple[Buffer, Buffer]] = {}
-        placed: dict[str, tuple[Buffer, Buffer]] = {}
         arrays = {name: array for group in groups.values() for name, array in group.items()}
-        for fused_name, members in (fused or {}).items():
-            flat = np.concatenate([arrays[name].ravel() for name in members])
-            self._fused_weights[fused_name] = (
-                Buffer(flat.dtype, flat.shape, device),
-                Buffer(flat.dtype, flat.shape, device),
-            )
-            self._group_of[fused_name] = self._group_of[members[0]]
-            start = 0
-            for name in members:
-                first, second = (
-                    buffer.part(start, arrays[name].shape)
-                    for buffer in self._fused_weights[fused_name]
-                )
-                placed[name] = first, second
-                start += arrays[name].size
+        self._fused: dict[str, BufferPair] = {}
+        views: dict[str, BufferPair] = {}
+        for name, members in (fused or {}).items():
+            self._group_of[name] = self._group_of[members[0]]
+            views |= self._add_fused(name, {member: arrays[member] for member in members})
+        self._pairs: dict[str, BufferPair] = {}
         for name, array in arrays.items():
-            self._pairs[name] = placed.get(name) or (
-                Buffer(array.dtype, array.shape, device),
-                Buffer(array.dtype, array.shape, device),
-            )
+            self._pairs[name] = views.get(name) or self._new_pair(array)
             for buffer in self._pairs[name]:
                 buffer.write(array)
 
+    def _new_pair(self, array: Array) -> BufferPair:
+        return (
+            Buffer(array.dtype, array.shape, self.device),
+            Buffer(array.dtype, array.shape, self.device),
+        )
+
+    def _add_fused(self, name: str, members: Mapping[str, Array]) -> dict[str, BufferPair]:
+        """Add a fused tensor; return the buffers of its members, which are views of its memory."""
+        first, second = self._new_pair(
+            np.concatenate([array.ravel() for array in members.values()])
+        )
+        self._fused[name] = first, second
+        views: dict[str, BufferPair] = {}
+        start = 0
+        for member, array in members.items():
+            views[member] = first.view(start, array.shape), second.view(start, array.shape)
+            start += array.size
+        return views
+
     def __contains__(self, name: str) -> bool:
-        return name in self._pairs or name in self._fused_weights or name in self._constants
+        return name in self._pairs or name in self._fused or name in self._constants
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pairs)
 
     def group(self, name: str) -> str:
+        """Return the group of a tensor; "" for a constant or an unknown name."""
         return self._group_of.get(name, "")
 
     def buffer(self, name: str, *, current: bool = True) -> Buffer:
+        """Return a tensor's buffer in the current set, or in the other one."""
         if name in self._constants:
             return self._constants[name]
-        second = bool(self.parity & self._bits[self._group_of[name]])
-        pair = self._fused_weights[name] if name in self._fused_weights else self._pairs[name]
+        second = bool(self.current & self._bits[self._group_of[name]])
+        pair = self._fused[name] if name in self._fused else self._pairs[name]
         return pair[second if current else not second]
 
     def swap(self, groups: Sequence[str]) -> None:
+        """Make the other set of these groups the current one, after a step has written it."""
         self.version += 1
         self._undoable.update(groups)
         for group in groups:
             self.changes[group] += 1
-            self.parity ^= self._bits[group]
+            self.current ^= self._bits[group]
 
     def revert(self, groups: Iterable[str]) -> None:
-        """Take groups back to before the last swap; nothing happens to one that was not swapped
-        since it was set or reverted.
+        """Undo the last swap of these groups.
+
+        A group that has not swapped since it was last set, reverted or committed stays as it is.
         """
         undone = self._undoable.intersection(groups)
         self.swap(sorted(undone))
         self._undoable -= undone
 
     def commit(self, groups: Iterable[str]) -> None:
-        """The last swap of these groups can no longer be reverted."""
+        """Make the last swap of these groups final: `revert` no longer undoes it."""
         self._undoable -= set(groups)
 
     def get(self, name: str) -> Array:
+        """Return a copy of a tensor."""
         return self.buffer(name).read()
 
     def set(self, arrays: Mapping[str, Array]) -> None:
@@ -170,18 +187,18 @@ class DoubleBufferedState:
         DataError for a wrong name, shape or type.
         """
         checked = {}
-        for name, array in arrays.items():
+        for name, value in arrays.items():
             if name not in self._pairs:
                 raise DataError(f"There is no weight {name!r}; there are {', '.join(self._pairs)}.")
-            have, given = self.buffer(name).array, np.asarray(array)
-            if given.shape != have.shape or not np.can_cast(given.dtype, have.dtype, "same_kind"):
+            array = np.asarray(value)
+            old = self.buffer(name).array
+            if array.shape != old.shape or not np.can_cast(array.dtype, old.dtype, "same_kind"):
                 raise DataError(
-                    f"{name} is {have.dtype}{list(have.shape)}, got"
-                    f" {given.dtype}{list(given.shape)}."
+                    f"{name} is {old.dtype}{list(old.shape)}, got {array.dtype}{list(array.shape)}."
                 )
-            checked[name] = given
+            checked[name] = array
         self.version += 1
         self._undoable.clear()
-        for name, given in checked.items():
+        for name, array in checked.items():
             self.changes[self._group_of[name]] += 1
-            self.buffer(name).write(given)
+            self.buffer(name).write(array)

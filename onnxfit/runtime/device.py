@@ -15,9 +15,9 @@ from onnxfit.errors import InstallationError, SettingError
 
 @dataclass(frozen=True)
 class Device:
-    """Where a step runs:
+    """Device of a session and its tensors.
 
-    `cpu`, or `cuda`, `cuda:1`, … with an onnxruntime that offers the provider.
+    `kind` is "cpu" or "cuda"; `index` is the number of the device, 0 for the CPU.
     """
 
     kind: str
@@ -25,8 +25,10 @@ class Device:
 
     @staticmethod
     def parse(name: str) -> Device:
-        """SettingError for a name that is none, InstallationError for a device this onnxruntime
-        does not offer.
+        """Return the device called `name`: "cpu", "cuda" or "cuda:N".
+
+        SettingError for any other name, InstallationError for a device that the installed
+        onnxruntime does not offer.
         """
         match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
         if match is None:
@@ -40,21 +42,24 @@ class Device:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which is not to be had"
+                f"device={name!r} needs onnxruntime's {device.provider}, which is not available"
                 f" here: {reason}."
             ) from None
         return device
 
     @property
     def provider(self) -> str:
+        """Name of onnxruntime's execution provider."""
         return {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[self.kind]
 
     @property
     def options(self) -> dict[str, str]:
+        """Options of the execution provider."""
         return {"device_id": str(self.index)} if self.kind != "cpu" else {}
 
     @property
     def handle(self) -> Any:
+        """The device as an OrtDevice."""
         return C.OrtDevice(
             getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index
         )

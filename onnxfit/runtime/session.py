@@ -1,6 +1,4 @@
-"""Compiled graphs: sessions bound to the training state, and sessions that keep nothing between
-calls.
-"""
+"""Sessions of compiled graphs: bound to the training state, or stateless."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.values import Array, ort_value
+from onnxfit.runtime.values import Array, numpy_dtype, ort_value
 
-# warnings about graphs that we made on purpose are noise to the user
+# Warnings about graphs that onnxfit builds on purpose are noise to the user.
 onnxruntime.set_default_logger_severity(3)
 
 
@@ -32,27 +30,28 @@ def compile_model(
     model: onnx.ModelProto,
     device: Device,
     threads: int | None,
-    what: str,
+    name: str,
     *,
     pausable: bool = False,
     busy_wait: bool = False,
 ) -> Any:
-    """An onnxruntime session;
+    """Return an onnxruntime session for a model.
 
-    StepError that says which graph did not compile and which node was to blame.
+    StepError says which graph (`name`) did not compile, and which node is the cause.
 
-    `pausable`: a TrainingAgent will stop in the middle of a run, of which others may begin before
-    it goes on. `busy_wait`: its threads look out for the next run between two runs, which saves 4 %
-    of a small step, and takes the processor from every other session and library: where four graphs
-    take turns, and none waits for another's threads to sleep, a step took up to 3.5 times as long
-    (transformer, two cores).
+    - `threads`: threads that share an operator; None leaves the number to onnxruntime.
+    - `pausable`: a TrainingAgent stops in the middle of a run, and other runs may start before it
+      continues.
+    - `busy_wait`: the session's threads spin between two runs, which saves 4 % of a small step.
+      They take the processor from every other session and library: where four graphs take turns,
+      a step took up to 3.5 times as long (transformer, two cores).
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     if pausable:
-        # what waits must not be written over
+        # Another run must not overwrite the values of a paused one.
         options.enable_mem_pattern = options.enable_mem_reuse = False
-        # weights are inputs, and change
+        # Weights are inputs and change, so that a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -63,17 +62,17 @@ def compile_model(
             model.SerializeToString(), options, providers=[(device.provider, device.options)]
         )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
-        raise StepError(_explain(f"onnxruntime cannot compile the {what} graph", error)) from error
+        raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error
     _sessions.add(session._sess)
     return session
 
 
-def _first_run(device: Device) -> Any:
-    """Options for the first run with a binding; None for none.
+def _first_run_options(device: Device) -> Any:
+    """Return the options of a binding's first run; None for the default ones.
 
-    It learns what memory the graph needs, piece by piece, and the next takes that as one block:
-    what the first took is given back, up to a fifth of all that the process has. 32-bit systems
-    have nothing to give back, and call it an error.
+    The first run allocates tensor by tensor and learns the graph's memory pattern, which later runs
+    allocate as one block. Returning the first run's arena saves up to a fifth of the process's
+    memory. 32-bit onnxruntime has no such arena and rejects the option.
     """
     if device.kind != "cpu" or sys.maxsize < 2**32:
         return None
@@ -85,19 +84,20 @@ def _first_run(device: Device) -> Any:
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _keep_for_good() -> None:
-    """In a forked process: the sessions it was born with run, but have no threads to end there, and
-    would crash it.
+def _keep_inherited_sessions() -> None:
+    """Keep the sessions of the parent process alive in a forked one.
+
+    They still run there, but without threads: onnxruntime crashes when it ends them.
     """
     for session in _sessions:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 if hasattr(os, "register_at_fork"):  # as in DataLoader workers
-    os.register_at_fork(after_in_child=_keep_for_good)
+    os.register_at_fork(after_in_child=_keep_inherited_sessions)
 
 
-def _explain(what: str, error: Exception) -> str:
+def _explain(problem: str, error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     node = re.search(
@@ -107,7 +107,7 @@ def _explain(what: str, error: Exception) -> str:
     )
     name = next((g for g in node.groups() if g), None) if node else None
     maker = f" (node {name!r}, made by {_maker(name)})" if name else ""
-    return f"{what}{maker}: {text}"
+    return f"{problem}{maker}: {text}"
 
 
 def _maker(node: str) -> str:
@@ -126,12 +126,19 @@ def _maker(node: str) -> str:
 
 
 class BoundSession:
-    """One compiled graph bound to the state, to buffers for its batch, and to buffers for the
-    scalars it reports.
+    """A compiled graph bound to the training state and to buffers for its batch and its scalars.
 
-    `feeds` holds the numpy view of every input that is not state: write them, then `run`; what it
-    reports is then in `scalars`. Inputs in `given`, and those whose size only a batch tells, come
-    with every run instead, as numpy arrays or OrtValues, and are read where they lie.
+    Write the arrays of `feeds` (NumPy views of the inputs' buffers), call `run`, and read `scalars`
+    (views of the scalar outputs that the step adds) and `outputs`.
+
+    - `model`: the graph. Inputs with a name of the state read it.
+    - `state`, `device`, `threads`: as for `compile_model`.
+    - `name`: the name of the graph in error messages.
+    - `writes`: outputs called `names.updated(<tensor of the state>)` are written into the state.
+    - `per_run_inputs`: inputs whose values `run` gets as NumPy arrays or OrtValues, without a copy.
+      Inputs of unknown size are always among them.
+    - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
+    - `busy_wait`: as for `compile_model`.
     """
 
     def __init__(
@@ -140,195 +147,211 @@ class BoundSession:
         state: DoubleBufferedState,
         device: Device,
         threads: int | None,
-        what: str,
+        name: str,
         *,
         writes: bool = False,
-        given: Collection[str] = (),
-        reuse: bool = False,
+        per_run_inputs: Collection[str] = (),
+        overwrite_outputs: bool = False,
         busy_wait: bool = False,
     ) -> None:
-        """`writes`: outputs that are the next state go there.
-
-        `reuse`: the other outputs of known size are overwritten by the next run.
-        """
         self.model = model
-        self._what = what
+        self._name = name
         self._state = state
-        self._session = compile_model(model, device, threads, what, busy_wait=busy_wait)._sess
         self._device = device
-        self._reads = [v.name for v in model.graph.input if v.name in state]
-        self._writes = {
-            v.name: base
-            for v in model.graph.output
-            if writes and (base := _state_of(v.name)) in state
-        }
-        self._written = sorted({state.group(n) for n in self._writes.values()})
-        self._feeds: dict[str, Buffer] = {}
-        self.open_inputs: list[str] = []  # inputs that come with every run
-        self.binds = 0  # of such inputs, so far
-        for value in model.graph.input:
-            if value.name not in state:
-                shape = _static_shape(value)
-                if shape is None or value.name in given:
-                    self.open_inputs.append(value.name)
-                else:
-                    self._feeds[value.name] = Buffer(_dtype(value), shape, device)
-        self._scalars: dict[str, Buffer] = {}
-        self.predictions: list[str] = []
-        self._results: dict[str, Buffer] = {}
-        for value in model.graph.output:
-            if value.name in self._writes:
-                continue
-            if _static_shape(value) == () and names.reserved(value.name):
-                self._scalars[value.name] = Buffer(_dtype(value), ())
-            elif value.name not in self.predictions:  # a model may list an output twice
-                self.predictions.append(value.name)
-                shape = _static_shape(value)
-                if reuse and shape is not None:
-                    self._results[value.name] = Buffer(_dtype(value), shape, device)
-        self._new = [name for name in self.predictions if name not in self._results]
+        self._session = compile_model(model, device, threads, name, busy_wait=busy_wait)._sess
+        self._run = self._session.run_with_iobinding
+        self._sort_inputs(per_run_inputs)
+        self._sort_outputs(writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
+        self.binds = 0  # of per-run inputs, so far
+        # The current set of the state -> the binding that reads it, and the key and value of each
+        # per-run input in that binding. Keeping the values keeps their memory alive.
         self._bindings: dict[int, Any] = {}
-        # what each binding's open inputs are, kept alive
         self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}
         self._last_bound: dict[str, tuple[Any, Any]] = {}
-        self._run = self._session.run_with_iobinding
-        # something has to be done before each run
-        self._prepares = bool(device.kind != "cpu" or self.open_inputs or self._new)
+        self._prepares_runs = bool(
+            device.kind != "cpu" or self.per_run_inputs or self._allocated_outputs
+        )
+
+    def _sort_inputs(self, per_run_inputs: Collection[str]) -> None:
+        self._state_inputs: list[str] = []
+        self.per_run_inputs: list[str] = []
+        self._feeds: dict[str, Buffer] = {}
+        for value in self.model.graph.input:
+            shape = _static_shape(value)
+            if value.name in self._state:
+                self._state_inputs.append(value.name)
+            elif shape is None or value.name in per_run_inputs:
+                self.per_run_inputs.append(value.name)
+            else:
+                self._feeds[value.name] = Buffer(_dtype(value), shape, self._device)
+
+    def _sort_outputs(self, writes: bool, overwrite_outputs: bool) -> None:
+        self._state_outputs: dict[str, str] = {}  # output -> the tensor of the state it updates
+        self._scalars: dict[str, Buffer] = {}
+        self._output_buffers: dict[str, Buffer] = {}
+        self._allocated_outputs: list[str] = []  # onnxruntime allocates them in every run
+        self.predictions: list[str] = []
+        for value in self.model.graph.output:
+            shape = _static_shape(value)
+            updated = _updated_tensor(value.name)
+            if writes and updated in self._state:
+                self._state_outputs[value.name] = updated
+            elif shape == () and names.reserved(value.name):
+                self._scalars[value.name] = Buffer(_dtype(value), ())
+            elif value.name in self.predictions:
+                continue  # a model may list an output twice
+            else:
+                self.predictions.append(value.name)
+                if overwrite_outputs and shape is not None:
+                    self._output_buffers[value.name] = Buffer(_dtype(value), shape, self._device)
+                else:
+                    self._allocated_outputs.append(value.name)
+        self._written_groups = sorted({self._state.group(n) for n in self._state_outputs.values()})
 
     def run(self, values: Mapping[str, Any] | None = None) -> None:
-        """One run with what is in `feeds`, and `values` for open inputs; the state swaps only if it
-        succeeds.
+        """Run once on the contents of `feeds`; the state swaps only if the run succeeds.
+
+        `values` are the per-run inputs, as NumPy arrays or OrtValues.
         """
         state = self._state
-        binding, options = self._bindings.get(state.parity), None
+        binding = self._bindings.get(state.current)
+        options = None
         if binding is None:
-            binding, options = (
-                self._bindings.setdefault(state.parity, self._bind()),
-                _first_run(self._device),
-            )
-        if self._prepares:
+            binding = self._bindings[state.current] = self._bind()
+            options = _first_run_options(self._device)
+        if self._prepares_runs:
             for buffer in self._feeds.values():
                 buffer.sync()
-            self._last_bound = self._bound.setdefault(state.parity, {})
-            self._rebind(binding, self._last_bound, values or {})
+            self._last_bound = self._bound.setdefault(state.current, {})
+            self._bind_per_run(binding, self._last_bound, values or {})
         try:
             self._run(binding, options)
         except Exception as error:
-            raise StepError(_explain(f"The {self._what} step failed", error)) from error
-        self._last = binding
-        if self._written:
-            state.swap(self._written)
+            raise StepError(_explain(f"The {self._name} step failed", error)) from error
+        self._last_binding = binding
+        if self._written_groups:
+            state.swap(self._written_groups)
 
     def outputs(self) -> dict[str, Any]:
-        """The outputs that are neither state nor scalars, of the last run, as OrtValues; no later
-        run touches them unless `reuse` said so.
+        """Return the last run's outputs other than state and scalars, as OrtValues.
+
+        No later run changes them, except with `overwrite_outputs`.
         """
-        found = {name: buffer.value for name, buffer in self._results.items()}
-        if self._new:
-            values = self._last.get_outputs()
-            found |= {name: values[self._positions[name]] for name in self._new}
-        return found
+        outputs = {name: buffer.value for name, buffer in self._output_buffers.items()}
+        if self._allocated_outputs:
+            values = self._last_binding.get_outputs()
+            outputs |= {name: values[self._positions[name]] for name in self._allocated_outputs}
+        return outputs
 
     def prediction(self) -> dict[str, Array]:
-        """Copies of these outputs."""
+        """Return copies of these outputs as arrays."""
         return {name: np.array(value.numpy()) for name, value in self.outputs().items()}
 
     def inputs(self) -> dict[str, Any]:
-        """What the last run read besides the state, as `run` takes it."""
+        """Return the inputs of the last run other than state, in the types that `run` takes."""
         return {
             **{name: buffer.value for name, buffer in self._feeds.items()},
-            **{n: v for n, (_, v) in self._last_bound.items()},
+            **{name: value for name, (_, value) in self._last_bound.items()},
         }
 
     def fed(self, batch: Batch) -> Mapping[str, Array]:
-        """The arrays of the batch that was just run, from the buffers where they are there."""
-        return batch.arrays() if self.open_inputs else self.feeds
+        """Return the arrays of `batch`, which was just run; those in buffers are not copied."""
+        return batch.arrays() if self.per_run_inputs else self.feeds
 
     def _bind(self) -> Any:
-        state, binding = self._state, C.SessionIOBinding(self._session)
-        for name in self._reads:
+        """Return a binding that reads the current set of the state and writes the other one."""
+        state = self._state
+        binding = C.SessionIOBinding(self._session)
+        for name in self._state_inputs:
             binding.bind_ortvalue_input(name, state.buffer(name).value)
         for name, buffer in self._feeds.items():
             binding.bind_ortvalue_input(name, buffer.value)
-        order = []
-        for name, base in self._writes.items():
-            binding.bind_ortvalue_output(name, state.buffer(base, current=False).value)
-            order.append(name)
-        for name, buffer in self._scalars.items():
+        outputs = {
+            **{
+                name: state.buffer(tensor, current=False)
+                for name, tensor in self._state_outputs.items()
+            },
+            **self._scalars,
+            **self._output_buffers,
+        }
+        for name, buffer in outputs.items():
             binding.bind_ortvalue_output(name, buffer.value)
-            order.append(name)
-        for name, buffer in self._results.items():
-            binding.bind_ortvalue_output(name, buffer.value)
-            order.append(name)
-        self._positions = {name: i for i, name in enumerate((*order, *self._new))}
+        order = (*outputs, *self._allocated_outputs)
+        self._positions = {name: i for i, name in enumerate(order)}
         return binding
 
-    def _rebind(
+    def _bind_per_run(
         self, binding: Any, bound: dict[str, tuple[Any, Any]], values: Mapping[str, Any]
     ) -> None:
-        """Bind inputs that are not bound already.
+        """Bind the per-run inputs that differ from those in `bound`.
 
-        Address, shape and type make one: memory that is freed may come back as another tensor.
+        Inputs are compared by address, shape and type, since freed memory may come back as another
+        tensor.
         """
-        for name in self.open_inputs:
+        for name in self.per_run_inputs:
             value = values[name]
-            if name in bound and bound[name][1] is value and not isinstance(value, np.ndarray):
-                continue  # an array may have been given another shape in place
-            if isinstance(value, np.ndarray):
+            is_array = isinstance(value, np.ndarray)
+            if name in bound and bound[name][1] is value and not is_array:
+                continue  # of an array, the shape may have been set in place
+            if is_array:
                 value = np.require(value, requirements="C")
                 key = value.__array_interface__["data"][0], value.shape, value.dtype
             else:
                 key = value.data_ptr(), tuple(value.shape()), value.element_type()
             if name not in bound or bound[name][0] != key:
-                given = ort_value(value, self._device) if isinstance(value, np.ndarray) else value
-                binding.bind_ortvalue_input(name, given)
+                bindable = ort_value(value, self._device) if is_array else value
+                binding.bind_ortvalue_input(name, bindable)
                 self.binds += 1
             bound[name] = key, value  # kept, since onnxruntime borrows numpy's memory
-        for name in self._new:
-            # anew each time: onnxruntime would write into the last run's result
+        for name in self._allocated_outputs:
+            # Bound anew for each run: otherwise onnxruntime overwrites the last run's output.
             binding.bind_output(name, self._device.handle)
 
 
 class StatelessSession:
-    """A compiled graph that takes every value with the call and holds none after it, so that
-    several threads may call it at once.
+    """A compiled graph that gets every value with the call and keeps none after it.
+
+    Several threads may call it at once. `inputs` and `outputs` are the names of the graph's.
+    `device`, `threads` and `name` are as for `compile_model`.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, device: Device, threads: int | None, what: str
+        self, model: onnx.ModelProto, device: Device, threads: int | None, name: str
     ) -> None:
-        self._what = what
+        self._name = name
         self._device = device
-        self._session = compile_model(model, device, threads, what)._sess
+        self._session = compile_model(model, device, threads, name)._sess
         self.inputs = tuple(v.name for v in model.graph.input)
-        # a model may list an output twice
+        # A model may list an output twice.
         self.outputs = tuple(dict.fromkeys(v.name for v in model.graph.output))
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Output -> OrtValue, from input -> OrtValue."""
+        """Return output -> OrtValue for input -> OrtValue."""
         try:
-            # three times as fast as a new binding, but all it gives is in the CPU's memory
+            # On the CPU this takes a third of the time of a new binding; on other devices it would
+            # copy the outputs to the CPU.
             if self._device.kind == "cpu":
-                return dict(
-                    zip(
-                        self.outputs,
-                        self._session.run_with_ort_values(dict(values), list(self.outputs), None),
-                    )
-                )
-            binding = C.SessionIOBinding(self._session)
-            for name, value in values.items():
-                binding.bind_ortvalue_input(name, value)
-            for name in self.outputs:
-                binding.bind_output(name, self._device.handle)
-            self._session.run_with_iobinding(binding, None)
-            return dict(zip(self.outputs, binding.get_outputs()))
+                outputs = self._session.run_with_ort_values(dict(values), list(self.outputs), None)
+            else:
+                outputs = self._run_with_binding(values)
         except Exception as error:
-            raise StepError(_explain(f"The {self._what} pass failed", error)) from error
+            raise StepError(_explain(f"The {self._name} pass failed", error)) from error
+        return dict(zip(self.outputs, outputs))
+
+    def _run_with_binding(self, values: Mapping[str, Any]) -> Any:
+        binding = C.SessionIOBinding(self._session)
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            binding.bind_output(name, self._device.handle)
+        self._session.run_with_iobinding(binding, None)
+        return binding.get_outputs()
 
 
-def _state_of(output: str) -> str:
+def _updated_tensor(output: str) -> str:
+    """Return the tensor of the state that an output updates, by its name; "" for none."""
     suffix = names.updated("")
     return output[: -len(suffix)] if output.endswith(suffix) else ""
 
@@ -341,4 +364,4 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    return numpy_dtype(value.type.tensor_type.elem_type)

@@ -18,25 +18,28 @@ Array = npt.NDArray[Any]
 
 
 def from_dlpack(capsule: object, boolean: bool) -> Any:
-    """An OrtValue that shares the memory of a DLPack capsule and keeps it alive; booleans arrive as
-    bytes.
+    """Return an OrtValue that shares the memory of a DLPack capsule and keeps it alive.
+
+    DLPack has no booleans: with `boolean` the bytes are read as booleans.
     """
     return C.OrtValue.from_dlpack(capsule, boolean)
 
 
 def ort_value(array: Array, device: Device) -> Any:
-    """An array as onnxruntime sees it: on the CPU it borrows the array's memory, which must live
-    on.
+    """Return an array as an OrtValue.
+
+    On the CPU the OrtValue borrows the memory of `array`, which the caller keeps alive.
     """
     return C.OrtValue.ortvalue_from_numpy(array, device.handle)
 
 
 def is_ort_value(value: Any) -> bool:
+    """Return whether a value is an OrtValue, public or internal."""
     return isinstance(value, (onnxruntime.OrtValue, C.OrtValue))
 
 
-def inner_value(value: Any) -> Any:
-    """The value inside of what a caller gives as an OrtValue."""
+def unwrap_ort_value(value: Any) -> Any:
+    """Return the internal OrtValue of a public one; DataError for anything else."""
     value = getattr(value, "_ortvalue", value)
     if not isinstance(value, C.OrtValue):
         raise DataError(
@@ -45,33 +48,36 @@ def inner_value(value: Any) -> Any:
     return value
 
 
-def public_value(value: Any) -> onnxruntime.OrtValue:
-    """A value as onnxruntime's users know it."""
+def wrap_ort_value(value: Any) -> onnxruntime.OrtValue:
+    """Return an internal OrtValue as the public class that onnxruntime's users know."""
     return onnxruntime.OrtValue(value)
 
 
-def look(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Element type and shape of an array or OrtValue."""
+def numpy_dtype(element_type: int) -> np.dtype[Any]:
+    """Return the NumPy dtype of an ONNX element type (a number of `onnx.TensorProto`)."""
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
+
+
+def dtype_and_shape(value: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return element type and shape of an array or internal OrtValue."""
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type())), tuple(
-        value.shape()
-    )
+    return numpy_dtype(value.element_type()), tuple(value.shape())
 
 
 def array_of(value: Any) -> Array:
-    """An OrtValue as a numpy array: a view where it is in the CPU's memory, else a copy."""
+    """Return an internal OrtValue as an array: a view on the CPU, a copy from other devices."""
     if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
         return np.asarray(value.numpy())
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.element_type()))
-    return array_view(value, dtype, tuple(value.shape()))
+    return array_view(value, *dtype_and_shape(value))
 
 
 def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return a NumPy view of an OrtValue's memory on the CPU, which keeps the memory alive."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if size == 0:
         return np.zeros(shape, dtype)
     memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
-    # a view that outlives the buffer keeps the memory
-    memory.owner = value  # type: ignore[attr-defined]
+    # The array refers to `memory`, so that a view that outlives its buffer keeps the OrtValue.
+    memory.owner = value  # type: ignore[attr-defined]  # ctypes arrays take any attribute
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)

@@ -33,7 +33,7 @@ SIZES = {"Shape", "Size"}
 
 
 @dataclass(frozen=True)
-class Passes:
+class SplitStep:
     """The forward and the backward pass of a model.
 
     `forward` has the model's `outputs`, then the next running statistics, then what is `kept`;
@@ -50,7 +50,9 @@ class Passes:
     leaving: dict[str, str]
 
 
-def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]) -> Passes:
+def split_step(
+    recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
+) -> SplitStep:
     """Both passes for a batch of these shapes:
 
     `outputs` are computed, and those that depend on `wrt` (weights and inputs) differentiated.
@@ -83,7 +85,7 @@ def passes(recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[s
     inputs = set(graph.inputs)
     handed = [v.name or "" for v in kept if v not in inputs]
     own = [v.name or "" for v in graph.inputs if v not in seeds]
-    return Passes(
+    return SplitStep(
         forward=_part(graph, "forward", own, (), dict.fromkeys([*outputs, *statistics, *handed])),
         backward=_part(
             graph,

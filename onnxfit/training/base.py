@@ -218,7 +218,7 @@ class BaseTrainer:
         with ExitStack() as stack:
             if batch_size is not None:
                 data = stack.enter_context(data.with_batch_size(batch_size, drop_last=True))
-                stack.enter_context(self._backend.trying())
+                stack.enter_context(self._backend.trial_shapes())
             data.require_re_iterable(2)
             numbers = count() if passes is None else range(passes)
             batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))

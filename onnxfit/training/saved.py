@@ -92,7 +92,7 @@ class SavedTrainer(BaseTrainer):
         """
         graphs = {"model": self.model, "trained": self.export(None)}
         batch = self._recipe.declared_batch
-        graphs |= {kind: self._backend.any_graph(kind, batch) for kind in self._backend.kinds}
+        graphs |= self._backend.graphs(batch)
         if folder is bytes:
             return {k: g.SerializeToString(deterministic=True) for k, g in graphs.items()}
         files = {}

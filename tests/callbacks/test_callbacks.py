@@ -915,8 +915,8 @@ def test_a_fit_with_a_batch_size_that_was_found_is_a_fit_with_that_batch_size(
     assert same(on.get_state()["slots"], plain.get_state()["slots"])
     assert on.get_state()["counters"] == plain.get_state()["counters"]
     assert history.history == expected.history
-    assert [list(kind) for kind in on._backend._fixed.values()] == [
-        list(kind) for kind in plain._backend._fixed.values()
+    assert [list(cache.exact) for cache in on._backend.caches.values()] == [
+        list(cache.exact) for cache in plain._backend.caches.values()
     ]
 
 

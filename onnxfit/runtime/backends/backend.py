@@ -1,14 +1,11 @@
-"""What both backends share: the state, graphs compiled for the batches met so far, evaluation and
-prediction.
-"""
+"""The base of all backends: state, compiled graphs, evaluation and prediction."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,32 +16,43 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
-from onnxfit.step.recipe import Recipe, StepBuilder
+from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import StepResult
 
+__all__ = ["Backend"]
+
 Array = npt.NDArray[Any]
-Specs = Mapping[str, TensorSpec]
-T = TypeVar("T")
-# graphs compiled for fixed shapes, per kind; a fifth shape of batch gets the graph for any shape
-STATIC_SIGNATURES = 4
-SHARED: dict[str, StepBuilder] = {
-    "update": update_graph,
-    "evaluate": evaluate_graph,
-    "predict": predict_graph,
-}
-# what is compiled for batches that have everything
-LABELLED = ("train", "accumulate", "chain", "evaluate")
-WRITING = ("train", "accumulate", "update", "apply")  # kinds that change the state
+WRITING_KINDS = ("train", "accumulate", "update", "apply")  # of graphs that change the state
 
 
 class Backend(ABC):
-    """Compiled graphs and the state they share; backends differ in how they train."""
+    """The training state, and the compiled graphs that read and change it.
 
-    builders: ClassVar[Mapping[str, StepBuilder]]
+    Backends differ in the graphs that a training step consists of. A concrete subclass that a
+    module of this package lists in its `__all__` is a backend of `Trainer`.
+
+    - `recipe`: the model and everything else that a step consists of.
+    - `arrays`: the initial weights and running statistics.
+    - `device`: the device of state and sessions.
+    - `threads`: threads that share an operator; None leaves the number to onnxruntime.
+    - `accumulate`: batches in a window, whose gradients are averaged for one update. It may be set
+      later, unless it was 1 at first.
+
+    Further attributes: `window`, the number of batches whose gradients wait for the update;
+    `on_gradients`, a function that is called with the gradients before each update where
+    `shows_gradients` is true, or None; `adds_up`, whether the backend can accumulate; `state`.
+    """
+
+    name: ClassVar[str]  # for `Trainer(backend=)`
+    needs_loss: ClassVar[bool] = True  # False for a backend that can be used without a loss
+    shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
+    steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
+    kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
 
     def __init__(
         self,
@@ -56,96 +64,116 @@ class Backend(ABC):
         accumulate: int,
     ) -> None:
         self.recipe = recipe
-        self.window = 0  # batches whose gradients wait for an update
-        # who wants to see them before the update
-        self.on_gradients: Callable[[dict[str, Array]], None] | None = None
-        # batches of a window; may change, if it was not 1 to begin with
-        self.accumulate = accumulate
-        self.adds_up = accumulate > 1  # there are graphs and tensors for it
         self.device = device
         self.threads = threads
-        self.fused = self._fused_weights(arrays)
-        slots = {
-            names.slot(w, slot): array
-            for w, slots in recipe.slots.items()
-            for slot, array in slots.items()
+        self.window = 0
+        self.accumulate = accumulate
+        self.adds_up = accumulate > 1
+        self.on_gradients: Callable[[dict[str, Array]], None] | None = None
+        # Name of a fused tensor -> the weights in it.
+        self.fused = self._fuse_weights(arrays)
+        self.state = self._create_state(arrays)
+        self.caches: dict[str, ShapeCache[Any]] = {
+            kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
         }
-        sums = (
-            {names.gradient_sum(w): np.zeros_like(arrays[w]) for w in recipe.weights}
-            if accumulate > 1
-            else {}
-        )
-        self.state = DoubleBufferedState(
-            {
-                "weights": {**{w: arrays[w] for w in recipe.weights}, **slots},
-                "statistics": {s: arrays[s] for s in recipe.statistics},
-                "sums": sums,
-            },
-            device,
-            {
-                name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]
-                for name in recipe.constants
-            },
-            {
-                name: members
-                for fused_name, weights in self.fused.items()
-                for name, members in self._fused_tensors(fused_name, weights)
-            },
-        )
-        self._fixed: dict[str, OrderedDict[str, Any]] = {}
-        self._open: dict[str, Any] = {}
-        self._met: Specs = {}  # the last batch with labels that something was compiled for
-        # and the version of the state it has inside
+        self._batchless: dict[str, BoundSession] = {}
+        # The shapes of the last batch with labels for which `caches` had no entry.
+        self._last_shapes: Specs = {}
+        # A session with the weights inside, and the version of the state that they are.
         self._deployed: tuple[int, BoundSession] | None = None
 
-    def _fused_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-        """Weights that lie one after the other in memory, and so do their slots."""
+    def _create_state(self, arrays: Mapping[str, Array]) -> DoubleBufferedState:
+        recipe = self.recipe
+        weights = {name: arrays[name] for name in recipe.weights}
+        slots = {
+            names.slot(weight, slot): array
+            for weight, weight_slots in recipe.slots.items()
+            for slot, array in weight_slots.items()
+        }
+        sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
+        constants = {
+            name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]  # a recipe's constants have values
+            for name in recipe.constants
+        }
+        fused: dict[str, Sequence[str]] = {}
+        for name, members in self.fused.items():
+            fused[name] = members
+            for slot in recipe.slots[members[0]]:
+                fused[names.slot(name, slot)] = [names.slot(w, slot) for w in members]
+        groups = {
+            "weights": {**weights, **slots},
+            "statistics": {name: arrays[name] for name in recipe.statistics},
+            "sums": sums if self.adds_up else {},
+        }
+        return DoubleBufferedState(groups, self.device, constants, fused)
+
+    def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
+        """Return name of a fused tensor -> weights that the step updates as one tensor."""
         return {}
 
-    def _fused_tensors(
-        self, fused_name: str, weights: Sequence[str]
-    ) -> Iterator[tuple[str, list[str]]]:
-        yield fused_name, [*weights]
-        for slot in self.recipe.slots[weights[0]]:
-            yield names.slot(fused_name, slot), [names.slot(w, slot) for w in weights]
-
-    @property
-    @abstractmethod
-    def kinds(self) -> tuple[str, ...]:
-        """The names of the graphs, in the order they run."""
+    # ------------------------------------------------------------------ training
 
     @abstractmethod
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
-        """One batch; an update once the window of `accumulate` batches is full (then `window` is 0
-        again).
+        """Train on one batch; update once a window of `accumulate` batches is full.
+
+        After an update `window` is 0. `step` counts updates; random numbers depend on `step` and
+        `seed`. StepError leaves the state as it was.
         """
 
     def flush(self, learning_rate: float, step: int) -> bool:
-        """Update with the gradients that wait, divided by their true number;
-
-        False where none do.
-        """
+        """Update by the gradients of an unfinished window; return False if no gradients wait."""
         if not self.window:
             return False
-        runner = self.once("update")
-        runner.feeds[names.WINDOW][()] = self.window
-        write_scalars(runner, learning_rate, step, 0)
-        runner.run()
+        session = self.batchless_session("update")
+        session.feeds[names.WINDOW][()] = self.window
+        write_scalars(session, learning_rate, step, 0)
+        session.run()
         self.window = 0
         return True
 
+    def add_penalty(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Return the gradients with those of the penalties added, and the penalties' sum.
+
+        `gradients` maps every weight to a NumPy array or OrtValue.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.steps_by_hand is false.")
+
+    def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
+        """Clip `gradients` (weight -> NumPy array or OrtValue) and update weights and slots."""
+        raise NotImplementedError(f"{type(self).__name__}.steps_by_hand is false.")
+
+    def revert(self) -> None:
+        """Undo the last step: weights, slots and statistics are as they were before it.
+
+        In an unfinished window, discard its gradients instead.
+        """
+        if self.window:
+            self.window = 0
+            self.state.revert(["statistics"])
+            self.state.commit(["weights"])  # their last update was an earlier step
+        else:
+            self.state.revert(["weights", "statistics"])
+
+    # ------------------------------------------------------------------ evaluation and prediction
+
     def evaluate(self, batch: Batch) -> BoundSession:
-        return run_on(self.runner("evaluate", batch), batch)
+        """Run forward pass, loss and penalty in inference mode; return the session that ran."""
+        return run_on(self.compiled("evaluate", batch), batch)
 
     def predict(self, batch: Batch) -> BoundSession:
-        """With the weights where training has them: nothing is compiled when they change."""
-        return run_on(self.runner("predict", batch), batch)
+        """Run the model in inference mode, with the weights of the state as inputs.
+
+        Nothing is compiled after an update, unlike with `deployed`.
+        """
+        return run_on(self.compiled("predict", batch), batch)
 
     def deployed(self, batch: Batch) -> BoundSession:
-        """The model compiled with its weights inside, as whoever loads the exported file has it:
-        faster, and equal to it to the last bit.
+        """Run the model in inference mode, compiled with its weights inside as constants.
 
-        A model that is larger than a session takes with its tensors inside is run as in `predict`.
+        The session computes faster, and the same to the last bit as the exported model. It is
+        compiled after each change of the state. A model that is too large to be compiled with its
+        tensors inside is run by `predict`.
         """
         if self.recipe.large:
             return self.predict(batch)
@@ -153,174 +181,137 @@ class Backend(ABC):
             model = deployed_graph(
                 self.recipe, {name: self.state.get(name) for name in self.recipe.state}
             )
-            self._deployed = (
-                self.state.version,
-                BoundSession(model, self.state, self.device, self.threads, "prediction"),
-            )
+            session = BoundSession(model, self.state, self.device, self.threads, "prediction")
+            self._deployed = self.state.version, session
         return run_on(self._deployed[1], batch)
 
-    def revert(self) -> None:
-        """Take weights, slots and statistics back to before the last step; with a window under way,
-        forget its gradients instead.
-        """
-        if self.window:
-            self.window = 0
-            self.state.revert(["statistics"])
-            self.state.commit(["weights"])  # the update before was not the last step
-        else:
-            self.state.revert(["weights", "statistics"])
+    # ------------------------------------------------------------------ graphs
 
-    def graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        """The graph of a step for a batch of these shapes, not compiled."""
-        return {**SHARED, **self.builders}[kind](self.recipe, batch)
+    def graphs(self, batch: Specs) -> dict[str, onnx.ModelProto]:
+        """Return all graphs of this backend by name, in the order in which they run.
 
-    def compact_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        """The graph of a step as it is compiled, which may read and write packs."""
-        return self.graph(kind, batch)
-
-    def any_graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        """The graph of a step for a batch of any size, or, where its gradient needs known sizes,
-        for the last batch that was run.
+        They are readable graphs: one that is compiled may be an equal one of fewer operators.
+        `batch` has the specs of a batch of any size. If the gradient needs known sizes, the graphs
+        of the training step are for the last batch that was run; GradientError if there was none.
         """
         try:
-            return self.graph(kind, batch)
+            graphs = self.step_graphs(batch)
         except GradientError as error:
-            if not self._met:
+            if not self._last_shapes:
                 raise GradientError(
-                    f"{error}\nThere is no {kind} graph for any size of batch. Once a batch was"
-                    " trained, there is one for its sizes."
+                    f"{error}\nThe graphs of the training step cannot be built for batches of any"
+                    " size: train one batch first, and they are built for its shapes."
                 ) from None
-            return self.graph(kind, self._met)
+            graphs = self.step_graphs(self._last_shapes)
+        if self.recipe.loss_outputs:
+            graphs["evaluate"] = evaluate_graph(self.recipe, batch)
+        graphs["predict"] = predict_graph(self.recipe, batch)
+        return graphs
 
-    def runner(self, kind: str, batch: Batch) -> BoundSession:
-        """The compiled graph of a kind for a batch."""
-        found: BoundSession | None = (
-            self._fixed[kind].get(batch.signature) if kind in self._fixed else None
-        )
-        if found is not None:  # as nearly always
-            return found
-        return self.compiled(
-            kind,
+    @abstractmethod
+    def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
+        """Return the graphs of a training step by name, in the order in which they run."""
+
+    def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
+        """Return the graph of a kind as it is compiled for batches of these shapes."""
+        builders = {"update": update_graph, "evaluate": evaluate_graph, "predict": predict_graph}
+        return builders[kind](self.recipe, shapes)
+
+    def compiled(self, kind: str, batch: Batch) -> Any:
+        """Return the session (or whatever `compile` returns) of a kind for a batch."""
+        compiled = self.caches[kind].get(batch.signature)
+        return compiled if compiled is not None else self._compile_for_batch(kind, batch)
+
+    def _compile_for_batch(self, kind: str, batch: Batch) -> Any:
+        shapes = {
+            name: TensorSpec(name, array.dtype, array.shape)
+            for name, array in batch.arrays().items()
+        }
+        if kind != "predict":  # whose batches have no labels
+            self._last_shapes = shapes
+        return self.caches[kind].compile(
             batch.signature,
-            lambda: specs(batch),
-            lambda shapes: self.compile(kind, self.compact_graph(kind, shapes)),
+            shapes,
+            lambda: self.without_sizes(shapes),
+            lambda specs: self.compile(kind, specs),
         )
 
-    def once(self, kind: str) -> BoundSession:
-        """The compiled graph of a kind that sees no batch."""
-        if kind not in self._open:
-            given = [names.gradient(w) for w in self.recipe.weights]
-            self._open[kind] = self.compile(kind, self.graph(kind, {}), given=given, reuse=True)
-        runner: BoundSession = self._open[kind]
-        return runner
+    def without_sizes(self, shapes: Specs) -> Specs:
+        """Return the specs of a batch without sizes: the model's own, where it declares them."""
+        declared = {v.name or "": spec_of(v) for v in self.recipe.model.graph.inputs}
+        return {name: without_sizes(spec, declared.get(name)) for name, spec in shapes.items()}
 
-    def compile(
-        self, kind: str, model: onnx.ModelProto, given: Collection[str] = (), reuse: bool = False
+    def compile(self, kind: str, shapes: Specs) -> Any:
+        """Compile the graph of a kind for batches of these shapes."""
+        return self.bind(kind, self.graph(kind, shapes), busy_wait=kind == "train")
+
+    def batchless_session(self, kind: str) -> BoundSession:
+        """Return the compiled graph of a kind that reads no batch, but may read gradients."""
+        if kind not in self._batchless:
+            self._batchless[kind] = self.bind(
+                kind,
+                self.graph(kind, {}),
+                per_run_inputs=[names.gradient(w) for w in self.recipe.weights],
+                overwrite_outputs=True,
+            )
+        return self._batchless[kind]
+
+    def bind(
+        self,
+        kind: str,
+        model: onnx.ModelProto,
+        *,
+        per_run_inputs: Collection[str] = (),
+        overwrite_outputs: bool = False,
+        busy_wait: bool = False,
     ) -> BoundSession:
-        writes, busy_wait = kind in WRITING, kind == "train"
+        """Compile a graph and bind it to the state; the arguments are those of `BoundSession`."""
         return BoundSession(
             model,
             self.state,
             self.device,
             self.threads,
             kind,
-            writes=writes,
-            given=given,
-            reuse=reuse,
+            writes=kind in WRITING_KINDS,
+            per_run_inputs=per_run_inputs,
+            overwrite_outputs=overwrite_outputs,
             busy_wait=busy_wait,
         )
 
-    def compiled(
-        self, kind: str, signature: str, shapes: Callable[[], Specs], make: Callable[[Specs], T]
-    ) -> T:
-        """What `make` gives for exactly the shapes of a batch, or for any sizes once there are
-        many; made once each.
-        """
-        fixed = self._fixed.setdefault(kind, OrderedDict())
-        if signature in fixed:
-            found: T = fixed[signature]
-            return found
-        exact = shapes()
-        if kind in LABELLED:
-            self._met = exact
-        if len(fixed) < STATIC_SIGNATURES and kind != "predict":
-            made = fixed[signature] = make(exact)
-            return made
-        ranks = tuple((name, spec.dtype.str, spec.rank) for name, spec in exact.items())
-        key = f"{kind}{ranks}"
-        if key not in self._open:
-            try:
-                self._open[key] = make(
-                    {n: _any_size(s, self._declared(n)) for n, s in exact.items()}
-                )
-            except GradientError:
-                self._open[key] = None  # some operators can only be differentiated with known sizes
-        if self._open[key] is not None:
-            made = self._open[key]
-            return made
-        made = fixed[signature] = make(exact)
-        if len(fixed) > 4 * STATIC_SIGNATURES:
-            fixed.popitem(last=False)
-        return made
-
     @contextmanager
-    def trying(self) -> Iterator[None]:
-        """What is compiled meanwhile for batches is forgotten afterwards: it is of no use to
-        training, and would count as a shape of its batches.
+    def trial_shapes(self) -> Iterator[None]:
+        """Discard graphs compiled for batches inside this block, so that trial batch shapes do not
+        fill the shape caches.
         """
-        fixed, opened = (
-            {kind: found.copy() for kind, found in self._fixed.items()},
-            dict(self._open),
-        )
-        try:
+        with ExitStack() as stack:
+            for cache in self.caches.values():
+                stack.enter_context(cache.discarding())
             yield
-        finally:
-            self._fixed, self._open = fixed, opened
-
-    def _declared(self, name: str) -> TensorSpec | None:
-        return next((spec_of(v) for v in self.recipe.model.graph.inputs if v.name == name), None)
 
 
-def specs(batch: Batch) -> dict[str, TensorSpec]:
-    """What the arrays of a batch look like."""
-    return {
-        name: TensorSpec(name, array.dtype, array.shape) for name, array in batch.arrays().items()
-    }
+def run_on(session: BoundSession, batch: Batch) -> BoundSession:
+    """Run a session on a batch and return it.
 
-
-def run_on(runner: BoundSession, batch: Batch) -> BoundSession:
-    """Run on a batch: gathered into the bound buffers, or handed over where only the batch tells
-    the sizes.
+    The rows are written into the session's buffers, or given with the run where the sizes of inputs
+    are unknown.
     """
-    if not runner.open_inputs:
-        batch.write(runner.feeds)
-        runner.run()
-        return runner
+    if not session.per_run_inputs:
+        batch.write(session.feeds)
+        session.run()
+        return session
     arrays = batch.arrays()
-    for name in arrays.keys() & runner.feeds.keys():
-        runner.feeds[name][...] = arrays[name]
-    runner.run(arrays)
-    return runner
+    for name in arrays.keys() & session.feeds.keys():
+        session.feeds[name][...] = arrays[name]
+    session.run(arrays)
+    return session
 
 
-def write_scalars(runner: BoundSession, learning_rate: float, step: int, seed: int) -> None:
-    """What enters a step as a number."""
-    feeds = runner.feeds
+def write_scalars(session: BoundSession, learning_rate: float, step: int, seed: int) -> None:
+    """Write the numbers of a step into the inputs that the session has for them."""
+    feeds = session.feeds
     if names.LEARNING_RATE in feeds:
         feeds[names.LEARNING_RATE][()] = learning_rate
     if names.STEP in feeds:
         feeds[names.STEP][()] = step
     if names.SEED in feeds:
         feeds[names.SEED][()] = seed
-
-
-def _any_size(spec: TensorSpec, declared: TensorSpec | None) -> TensorSpec:
-    """The spec with the model's own symbolic sizes, or with a name for the batch and nothing known
-    elsewhere.
-    """
-    if declared is not None and declared.shape is not None:
-        return TensorSpec(spec.name, spec.dtype, declared.shape)
-    assert spec.shape is not None
-    return TensorSpec(
-        spec.name, spec.dtype, ("batch", *[None] * (len(spec.shape) - 1)) if spec.shape else ()
-    )

@@ -1,11 +1,11 @@
-"""The forward_backward backend: forward, loss, backward, penalty and update are separate graphs,
-and gradients are there in between.
+"""The forward_backward backend: forward pass, loss, backward pass, penalty and update are separate
+graphs, and the gradients can be read and changed between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,102 +14,149 @@ import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import Array, Backend, Specs, specs, write_scalars
-from onnxfit.runtime.backends.forward_pass import Pass, Passes
-from onnxfit.runtime.backends.two_sessions import make_passes
+from onnxfit.runtime.backends.backend import Array, Backend, write_scalars
+from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
+from onnxfit.runtime.backends.shape_cache import Specs
+from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
+from onnxfit.step.split import SplitStep
 from onnxfit.step.tracker import StepResult
+
+__all__ = ["ForwardBackwardBackend"]
 
 
 @dataclass(eq=False)
 class CompiledStep:
-    """What a batch goes through: the passes, and the loss between them.
+    """The sessions of a batch up to its gradients, and the results of the last batch.
 
-    It is the report of its last batch.
+    - `passes`: the forward and the backward pass.
+    - `loss`: the session of the loss.
+    - `output_gradients`: output of the model -> the loss session's name of its gradient.
+    - `forward`: the last forward pass; None before the first batch.
+    - `scalars`: the loss of the last batch, and its terms.
     """
 
-    passes: Passes
+    passes: ForwardBackward
     loss: BoundSession
-    handed: Mapping[str, str]  # output -> the loss graph's name for its gradient
-    last: Pass | None = None
-    scalars: Mapping[str, Array] = None  # type: ignore[assignment]  # there after the first batch
+    output_gradients: Mapping[str, str]
+    forward: ForwardPass | None = None
+    scalars: Mapping[str, Array] = field(default_factory=dict)
 
     def prediction(self) -> dict[str, Array]:
-        assert self.last is not None
-        return {name: np.array(value.numpy()) for name, value in self.last.outputs.items()}
+        """Return copies of the model's outputs for the last batch."""
+        assert self.forward is not None
+        return {name: np.array(value.numpy()) for name, value in self.forward.outputs.items()}
 
     def fed(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the arrays of `batch`, which was just run."""
         return self.loss.fed(batch)
 
 
+@dataclass(frozen=True)
+class LossAndPasses:
+    """The graphs of a step up to its gradients, from one split of the model."""
+
+    passes: SplitStep
+    loss: onnx.ModelProto
+    output_gradients: Mapping[str, str]
+
+
 class ForwardBackwardBackend(Backend):
-    """Gradients can be read, changed or brought from outside before the update."""
+    """Separate graphs per step, so that gradients can be read, changed or come from the caller."""
 
-    builders = {
-        "forward": lambda recipe, batch: _training_passes(recipe, batch).forward,
-        "loss": lambda recipe, batch: _loss(recipe, batch, _training_passes(recipe, batch))[0],
-        "backward": lambda recipe, batch: _training_passes(recipe, batch).backward,
-        "penalty": split.penalty_graph,
-        "accumulate": split.accumulate_graph,
-        "apply": split.update_graph,
-    }
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        penalty = ["penalty"] if self.recipe.penalties else []
-        accumulate = ["accumulate"] if self.adds_up else []
-        loss_outputs = self.recipe.loss_outputs
-        return (
-            "forward", *(["loss"] if loss_outputs else []), "backward", *penalty, *accumulate, "update", *(["evaluate"] if loss_outputs else []), "predict",
-        )  # fmt: skip
-
-    def graph(self, kind: str, batch: Specs) -> onnx.ModelProto:
-        return super().graph("apply" if kind == "update" and not self.adds_up else kind, batch)
+    name = "forward_backward"
+    needs_loss = False
+    shows_gradients = True
+    steps_by_hand = True
+    kinds = ("step", "evaluate", "predict")
 
     def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
-        chain = self.compiled("chain", batch.signature, lambda: specs(batch), self._chain)
-        passes = chain.passes
+        compiled: CompiledStep = self.compiled("step", batch)
+        passes = compiled.passes
         if passes.feeds:
             batch.write(passes.feeds)
         values = {} if passes.feeds else batch.arrays()
-        chain.last = forward = passes.forward(values, step * self.accumulate + self.window, seed)
+        compiled.forward = passes.forward(values, step * self.accumulate + self.window, seed)
         try:
-            gradients = self._gradients(chain, forward, batch)
+            gradients = self._gradients(compiled, compiled.forward, batch)
             if self.accumulate == 1 and not self.window:
                 self.apply(gradients, learning_rate, step)
             else:
                 self._add(gradients)
         except BaseException:
-            self.state.revert(["statistics"])  # what the forward pass wrote
+            self.state.revert(["statistics"])  # which the forward pass has updated
             raise
         if self.window >= self.accumulate:
             self.flush(learning_rate, step)
-        return chain
+        return compiled
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
-        """Clip, and give every weight and slot its next value."""
-        runner = self.once("apply")
-        write_scalars(runner, learning_rate, step, 0)
-        runner.run({names.gradient(name): value for name, value in gradients.items()})
+        session = self.batchless_session("apply")
+        write_scalars(session, learning_rate, step, 0)
+        session.run({names.gradient(name): value for name, value in gradients.items()})
 
-    def penalised(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """The gradients with those of the penalties added, and the penalties' sum."""
+    def add_penalty(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         if not self.recipe.penalties:
             return dict(gradients), 0.0
-        runner = self.once("penalty")
-        runner.run({names.gradient(name): gradients[name] for name in self.recipe.penalties})
-        found = runner.outputs()
-        return {
-            name: found.get(names.penalised(name), value) for name, value in gradients.items()
-        }, runner.scalars[names.PENALTY][()]
+        session = self.batchless_session("penalty")
+        session.run({names.gradient(name): gradients[name] for name in self.recipe.penalties})
+        outputs = session.outputs()
+        penalised = {
+            name: outputs.get(names.penalised(name), value) for name, value in gradients.items()
+        }
+        return penalised, session.scalars[names.PENALTY][()]
 
-    def _gradients(self, chain: CompiledStep, forward: Pass, batch: Batch) -> dict[str, Any]:
-        """Loss and backward pass; the gradients of the weights, as callbacks left them."""
-        loss = chain.loss
-        if any(name in loss.open_inputs for name, _ in batch.columns):
+    def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
+        recipe = self.recipe
+        if recipe.loss_outputs:
+            built = loss_and_passes(recipe, shapes)
+            passes = built.passes
+            graphs = {"forward": passes.forward, "loss": built.loss, "backward": passes.backward}
+        else:
+            passes = split_for_training(recipe, shapes)
+            graphs = {"forward": passes.forward, "backward": passes.backward}
+        if recipe.penalties:
+            graphs["penalty"] = self.graph("penalty", shapes)
+        if self.adds_up:
+            graphs["accumulate"] = self.graph("accumulate", shapes)
+        graphs["update"] = self.graph("update" if self.adds_up else "apply", shapes)
+        return graphs
+
+    def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
+        if kind == "penalty":
+            return split.penalty_graph(self.recipe, shapes)
+        if kind == "accumulate":
+            return split.accumulate_graph(self.recipe, shapes)
+        if kind == "apply":
+            return split.update_graph(self.recipe, shapes)
+        return super().graph(kind, shapes)
+
+    def compile(self, kind: str, shapes: Specs) -> Any:
+        if kind != "step":
+            return super().compile(kind, shapes)
+        built = loss_and_passes(self.recipe, shapes)
+        passes = compile_passes(
+            built.passes,
+            self.state,
+            self.device,
+            self.threads,
+            self.recipe.gradient,
+            alternating=True,
+        )
+        loss = self.bind(
+            "loss", built.loss, per_run_inputs=built.passes.outputs, overwrite_outputs=True
+        )
+        return CompiledStep(passes, loss, built.output_gradients)
+
+    def _gradients(
+        self, compiled: CompiledStep, forward: ForwardPass, batch: Batch
+    ) -> dict[str, Any]:
+        """Run loss and backward pass; return the weights' gradients, which callbacks may change."""
+        loss = compiled.loss
+        if any(name in loss.per_run_inputs for name, _ in batch.columns):
             arrays = batch.arrays()
             for name in arrays.keys() & loss.feeds.keys():
                 loss.feeds[name][...] = arrays[name]
@@ -117,14 +164,14 @@ class ForwardBackwardBackend(Backend):
             arrays = {}
             batch.write(loss.feeds)
         loss.run({**arrays, **forward.outputs})
-        found = loss.outputs()
-        arriving = {
-            name: found[self_name]
-            for name, self_name in chain.handed.items()
-            if name in chain.passes.graphs.arriving
+        values = loss.outputs()
+        output_gradients = {
+            output: values[gradient]
+            for output, gradient in compiled.output_gradients.items()
+            if output in compiled.passes.graphs.arriving
         }
-        gradients, penalty = self.penalised(chain.passes.backward(forward, arriving))
-        chain.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
+        gradients, penalty = self.add_penalty(compiled.passes.backward(forward, output_gradients))
+        compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.on_gradients is not None:
             self._show(gradients)
         return gradients
@@ -140,52 +187,28 @@ class ForwardBackwardBackend(Backend):
 
     def _add(self, gradients: Mapping[str, Any]) -> None:
         """Add the gradients of a batch to those of its window."""
-        runner = self.once("accumulate")
-        runner.feeds[names.FIRST][()] = self.window == 0
-        runner.run({names.gradient(name): value for name, value in gradients.items()})
+        session = self.batchless_session("accumulate")
+        session.feeds[names.FIRST][()] = self.window == 0
+        session.run({names.gradient(name): value for name, value in gradients.items()})
         self.window += 1
 
-    def _chain(self, shapes: Specs) -> CompiledStep:
-        graphs = _training_passes(self.recipe, shapes)
-        model, handed = _loss(self.recipe, shapes, graphs)
-        return CompiledStep(
-            make_passes(
-                graphs,
-                self.state,
-                self.device,
-                self.threads,
-                self.recipe.gradient,
-                alternating=True,
-            ),
-            BoundSession(
-                model,
-                self.state,
-                self.device,
-                self.threads,
-                "loss",
-                given=graphs.outputs,
-                reuse=True,
-            ),
-            handed,
-        )
 
-
-def _training_passes(recipe: Recipe, batch: Specs) -> split.Passes:
-    """Both passes with the outputs that the loss and the metrics look at (all, where there is no
-    loss), differentiated by the weights.
+def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
+    """Return both passes, with the outputs that loss and metrics read (all, if there is no loss),
+    differentiated with respect to the weights.
     """
-    outputs = [v.name for v in recipe.model.graph.outputs]
-    wanted = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
-    return split.passes(
-        recipe,
-        batch,
-        [v.name or "" for v in recipe.model.graph.outputs if v.name in wanted],
-        recipe.weights,
+    outputs = [v.name or "" for v in recipe.model.graph.outputs]
+    needed = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
+    return split.split_step(
+        recipe, shapes, [name for name in outputs if name in needed], recipe.weights
     )
 
 
-def _loss(
-    recipe: Recipe, batch: Specs, graphs: split.Passes
-) -> tuple[onnx.ModelProto, dict[str, str]]:
-    outputs = {v.name: v for v in ir.from_proto(graphs.forward).graph.outputs}
-    return split.loss_graph(recipe, batch, [outputs[name] for name in recipe.loss_outputs])
+def loss_and_passes(recipe: Recipe, shapes: Specs) -> LossAndPasses:
+    """Split the model for training; return both passes, and the loss of the forward's outputs."""
+    passes = split_for_training(recipe, shapes)
+    outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
+    loss, output_gradients = split.loss_graph(
+        recipe, shapes, [outputs[name] for name in recipe.loss_outputs]
+    )
+    return LossAndPasses(passes, loss, output_gradients)

@@ -1,44 +1,52 @@
-"""The forward and the backward pass of a model as two runs, between which a caller may stand."""
+"""The forward and the backward pass of a model as two runs, between which the caller decides."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from onnxfit.step import split
+from onnxfit.step.split import SplitStep
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
-class Pass:
-    """A forward pass whose backward pass may follow: its outputs, and what the backward pass needs,
-    as OrtValues.
+class ForwardPass:
+    """A forward pass that waits for its backward pass.
+
+    - `outputs`: output -> OrtValue.
+    - `saved`: whatever the backward pass needs of the forward pass; None after it.
+    - `passes`: the passes that ran it, and run its backward pass.
+    - `weights_version`: the version of the weights that it used.
     """
 
     outputs: dict[str, Any]
-    kept: Any
-    backward: Passes
-    weights: int  # the version of the weights it saw
-    done: bool = field(default=False)
+    saved: Any
+    passes: ForwardBackward
+    weights_version: int
 
 
-class Passes(Protocol):
-    """A way to run both passes.
+class ForwardBackward(Protocol):
+    """A forward and a backward pass that can be run.
 
-    Values are OrtValues or, going in, numpy arrays, which are read where they lie.
+    Values are OrtValues. Values that go in may also be NumPy arrays, which are not copied.
+    `feeds` are the buffers to write inputs into; inputs without one are given to `forward`.
     """
 
-    graphs: split.Passes
-    feeds: dict[str, Array]  # buffers to write inputs into; other inputs come with every run
+    graphs: SplitStep
+    feeds: dict[str, Array]
 
-    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
-        """The outputs for these inputs (all but state, and scalars of the step); running statistics
-        follow the batch.
+    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> ForwardPass:
+        """Run a forward pass, which also updates the running statistics.
+
+        `values` are the model's inputs without buffers; random numbers depend on `step` and `seed`.
         """
 
-    def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Weight or input -> its gradient, from output -> gradient; once for each forward pass."""
+    def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Return weight or input -> its gradient, given output -> its gradient.
+
+        Each forward pass is good for one backward pass.
+        """

@@ -1,127 +1,137 @@
-"""Training by hand: forward passes that wait for their backward passes, and updates by whatever
-gradients one brings.
+"""Training by hand: forward passes that wait for their backward passes, and updates by gradients
+that the caller provides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.runtime.backends.backend import Specs
-from onnxfit.runtime.backends.forward_backward import ForwardBackwardBackend
-from onnxfit.runtime.backends.forward_pass import Pass, Passes
-from onnxfit.runtime.backends.two_sessions import make_passes
+from onnxfit.runtime.backends.backend import Backend
+from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
+from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs
+from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.session import BoundSession
-from onnxfit.runtime.values import array_of, inner_value, is_ort_value, look, public_value
-from onnxfit.step import split
+from onnxfit.runtime.values import (
+    array_of,
+    dtype_and_shape,
+    is_ort_value,
+    unwrap_ort_value,
+    wrap_ort_value,
+)
+from onnxfit.step.split import split_step
 
 MAX_PENDING_PASSES = 256  # forward passes that wait; more are most likely forgotten
 STEP_STRIDE = 1_000_003
 
 
-class ManualTraining:
-    """The forward passes of a trainer that wait for their backward passes, the newest last."""
+class PendingPass(NamedTuple):
+    """A forward pass that waits for its backward pass, and the object that `forward` returned."""
 
-    def __init__(self, backend: ForwardBackwardBackend) -> None:
+    returned: Any
+    forward: ForwardPass
+
+
+class ManualTraining:
+    """`forward`, `backward` and `apply_gradients` of a trainer.
+
+    - `backend`: a backend with `steps_by_hand`.
+    """
+
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._recipe = backend.recipe
         self._inputs = [spec_of(v) for v in self._recipe.model.graph.inputs]
-        self._waiting: list[tuple[Any, Pass]] = []  # what the caller got, and the pass
-        # forward passes since the last update, each of which draws other random numbers
-        self._since = 0
+        self._pending: list[PendingPass] = []  # the newest last
+        # Forward passes since the last update, each of which draws other random numbers.
+        self._passes_since_update = 0
+        self._passes: ShapeCache[ForwardBackward] = ShapeCache()
+        self._inference: ShapeCache[BoundSession] = ShapeCache()
 
-    def named(self, inputs: Any) -> dict[str, Any] | None:
-        """OrtValues by the names of the inputs they are for;
+    def match_ort_values(self, inputs: Any) -> dict[str, Any] | None:
+        """Return input name -> value if `inputs` has OrtValues; None if it has only arrays.
 
-        None where there are none, but arrays.
+        `inputs` is a value, a list of values in the model's order, or a dict.
         """
-        names = [spec.name for spec in self._inputs]
         if isinstance(inputs, Mapping):
-            found = dict(inputs)
+            values = dict(inputs)
         else:
-            values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-            found = (
-                dict(zip(names, values))
-                if len(values) == len(names)
-                else dict.fromkeys(range(len(values)))
-            )
-        return found if any(is_ort_value(value) for value in found.values()) else None
+            listed = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(listed) != len(self._inputs):
+                return None
+            values = {spec.name: value for spec, value in zip(self._inputs, listed)}
+        return values if any(is_ort_value(value) for value in values.values()) else None
 
     def forward(self, inputs: Mapping[str, Any], training: bool, step: int, seed: int) -> Any:
-        """Outputs for named inputs, as OrtValues if one of these is one; see Trainer.forward."""
-        native = any(not isinstance(value, np.ndarray) for value in inputs.values())
-        values = {
-            name: value if isinstance(value, np.ndarray) else inner_value(value)
-            for name, value in inputs.items()
-        }
-        shapes = {name: TensorSpec(name, *look(value)) for name, value in values.items()}
-        self._check(shapes)
-        signature = ", ".join(map(str, shapes.values()))
+        """Run a forward pass; see `Trainer.forward`.
+
+        `inputs` maps names to arrays or OrtValues; if one is an OrtValue, OrtValues are returned.
+        Random numbers depend on `step` and `seed`.
+        """
+        returns_ort_values = any(not isinstance(value, np.ndarray) for value in inputs.values())
+        values = _unwrapped(inputs)
+        shapes = {name: TensorSpec(name, *dtype_and_shape(value)) for name, value in values.items()}
+        self._check_inputs(shapes)
         if not training:
-            runner = self._backend.compiled("inference", signature, lambda: shapes, self._inference)
-            runner.run(values)
-            return _only(
+            session = self._inference_session(shapes)
+            session.run(values)
+            return _single(
                 {
-                    name: public_value(v) if native else array_of(v)
-                    for name, v in runner.outputs().items()
+                    name: wrap_ort_value(value) if returns_ort_values else array_of(value)
+                    for name, value in session.outputs().items()
                 }
             )
-        if len(self._waiting) >= MAX_PENDING_PASSES:
+        if len(self._pending) >= MAX_PENDING_PASSES:
             raise SettingError(
                 f"{MAX_PENDING_PASSES} forward passes wait for their backward passes, and each"
                 " keeps what those need. Where none is to come, call forward(inputs,"
                 " training=False), or predict; apply_gradients forgets what waits."
             )
-        passes: Passes = self._backend.compiled("passes", signature, lambda: shapes, self._passes)
-        forward = passes.forward(values, (step + STEP_STRIDE * self._since) % 2**31, seed)
-        self._since += 1
-        outputs = {
-            name: public_value(value) if native else _protected(value)
-            for name, value in forward.outputs.items()
-        }
-        self._waiting.append((_only(outputs), forward))
-        return self._waiting[-1][0]
+        passes = self._compiled_passes(shapes)
+        number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
+        forward = passes.forward(values, number, seed)
+        self._passes_since_update += 1
+        returned = _single(
+            {
+                name: wrap_ort_value(value) if returns_ort_values else _read_only(value)
+                for name, value in forward.outputs.items()
+            }
+        )
+        self._pending.append(PendingPass(returned, forward))
+        return returned
 
     def backward(self, gradients: Any, of: Any = None) -> dict[str, dict[str, Any]]:
-        """Gradients of inputs and weights, from gradients of the outputs; see Trainer.backward."""
-        place = self._place(of)
-        _, forward = self._waiting[place]
-        if forward.weights != self._backend.state.changes["weights"]:
-            del self._waiting[place]
+        """Return the gradients of inputs and weights; see `Trainer.backward`.
+
+        `gradients` are those of the outputs, `of` is the object that the forward pass returned.
+        """
+        index = self._index_of(of)
+        forward = self._pending[index].forward
+        if forward.weights_version != self._backend.state.changes["weights"]:
+            del self._pending[index]
             raise SettingError(
                 "The weights have changed since this forward pass, so that its gradients would be"
                 " wrong: run forward again."
             )
-        arriving = self._arriving(gradients, forward)
-        native = any(not isinstance(value, np.ndarray) for value in arriving.values())
-        found = forward.backward.backward(
-            forward,
-            {
-                name: value if isinstance(value, np.ndarray) else inner_value(value)
-                for name, value in arriving.items()
-            },
+        output_gradients = self._output_gradients(gradients, forward)
+        returns_ort_values = any(
+            not isinstance(value, np.ndarray) for value in output_gradients.values()
         )
-        del self._waiting[place]
-        handed = {
-            name: public_value(value) if native else array_of(value)
-            for name, value in found.items()
-        }
-        return {
-            "inputs": {
-                name: value for name, value in handed.items() if name not in self._recipe.weights
-            },
-            "weights": {
-                name: value for name, value in handed.items() if name in self._recipe.weights
-            },
-        }
+        computed = forward.passes.backward(forward, _unwrapped(output_gradients))
+        del self._pending[index]
+        results: dict[str, dict[str, Any]] = {"inputs": {}, "weights": {}}
+        for name, value in computed.items():
+            kind = "weights" if name in self._recipe.weights else "inputs"
+            results[kind][name] = wrap_ort_value(value) if returns_ort_values else array_of(value)
+        return results
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
-        """One update; see Trainer.apply_gradients."""
+        """Update once by weight -> gradient; see `Trainer.apply_gradients`."""
         if not isinstance(gradients, Mapping):
             raise DataError(
                 f"Gradients are a dict weight -> gradient, got {type(gradients).__name__}."
@@ -135,19 +145,16 @@ class ManualTraining:
                 f"There is no gradient of {', '.join(missing)}. A weight that is to stay gets one"
                 " of zeros."
             )
-        values = {name: _value(gradient) for name, gradient in gradients.items()}
+        values = {name: _as_value(gradient) for name, gradient in gradients.items()}
         for name, value in values.items():
-            _fits(
-                value,
-                spec_of(self._recipe.model.graph.initializers[name]),
-                f"The gradient of {name}",
-            )
-        penalised, _ = self._backend.penalised(values)
+            spec = spec_of(self._recipe.model.graph.initializers[name])
+            _check_value(value, spec, f"The gradient of {name}")
+        penalised, _ = self._backend.add_penalty(values)
         self._backend.apply(penalised, learning_rate, step)
-        self._waiting.clear()  # the weights they saw are no longer there
-        self._since = 0
+        self._pending.clear()  # they used the weights from before the update
+        self._passes_since_update = 0
 
-    def _check(self, shapes: Specs) -> None:
+    def _check_inputs(self, shapes: Specs) -> None:
         expected = {spec.name: spec for spec in self._inputs}
         for name in shapes:
             if name not in expected:
@@ -156,92 +163,123 @@ class ManualTraining:
         if missing:
             raise DataError(f"There is no input {'; '.join(missing)}.")
         for name, spec in shapes.items():
-            assert spec.shape is not None
-            if spec.dtype != expected[name].dtype or not expected[name].accepts(spec.shape):  # type: ignore[arg-type]
+            shape = tuple(size for size in spec.shape or () if isinstance(size, int))
+            if spec.dtype != expected[name].dtype or not expected[name].accepts(shape):
                 raise DataError(f"Expected {expected[name]}, got {spec}.")
 
-    def _place(self, of: Any) -> int:
-        if not self._waiting:
+    def _index_of(self, returned: Any) -> int:
+        """Return the index of the pending pass that returned this object; None is the newest."""
+        if not self._pending:
             raise SettingError(
                 "No forward pass waits for a backward pass: call forward(inputs) first; each is"
                 " good for one backward."
             )
-        if of is None:
-            return len(self._waiting) - 1
-        for place, (outputs, _) in enumerate(self._waiting):
-            if outputs is of:
-                return place
+        if returned is None:
+            return len(self._pending) - 1
+        for index, pending in enumerate(self._pending):
+            if pending.returned is returned:
+                return index
         raise SettingError(
             "of= is not what a waiting forward pass returned: pass the very object, and each one"
             " once. Passes from before an update are gone."
         )
 
-    def _arriving(self, gradients: Any, forward: Pass) -> dict[str, Any]:
-        """Output -> gradient, checked against the outputs."""
-        wanted = forward.backward.graphs.arriving
+    def _output_gradients(self, gradients: Any, forward: ForwardPass) -> dict[str, Any]:
+        """Return output -> gradient, checked against the outputs of the forward pass."""
+        expected = forward.passes.graphs.arriving
         if not isinstance(gradients, Mapping):
-            if len(wanted) != 1:
+            if len(expected) != 1:
                 raise DataError(
-                    f"The model has {len(wanted)} outputs with gradients ({', '.join(wanted)}):"
+                    f"The model has {len(expected)} outputs with gradients ({', '.join(expected)}):"
                     " pass a dict output -> gradient."
                 )
-            gradients = {next(iter(wanted)): gradients}
+            gradients = {next(iter(expected)): gradients}
         for name in gradients:
-            if name in forward.outputs and name not in wanted:
+            if name in forward.outputs and name not in expected:
                 raise DataError(
                     f"Output {name!r} takes no gradient: no weight or input changes it smoothly."
                     " Leave it out."
                 )
-            if name not in wanted:
-                raise UnknownNameError("output", name, wanted)
-        missing = [name for name in wanted if name not in gradients]
+            if name not in expected:
+                raise UnknownNameError("output", name, expected)
+        missing = [name for name in expected if name not in gradients]
         if missing:
             raise DataError(f"There is no gradient of {', '.join(missing)}. None stands for zeros.")
-        arriving = {}
-        for name in wanted:
-            dtype, shape = look(forward.outputs[name])
-            value = _value(np.zeros(shape, dtype) if gradients[name] is None else gradients[name])
-            _fits(value, TensorSpec(name, dtype, shape), f"The gradient of output {name}")
-            arriving[name] = value
-        return arriving
+        checked = {}
+        for name in expected:
+            dtype, shape = dtype_and_shape(forward.outputs[name])
+            gradient = gradients[name]
+            value = _as_value(np.zeros(shape, dtype) if gradient is None else gradient)
+            _check_value(value, TensorSpec(name, dtype, shape), f"The gradient of output {name}")
+            checked[name] = value
+        return checked
 
-    def _passes(self, shapes: Specs) -> Passes:
-        recipe, backend = self._recipe, self._backend
-        floats = [spec.name for spec in self._inputs if spec.dtype.kind == "f"]
-        graphs = split.passes(
+    def _compiled_passes(self, shapes: Specs) -> ForwardBackward:
+        signature = tuple(shapes.values())
+        passes = self._passes.get(signature)
+        if passes is None:
+            passes = self._passes.compile(
+                signature, shapes, lambda: self._backend.without_sizes(shapes), self._compile_passes
+            )
+        return passes
+
+    def _compile_passes(self, shapes: Specs) -> ForwardBackward:
+        recipe = self._recipe
+        backend = self._backend
+        float_inputs = [spec.name for spec in self._inputs if spec.dtype.kind == "f"]
+        graphs = split_step(
             recipe,
             shapes,
             [v.name or "" for v in recipe.model.graph.outputs],
-            [*recipe.weights, *floats],
+            [*recipe.weights, *float_inputs],
         )
-        return make_passes(graphs, backend.state, backend.device, backend.threads, recipe.gradient)
-
-    def _inference(self, shapes: Specs) -> BoundSession:
-        return self._backend.compile(
-            "predict", self._backend.graph("predict", shapes), given=list(shapes), reuse=False
+        return compile_passes(
+            graphs, backend.state, backend.device, backend.threads, recipe.gradient
         )
 
+    def _inference_session(self, shapes: Specs) -> BoundSession:
+        signature = tuple(shapes.values())
+        session = self._inference.get(signature)
+        if session is None:
+            session = self._inference.compile(
+                signature,
+                shapes,
+                lambda: self._backend.without_sizes(shapes),
+                lambda specs: self._backend.bind(
+                    "predict", self._backend.graph("predict", specs), per_run_inputs=list(specs)
+                ),
+            )
+        return session
 
-def _value(gradient: Any) -> Any:
-    """A gradient as an array or an OrtValue."""
-    return np.asarray(gradient) if not is_ort_value(gradient) else inner_value(gradient)
+
+def _unwrapped(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with internal OrtValues in the place of public ones."""
+    return {
+        name: value if isinstance(value, np.ndarray) else unwrap_ort_value(value)
+        for name, value in values.items()
+    }
 
 
-def _fits(value: Any, spec: TensorSpec, what: str) -> None:
-    dtype, shape = look(value)
+def _as_value(gradient: Any) -> Any:
+    """Return a gradient as an array or an internal OrtValue."""
+    return unwrap_ort_value(gradient) if is_ort_value(gradient) else np.asarray(gradient)
+
+
+def _check_value(value: Any, spec: TensorSpec, subject: str) -> None:
+    dtype, shape = dtype_and_shape(value)
     if dtype != spec.dtype or shape != spec.shape:
-        cure = f" Cast it: gradient.astype({str(spec.dtype)!r})." if shape == spec.shape else ""
+        fix = f" Cast it: gradient.astype({str(spec.dtype)!r})." if shape == spec.shape else ""
         raise DataError(
-            f"{what} is {spec.dtype}{list(spec.shape or ())}, got {dtype}{list(shape)}.{cure}"
+            f"{subject} is {spec.dtype}{list(spec.shape or ())}, got {dtype}{list(shape)}.{fix}"
         )
 
 
-def _protected(value: Any) -> Any:
-    """A view that cannot be written through: the backward pass may read it."""
+def _read_only(value: Any) -> Any:
+    """Return an OrtValue as an array that cannot be written: the backward pass may read it."""
     array = array_of(value)
     array.flags.writeable = False
     return array
 
 
-def _only(found: dict[str, Any]) -> Any:
-    return next(iter(found.values())) if len(found) == 1 else found
+def _single(outputs: dict[str, Any]) -> Any:
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs

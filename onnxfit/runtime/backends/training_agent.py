@@ -1,8 +1,8 @@
-"""onnxruntime's TrainingAgent: one session that stops after the forward pass, hands the outputs
-out, and waits for their gradients.
+"""Both passes by onnxruntime's TrainingAgent: one session that stops after the forward pass,
+returns the outputs, and waits for their gradients.
 
-It runs a graph in which a YieldOp stands between both passes. That graph is made of our own two
-(`split.passes`), whose gradients come from onnxruntime's builder; so the agent differs from two
+The agent runs a graph in which a YieldOp stands between both passes. That graph consists of the two
+graphs of a `SplitStep`, whose gradients come from onnxruntime's builder. The agent differs from two
 sessions only in that the values between the passes stay inside.
 """
 
@@ -18,22 +18,25 @@ from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import StepError
 from onnxfit.graph import names
-from onnxfit.runtime.backends.forward_pass import Pass
+from onnxfit.runtime.backends.forward_pass import ForwardPass
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import compile_model
 from onnxfit.runtime.values import array_of, ort_value
-from onnxfit.step import split
+from onnxfit.step.split import SplitStep
 
 
 class Agent:
-    """Passes run by the agent.
+    """Both passes, run by a TrainingAgent; needs the training build of onnxruntime.
 
-    A pass that waits holds the agent's state of it, which is good for one backward pass.
+    A waiting forward pass saves the agent's execution state, which is good for one backward pass.
+
+    - `graphs`: the graphs of both passes.
+    - `state`, `device`, `threads`: as for `BoundSession`.
     """
 
     def __init__(
-        self, graphs: split.Passes, state: DoubleBufferedState, device: Device, threads: int | None
+        self, graphs: SplitStep, state: DoubleBufferedState, device: Device, threads: int | None
     ) -> None:
         self.graphs = graphs
         self.feeds: dict[str, npt.NDArray[Any]] = {}
@@ -42,101 +45,121 @@ class Agent:
         model = with_yield(graphs)
         self._session = compile_model(model, device, threads, "forward and backward", pausable=True)
         self._inputs = [v.name for v in model.graph.input]
-        self._outputs = [
-            v.name for v in graphs.forward.graph.output if v.name not in _handed(graphs)
-        ]
+        self._outputs = _yielded_outputs(graphs)
+        # Running statistic -> the output with its next value.
         self._statistics = {
-            v.removesuffix(names.updated("")): v for v in self._outputs if v not in graphs.outputs
+            name.removesuffix(names.updated("")): name
+            for name in self._outputs
+            if name not in graphs.outputs
         }
-        self._leaving = [v.name for v in model.graph.output]
-        places = [device.handle] * len(self._outputs), [device.handle] * len(self._leaving)
+        self._gradients = [v.name for v in model.graph.output]
         self._agent = C.TrainingAgent(
-            self._session._sess, self._inputs, places[0], self._leaving, places[1], device.index
+            self._session._sess,
+            self._inputs,
+            [device.handle] * len(self._outputs),
+            self._gradients,
+            [device.handle] * len(self._gradients),
+            device.index,
         )
 
-    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
-        given = {
+    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> ForwardPass:
+        values = {
             **values,
             names.STEP: np.array(step, np.int64),
             names.SEED: np.array(seed, np.int64),
         }
         version = self._state.changes.get("weights", 0)
-        feeds, alive = C.OrtValueVector(), []
+        feeds = C.OrtValueVector()
+        alive = []  # onnxruntime borrows the memory of these until the backward pass
         for name in self._inputs:
-            value = self._state.buffer(name).value if name in self._state else given[name]
+            value = self._state.buffer(name).value if name in self._state else values[name]
             alive.append(value)
-            feeds.push_back(
-                ort_value(value, self._device) if isinstance(value, np.ndarray) else value
-            )
-        waiting, found = C.PartialGraphExecutionState(), C.OrtValueVector()
+            feeds.push_back(self._as_ort_value(value))
+        execution = C.PartialGraphExecutionState()
+        fetched = C.OrtValueVector()
         try:
-            self._agent.run_forward(feeds, found, waiting, None)
+            self._agent.run_forward(feeds, fetched, execution, None)
         except Exception as error:
             raise StepError(f"The forward pass failed: {error}") from error
-        outputs = {name: found[i] for i, name in enumerate(self._outputs)}
-        followed = [name for name in self._statistics if name in self._state]
-        for name in followed:
-            self._state.buffer(name, current=False).write(array_of(outputs[self._statistics[name]]))
-        if followed:
+        outputs = {name: fetched[i] for i, name in enumerate(self._outputs)}
+        updated = {name: o for name, o in self._statistics.items() if name in self._state}
+        for name, output in updated.items():
+            self._state.buffer(name, current=False).write(array_of(outputs[output]))
+        if updated:
             self._state.swap(["statistics"])
-        return Pass(
+        return ForwardPass(
             {name: outputs[name] for name in self.graphs.outputs},
-            (waiting, feeds, alive),
+            (execution, feeds, alive),
             self,
             version,
         )
 
-    def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        arriving, found = C.OrtValueVector(), C.OrtValueVector()
-        values = [gradients[output] for output in self.graphs.arriving]
-        for value in values:
-            arriving.push_back(
-                ort_value(np.require(value, requirements="C"), self._device)
-                if isinstance(value, np.ndarray)
-                else value
-            )
-        waiting, _, _ = forward.kept
+    def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        feeds = C.OrtValueVector()
+        fetched = C.OrtValueVector()
+        contiguous = [
+            np.require(value, requirements="C") if isinstance(value, np.ndarray) else value
+            for value in (gradients[output] for output in self.graphs.arriving)
+        ]
+        for value in contiguous:
+            feeds.push_back(self._as_ort_value(value))
+        execution, _, _ = forward.saved
         try:
-            self._agent.run_backward(arriving, found, waiting)
+            self._agent.run_backward(feeds, fetched, execution)
         except Exception as error:
             raise StepError(f"The backward pass failed: {error}") from error
-        forward.kept, forward.done = None, True
-        gradient = {name: found[i] for i, name in enumerate(self._leaving)}
-        return {name: gradient[output] for name, output in self.graphs.leaving.items()}
+        forward.saved = None
+        by_output = {name: fetched[i] for i, name in enumerate(self._gradients)}
+        return {name: by_output[output] for name, output in self.graphs.leaving.items()}
+
+    def _as_ort_value(self, value: Any) -> Any:
+        return ort_value(value, self._device) if isinstance(value, np.ndarray) else value
 
 
-def with_yield(graphs: split.Passes) -> onnx.ModelProto:
-    """Both passes as one graph, a YieldOp between them that takes the outputs and gives their
-    gradients.
+def with_yield(graphs: SplitStep) -> onnx.ModelProto:
+    """Return both passes as one graph, with a YieldOp between them that takes the outputs and
+    returns their gradients.
     """
-    model, ahead, behind = onnx.ModelProto(), graphs.forward.graph, graphs.backward.graph
+    model = onnx.ModelProto()
     model.CopyFrom(graphs.forward)
     model.graph.name = "passes"
-    outputs = [v.name for v in ahead.output if v.name not in _handed(graphs)]
-    without = [i for i, name in enumerate(outputs) if name not in graphs.arriving]
-    ordered = [graphs.arriving[name] for name in outputs if name in graphs.arriving]
-    node = onnx.helper.make_node("YieldOp", outputs, ordered, name="yield", domain="com.microsoft")
-    node.attribute.append(
-        onnx.helper.make_attribute("full_shape_outputs", list(range(len(ordered))))
-    )
-    if without:
-        node.attribute.append(onnx.helper.make_attribute("non_differentiable_outputs", without))
-    model.graph.node.append(node)
-    model.graph.node.extend(behind.node)
-    there = {t.name for t in model.graph.initializer}
-    model.graph.initializer.extend(t for t in behind.initializer if t.name not in there)
+    backward = graphs.backward.graph
+    model.graph.node.append(_yield_node(graphs))
+    model.graph.node.extend(backward.node)
+    present = {t.name for t in model.graph.initializer}
+    model.graph.initializer.extend(t for t in backward.initializer if t.name not in present)
+    forward = graphs.forward.graph
+    # Some operators of the builder do not infer their outputs' types.
+    typed = {v.name: v for v in (*backward.value_info, *forward.value_info, *forward.output)}
     del model.graph.output[:]
-    model.graph.output.extend(behind.output)
-    known = {
-        v.name: v for v in (*behind.value_info, *ahead.value_info, *ahead.output)
-    }  # some of the builder's operators do not infer them
+    model.graph.output.extend(backward.output)
     del model.graph.value_info[:]
-    model.graph.value_info.extend(known.values())
+    model.graph.value_info.extend(typed.values())
     if "com.microsoft" not in {o.domain for o in model.opset_import}:
         model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return model
 
 
-def _handed(graphs: split.Passes) -> set[str]:
-    """What the forward graph hands to the backward graph alone."""
-    return {name for name in graphs.kept if name not in graphs.outputs}
+def _yield_node(graphs: SplitStep) -> onnx.NodeProto:
+    outputs = _yielded_outputs(graphs)
+    gradients = [graphs.arriving[name] for name in outputs if name in graphs.arriving]
+    node = onnx.helper.make_node(
+        "YieldOp",
+        outputs,
+        gradients,
+        name="yield",
+        domain="com.microsoft",
+        full_shape_outputs=list(range(len(gradients))),
+    )
+    without_gradient = [i for i, name in enumerate(outputs) if name not in graphs.arriving]
+    if without_gradient:
+        node.attribute.append(
+            onnx.helper.make_attribute("non_differentiable_outputs", without_gradient)
+        )
+    return node
+
+
+def _yielded_outputs(graphs: SplitStep) -> list[str]:
+    """Return the forward graph's outputs without those that only the backward graph reads."""
+    saved = {name for name in graphs.kept if name not in graphs.outputs}
+    return [v.name for v in graphs.forward.graph.output if v.name not in saved]

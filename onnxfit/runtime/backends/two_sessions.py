@@ -7,86 +7,91 @@ from typing import Any
 
 from onnxfit.gradients import GradientSource
 from onnxfit.graph import names
-from onnxfit.runtime.backends.forward_pass import Pass, Passes
+from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
+from onnxfit.runtime.backends.training_agent import Agent
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
-from onnxfit.step import split
+from onnxfit.step.split import SplitStep
 
 
-def make_passes(
-    graphs: split.Passes,
+def compile_passes(
+    graphs: SplitStep,
     state: DoubleBufferedState,
     device: Device,
     threads: int | None,
     source: GradientSource,
     *,
     alternating: bool = False,
-) -> Passes:
-    """Both passes as runs: by onnxruntime's own agent where its builder's gradients were asked for,
-    else as two sessions.
+) -> ForwardBackward:
+    """Compile both passes: for onnxruntime's TrainingAgent if the gradients (`source`) come from
+    its builder, else as two sessions. `alternating` is as for `TwoSessions`.
     """
     if source.name == "onnxruntime":
-        # lazily: an inference build has none
-        from onnxfit.runtime.backends.training_agent import Agent
-
         return Agent(graphs, state, device, threads)
     return TwoSessions(graphs, state, device, threads, alternating=alternating)
 
 
 class TwoSessions:
-    """Both passes as sessions of their own: what the backward pass needs is handed over."""
+    """Each pass as a session; the values that the backward pass needs go from one to the other.
+
+    - `graphs`: the graphs of both passes.
+    - `state`, `device`, `threads`: as for `BoundSession`.
+    - `alternating`: a backward pass follows each forward pass at once. Then all memory is used
+      again, and inputs of known size are written into buffers. Otherwise any number of forward
+      passes may wait.
+    """
 
     def __init__(
         self,
-        graphs: split.Passes,
+        graphs: SplitStep,
         state: DoubleBufferedState,
         device: Device,
         threads: int | None,
         *,
         alternating: bool = False,
     ) -> None:
-        """`alternating`: a backward pass follows each forward pass at once, so that all memory can
-        be used again, and inputs of known size are written into buffers. Otherwise any number of
-        forward passes may wait.
-        """
         self.graphs = graphs
         self._state = state
-        own = [
-            v.name
-            for v in graphs.forward.graph.input
-            if v.name not in (names.SEED, names.STEP) and not alternating
-        ]
-        taken = [v.name for v in graphs.backward.graph.input]
-        self.ahead = BoundSession(
+        forward_inputs = [v.name for v in graphs.forward.graph.input]
+        self.forward_session = BoundSession(
             graphs.forward,
             state,
             device,
             threads,
             "forward",
             writes=True,
-            given=own,
-            reuse=alternating,
+            per_run_inputs=([] if alternating else [*{*forward_inputs} - {names.SEED, names.STEP}]),
+            overwrite_outputs=alternating,
         )
-        self.behind = BoundSession(
-            graphs.backward, state, device, threads, "backward", given=taken, reuse=alternating
+        self.backward_session = BoundSession(
+            graphs.backward,
+            state,
+            device,
+            threads,
+            "backward",
+            per_run_inputs=[v.name for v in graphs.backward.graph.input],
+            overwrite_outputs=alternating,
         )
-        self.feeds = {} if self.ahead.open_inputs else self.ahead.feeds
-        self._handed = [name for name in graphs.kept if name not in state]
+        session = self.forward_session
+        self.feeds = {} if session.per_run_inputs else session.feeds
+        self._saved = [name for name in graphs.kept if name not in state]
 
-    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> Pass:
+    def forward(self, values: Mapping[str, Any], step: int, seed: int) -> ForwardPass:
+        session = self.forward_session
         for name, number in ((names.STEP, step), (names.SEED, seed)):
-            if name in self.ahead.feeds:
-                self.ahead.feeds[name][()] = number
+            if name in session.feeds:
+                session.feeds[name][()] = number
         version = self._state.changes.get("weights", 0)
-        self.ahead.run(values)
-        found = {**self.ahead.inputs(), **self.ahead.outputs()}
-        kept = {name: found[name] for name in self._handed}
-        return Pass({name: found[name] for name in self.graphs.outputs}, kept, self, version)
+        session.run(values)
+        computed = {**session.inputs(), **session.outputs()}
+        saved = {name: computed[name] for name in self._saved}
+        outputs = {name: computed[name] for name in self.graphs.outputs}
+        return ForwardPass(outputs, saved, self, version)
 
-    def backward(self, forward: Pass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        arriving = {self.graphs.arriving[output]: value for output, value in gradients.items()}
-        self.behind.run({**forward.kept, **arriving})
-        forward.kept, forward.done = None, True
-        found = self.behind.outputs()
-        return {name: found[output] for name, output in self.graphs.leaving.items()}
+    def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        inputs = {self.graphs.arriving[output]: value for output, value in gradients.items()}
+        self.backward_session.run({**forward.saved, **inputs})
+        forward.saved = None
+        computed = self.backward_session.outputs()
+        return {name: computed[output] for name, output in self.graphs.leaving.items()}

@@ -27,7 +27,7 @@ from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import BoundSession
 from onnxfit.schedules import Exponential
-from onnxfit.step.split import passes
+from onnxfit.step.split import split_step
 from tests.builds import needs_builder
 from tests.models import convolutional, linear, mlp, two_inputs, two_outputs
 
@@ -509,7 +509,7 @@ class TestGraphs:
         )
         trainer = Trainer(model, backend="forward_backward")
         recipe = trainer._backend.recipe
-        graphs = passes(
+        graphs = split_step(
             recipe, {"x": TensorSpec("x", np.dtype(np.float32), ("A", "B"))}, ["y"], recipe.weights
         )
         kept = {
@@ -534,7 +534,7 @@ def _some(value: onnx.ValueInfoProto) -> np.ndarray:
 class TestBinding:
     """Inputs are bound when address, shape or type are others, and only then."""
 
-    def runner(self) -> BoundSession:
+    def session(self) -> BoundSession:
         text = (
             '<ir_version: 10, opset_import: ["": 21]> g (float[A, B] x) => (float[A, B] y) { y ='
             " Add(x, x) }"
@@ -544,34 +544,34 @@ class TestBinding:
         )
 
     def test_the_same_is_bound_once(self) -> None:
-        runner, x = self.runner(), X.copy()
+        session, x = self.session(), X.copy()
         for i in range(5):
             x[0, 0] = i
-            runner.run({"x": x})
-            np.testing.assert_array_equal(runner.prediction()["y"], 2 * x)
-        assert runner.binds == 1
+            session.run({"x": x})
+            np.testing.assert_array_equal(session.prediction()["y"], 2 * x)
+        assert session.binds == 1
 
     def test_a_view_of_another_shape_at_the_same_address_is_seen(self) -> None:
-        runner, x = self.runner(), X.copy()
+        session, x = self.session(), X.copy()
         for view in (x, x.reshape(4, 24), x[:3], x):
-            runner.run({"x": view})
-            np.testing.assert_array_equal(runner.prediction()["y"], 2 * view)
-        assert runner.binds == 4
+            session.run({"x": view})
+            np.testing.assert_array_equal(session.prediction()["y"], 2 * view)
+        assert session.binds == 4
 
     def test_an_array_reshaped_in_place_is_seen(self) -> None:
-        runner, x = self.runner(), X.copy()
-        runner.run({"x": x})
+        session, x = self.session(), X.copy()
+        session.run({"x": x})
         x.resize((12, 8), refcheck=False)
-        runner.run({"x": x})
-        np.testing.assert_array_equal(runner.prediction()["y"], 2 * x)
-        assert runner.binds == 2
+        session.run({"x": x})
+        np.testing.assert_array_equal(session.prediction()["y"], 2 * x)
+        assert session.binds == 2
 
     def test_memory_that_came_back_as_another_tensor(self) -> None:
-        runner = self.runner()
+        session = self.session()
         for i in range(20):
             x = np.full((3 + i % 2, 4), i, np.float32)
-            runner.run({"x": x})
-            np.testing.assert_array_equal(runner.prediction()["y"], 2 * x)
+            session.run({"x": x})
+            np.testing.assert_array_equal(session.prediction()["y"], 2 * x)
             del x
 
     def test_training_binds_nothing_after_the_first_steps(self) -> None:
@@ -579,17 +579,17 @@ class TestBinding:
             mlp(), loss="mse", penalty=0.1, backend="forward_backward", gradient="onnx"
         )
         trainer.fit(X, Y, epochs=2, batch_size=8, verbose=0)
-        (chain,) = trainer._backend._fixed["chain"].values()
-        runners = [
-            chain.passes.ahead,
-            chain.passes.behind,
-            chain.loss,
-            trainer._backend.once("apply"),
-            trainer._backend.once("penalty"),
+        (step,) = trainer._backend.caches["step"].exact.values()
+        sessions = [
+            step.passes.forward_session,
+            step.passes.backward_session,
+            step.loss,
+            trainer._backend.batchless_session("apply"),
+            trainer._backend.batchless_session("penalty"),
         ]
-        before = [r.binds for r in runners]
+        before = [s.binds for s in sessions]
         trainer.fit(X, Y, epochs=5, batch_size=8, verbose=0)
-        assert [r.binds for r in runners] == before
+        assert [s.binds for s in sessions] == before
 
 
 @pytest.mark.parametrize(("backend", "alone"), [("full", ["0"]), ("forward_backward", [])])

@@ -1,0 +1,112 @@
+"""A cache of graphs compiled for the shapes of batches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.spec import TensorSpec
+
+Specs = Mapping[str, TensorSpec]
+T = TypeVar("T")
+# A graph for exact shapes is faster, and each one takes time to compile and memory. Batches of a
+# fifth shape get the graph for any size.
+MAX_EXACT_SHAPES = 4
+# The same where no graph for any size can be built.
+MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE = 16
+MAX_SIGNATURES = 1024
+
+
+class ShapeCache(Generic[T]):
+    """Objects compiled for batches, each compiled once.
+
+    The first shapes get an object each. Once there are `MAX_EXACT_SHAPES`, the other shapes share
+    an object for any size. Where that cannot be built, because some operators can only be
+    differentiated with known sizes, every shape gets its own and the oldest one is dropped.
+
+    - `only_any_size`: use the object for any size from the first shape on, for graphs that gain
+      little from known sizes.
+
+    `exact` maps the signature of a batch to its object; `any_size` maps specs without sizes to
+    theirs, None where it cannot be built. `get(signature)` returns the object of a signature, or
+    None where `compile` has not been called for it.
+    """
+
+    def __init__(self, *, only_any_size: bool = False) -> None:
+        self.only_any_size = only_any_size
+        self.exact: OrderedDict[Hashable, T] = OrderedDict()
+        self.any_size: dict[tuple[TensorSpec, ...], T | None] = {}
+        self._by_signature: dict[Hashable, T] = {}
+        # The dict's own method, without a call in between: it runs once per batch.
+        self.get: Callable[[Hashable], T | None] = self._by_signature.get
+
+    def compile(
+        self,
+        signature: Hashable,
+        shapes: Specs,
+        without_sizes: Callable[[], Specs],
+        compile_for: Callable[[Specs], T],
+    ) -> T:
+        """Return the object for a batch, compiled unless one for any size is there.
+
+        - `signature`: equal for two batches of the same names, types and shapes.
+        - `shapes`: input -> its spec, every size a number.
+        - `without_sizes`: a function that returns the same specs without sizes.
+        - `compile_for`: the function that compiles the object for some specs. A ModelError for
+          specs without sizes leads to objects for exact shapes.
+        """
+        compiled: T | None = None
+        if self.only_any_size or len(self.exact) >= MAX_EXACT_SHAPES:
+            compiled = self._compile_for_any_size(without_sizes(), compile_for)
+        if compiled is None:
+            compiled = self.exact[signature] = compile_for(shapes)
+            if len(self.exact) > MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE:
+                oldest, _ = self.exact.popitem(last=False)
+                self._by_signature.pop(oldest, None)
+        if len(self._by_signature) >= MAX_SIGNATURES:
+            self._restore(self.exact)
+        self._by_signature[signature] = compiled
+        return compiled
+
+    def _compile_for_any_size(self, specs: Specs, compile_for: Callable[[Specs], T]) -> T | None:
+        key = tuple(specs.values())
+        if key not in self.any_size:
+            try:
+                self.any_size[key] = compile_for(specs)
+            except ModelError:
+                self.any_size[key] = None
+        return self.any_size[key]
+
+    def _restore(self, by_signature: Mapping[Hashable, T]) -> None:
+        # In place, since `get` belongs to this dict.
+        by_signature = dict(by_signature)
+        self._by_signature.clear()
+        self._by_signature.update(by_signature)
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """Discard what is compiled inside this block."""
+        exact = self.exact.copy()
+        any_size = self.any_size.copy()
+        by_signature = self._by_signature.copy()
+        try:
+            yield
+        finally:
+            self.exact = exact
+            self.any_size = any_size
+            self._restore(by_signature)
+
+
+def without_sizes(spec: TensorSpec, declared: TensorSpec | None) -> TensorSpec:
+    """Return the spec of one batch's tensor without its sizes.
+
+    The shape is the one that the model declares (`declared`), else a name for the batch dimension
+    and unknown sizes after it.
+    """
+    if declared is not None and declared.shape is not None:
+        return TensorSpec(spec.name, spec.dtype, declared.shape)
+    shape = spec.shape or ()
+    return TensorSpec(spec.name, spec.dtype, ("batch", *[None] * len(shape))[: len(shape)])

@@ -1,0 +1,160 @@
+"""A model as functions: every input, weight and statistic goes in, and everything computed comes
+out, with each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import TopologicalSortPass
+
+from onnxfit.gradients import gradient_source
+from onnxfit.gradients.paths import reachable_values
+from onnxfit.graph import names
+from onnxfit.graph.model import normalize, spec_of, tensor_outputs
+from onnxfit.graph.training_form import RANDOM, to_evaluation_form
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.graph.weights import all_weights, select_weights
+from onnxfit.optimizers import SGD
+from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import StatelessSession
+from onnxfit.step.recipe import Recipe
+from onnxfit.step.split import SplitStep, split_step
+
+Shapes = tuple[tuple[int, ...], ...]
+# Whether in training mode, what is differentiated with respect to, and the name of the device.
+PassesKind = tuple[bool, tuple[str, ...], str]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionalPasses:
+    """The forward and the backward pass of a model as stateless sessions.
+
+    `backward` is None where nothing that is computed depends on what is differentiated with respect
+    to. `statistics` are the running statistics that the forward pass updates.
+    """
+
+    graphs: SplitStep
+    forward: StatelessSession
+    backward: StatelessSession | None
+    statistics: tuple[str, ...]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The values that the caller of the forward pass gets: outputs and updated statistics."""
+        return (*self.graphs.outputs, *map(names.updated, self.statistics))
+
+
+class FunctionalModel:
+    """A model whose forward and backward passes are compiled for the calls that are made.
+
+    - `model`: the model, which is not changed.
+    - `weights`: names and patterns as for `onnxfit.Trainer`; None for all weights.
+    - `gradient`, `batch_norm`, `threads`: as for `onnxfit.Trainer`.
+
+    `inputs` are the specs of the inputs, `outputs` the names of the outputs. `recipe` is the model
+    in training mode, with its `weights` and `statistics`. `state` maps their names to their specs.
+    `caches` maps each kind of passes to those compiled for it.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        weights: Sequence[str] | str | None,
+        *,
+        gradient: str,
+        batch_norm: str,
+        threads: int | None,
+    ) -> None:
+        work = normalize(model)
+        tensors = tensor_outputs(work)
+        work.graph.outputs[:] = [v for v in work.graph.outputs if v.name in tensors]
+        if weights is None:
+            selected = all_weights(work)  # a layer without weights is fine, unlike in a Trainer
+        else:
+            selected = select_weights(work, weights) if len(weights) else []
+        self.inputs = [spec_of(v) for v in work.graph.inputs]
+        self.outputs = tuple(v.name or "" for v in work.graph.outputs)
+        self.recipe = Recipe(
+            model=work,
+            weights=tuple(selected),
+            objectives={},
+            penalties={},
+            optimizer=SGD(),  # not used: the caller updates the weights
+            gradient=gradient_source(gradient),
+            slots={},
+            batch_norm=batch_norm,
+        )
+        self._evaluation = _evaluation_recipe(self.recipe)
+        self.state = {name: spec_of(work.graph.initializers[name]) for name in self.recipe.state}
+        self._threads = threads
+        self.caches: dict[PassesKind, ShapeCache[FunctionalPasses]] = {}
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the model has operators that draw random numbers in training mode."""
+        nodes = ir.traversal.RecursiveGraphIterator(self.recipe.model.graph)
+        return any(
+            node.domain == "" and (node.op_type == "Dropout" or node.op_type in RANDOM)
+            for node in nodes
+        )
+
+    def passes(
+        self, training: bool, wrt: tuple[str, ...], device: str, shapes: Shapes
+    ) -> FunctionalPasses:
+        """Return the passes for inputs of these shapes, compiled if necessary.
+
+        - `training`: Dropout drops, and BatchNormalization uses the batch.
+        - `wrt`: the weights and inputs whose gradients are computed.
+        - `device`: the name of the device.
+        - `shapes`: the shapes of the inputs, in the model's order.
+        """
+        kind = training, wrt, device
+        cache = self.caches.get(kind)
+        if cache is None:
+            # Inference gains little from known sizes, unlike a gradient.
+            cache = self.caches.setdefault(kind, ShapeCache(only_any_size=not wrt))
+        passes = cache.get(shapes)
+        if passes is None:
+            passes = cache.compile(
+                shapes,
+                {spec.name: replace(spec, shape=s) for spec, s in zip(self.inputs, shapes)},
+                lambda: {spec.name: spec for spec in self.inputs},
+                lambda specs: self._compile(kind, specs),
+            )
+        return passes
+
+    def _compile(self, kind: PassesKind, specs: Specs) -> FunctionalPasses:
+        training, wrt, device_name = kind
+        recipe = self.recipe if training else self._evaluation
+        leaves = reachable_values(recipe.model, self.outputs, wrt)
+        if not leaves:
+            # Nothing is differentiated, so that onnxruntime's builder is not needed.
+            recipe = replace(recipe, gradient=gradient_source("onnx"))
+        graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
+        device = Device.parse(device_name)
+        backward = None
+        if leaves:
+            backward = StatelessSession(graphs.backward, device, self._threads, "backward")
+        return FunctionalPasses(
+            graphs,
+            StatelessSession(graphs.forward, device, self._threads, "forward"),
+            backward,
+            recipe.statistics,
+        )
+
+
+def _evaluation_recipe(training: Recipe) -> Recipe:
+    """Return the recipe of the model in evaluation mode.
+
+    The running statistics are values that go in, as the weights do, and BatchNormalization uses
+    them as they are.
+    """
+    model = ir.from_proto(ir.to_proto(training.model))
+    to_evaluation_form(GraphBuilder(model.graph))
+    TopologicalSortPass()(model)
+    return replace(training, model=model, weights=training.state, batch_norm="frozen")
