@@ -199,8 +199,8 @@ class Backend(ABC):
         except GradientError as error:
             if not self._last_shapes:
                 raise GradientError(
-                    f"{error}\nThe graphs of the training step cannot be built for batches of any"
-                    " size: train one batch first, and they are built for its shapes."
+                    f"{error}\nThere is no graph of a training step for any size of batch. Once a"
+                    " batch was trained, there is one for its sizes."
                 ) from None
             graphs = self.step_graphs(self._last_shapes)
         if self.recipe.loss_outputs:
