@@ -71,7 +71,7 @@ class OnnxModule(torch.nn.Module):
     others), underscores are appended: `type.weight` is `module.type_.weight`. `named_weights` has
     the ONNX names.
 
-    Errors: ModelError, SettingError and InstallationError when the module is made; DataError for
+    Errors: ModelError, SettingError and InstallationError when the module is created; DataError for
     tensors that do not fit, GradientError (listing every operator that has no gradient) and
     StepError when it is called. After an error the module is as it was.
 

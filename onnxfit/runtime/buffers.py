@@ -1,4 +1,4 @@
-"""Tensors in memory that onnxruntime reads and writes, and the training state made of them."""
+"""Tensors in memory that onnxruntime reads and writes, and the training state."""
 
 from __future__ import annotations
 

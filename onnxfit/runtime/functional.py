@@ -26,7 +26,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.split import SplitStep, split_step
 
 Shapes = tuple[tuple[int, ...], ...]
-# Whether in training mode, what is differentiated with respect to, and the name of the device.
+# Training mode; the weights and inputs whose gradients are computed; the name of the device.
 PassesKind = tuple[bool, tuple[str, ...], str]
 
 
@@ -34,8 +34,8 @@ PassesKind = tuple[bool, tuple[str, ...], str]
 class FunctionalPasses:
     """The forward and the backward pass of a model as stateless sessions.
 
-    `backward` is None where nothing that is computed depends on what is differentiated with respect
-    to. `statistics` are the running statistics that the forward pass updates.
+    `backward` is None where no output depends on a value that a gradient is wanted of. `statistics`
+    are the running statistics that the forward pass updates.
     """
 
     graphs: SplitStep
@@ -50,7 +50,7 @@ class FunctionalPasses:
 
 
 class FunctionalModel:
-    """A model whose forward and backward passes are compiled for the calls that are made.
+    """A model whose forward and backward passes are compiled on demand.
 
     - `model`: the model, which is not changed.
     - `weights`: names and patterns as for `onnxfit.Trainer`; None for all weights.

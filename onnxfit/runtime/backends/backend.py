@@ -90,7 +90,9 @@ class Backend(ABC):
             for weight, weight_slots in recipe.slots.items()
             for slot, array in weight_slots.items()
         }
-        sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
+        sums = {}
+        if self.adds_up:
+            sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
         constants = {
             name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]  # a recipe's constants have values
             for name in recipe.constants
@@ -103,7 +105,7 @@ class Backend(ABC):
         groups = {
             "weights": {**weights, **slots},
             "statistics": {name: arrays[name] for name in recipe.statistics},
-            "sums": sums if self.adds_up else {},
+            "sums": sums,
         }
         return DoubleBufferedState(groups, self.device, constants, fused)
 
@@ -292,8 +294,8 @@ class Backend(ABC):
 def run_on(session: BoundSession, batch: Batch) -> BoundSession:
     """Run a session on a batch and return it.
 
-    The rows are written into the session's buffers, or given with the run where the sizes of inputs
-    are unknown.
+    The rows are copied into the session's buffers; inputs of unknown size are read from the arrays
+    of the batch.
     """
     if not session.per_run_inputs:
         batch.write(session.feeds)

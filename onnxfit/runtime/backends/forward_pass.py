@@ -33,7 +33,8 @@ class ForwardBackward(Protocol):
     """A forward and a backward pass that can be run.
 
     Values are OrtValues. Values that go in may also be NumPy arrays, which are not copied.
-    `feeds` are the buffers to write inputs into; inputs without one are given to `forward`.
+    `feeds` are the buffers to write inputs into; inputs without a buffer are arguments
+    of `forward`.
     """
 
     graphs: SplitStep
@@ -46,7 +47,7 @@ class ForwardBackward(Protocol):
         """
 
     def backward(self, forward: ForwardPass, gradients: Mapping[str, Any]) -> dict[str, Any]:
-        """Return weight or input -> its gradient, given output -> its gradient.
+        """Return weight or input -> its gradient, from output -> its gradient.
 
         Each forward pass is good for one backward pass.
         """

@@ -89,8 +89,8 @@ class ManualTraining:
         if len(self._pending) >= MAX_PENDING_PASSES:
             raise SettingError(
                 f"{MAX_PENDING_PASSES} forward passes wait for their backward passes, and each"
-                " keeps what those need. Where none is to come, call forward(inputs,"
-                " training=False), or predict; apply_gradients forgets what waits."
+                " keeps tensors for it. Without a backward pass to come, call forward(inputs,"
+                " training=False) or predict. apply_gradients discards the passes that wait."
             )
         passes = self._compiled_passes(shapes)
         number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
@@ -142,8 +142,8 @@ class ManualTraining:
         missing = [name for name in self._recipe.weights if name not in gradients]
         if missing:
             raise DataError(
-                f"There is no gradient of {', '.join(missing)}. A weight that is to stay gets one"
-                " of zeros."
+                f"There is no gradient of {', '.join(missing)}. Pass zeros for a weight that is"
+                " not to change."
             )
         values = {name: _as_value(gradient) for name, gradient in gradients.items()}
         for name, value in values.items():
@@ -180,8 +180,8 @@ class ManualTraining:
             if pending.returned is returned:
                 return index
         raise SettingError(
-            "of= is not what a waiting forward pass returned: pass the very object, and each one"
-            " once. Passes from before an update are gone."
+            "of= is no object that a waiting forward pass returned: pass the very object, and each"
+            " one once. An update discards the passes before it."
         )
 
     def _output_gradients(self, gradients: Any, forward: ForwardPass) -> dict[str, Any]:
@@ -197,8 +197,8 @@ class ManualTraining:
         for name in gradients:
             if name in forward.outputs and name not in expected:
                 raise DataError(
-                    f"Output {name!r} takes no gradient: no weight or input changes it smoothly."
-                    " Leave it out."
+                    f"Output {name!r} takes no gradient: it is not differentiable with respect to"
+                    " any weight or input. Leave it out."
                 )
             if name not in expected:
                 raise UnknownNameError("output", name, expected)

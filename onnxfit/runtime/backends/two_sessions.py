@@ -53,7 +53,10 @@ class TwoSessions:
     ) -> None:
         self.graphs = graphs
         self._state = state
-        forward_inputs = [v.name for v in graphs.forward.graph.input]
+        per_run_inputs: list[str] = []
+        if not alternating:
+            inputs = [v.name for v in graphs.forward.graph.input]
+            per_run_inputs = [name for name in inputs if name not in (names.SEED, names.STEP)]
         self.forward_session = BoundSession(
             graphs.forward,
             state,
@@ -61,7 +64,7 @@ class TwoSessions:
             threads,
             "forward",
             writes=True,
-            per_run_inputs=([] if alternating else [*{*forward_inputs} - {names.SEED, names.STEP}]),
+            per_run_inputs=per_run_inputs,
             overwrite_outputs=alternating,
         )
         self.backward_session = BoundSession(
