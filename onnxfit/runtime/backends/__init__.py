@@ -7,10 +7,9 @@ package. Adding one takes no other change.
 from __future__ import annotations
 
 import inspect
-import pkgutil
-from importlib import import_module
 
 from onnxfit.errors import UnknownNameError
+from onnxfit.registry import exported_members
 from onnxfit.runtime.backends.backend import Backend
 
 __all__ = ["BACKENDS", "Backend", "find_backends", "get_backend"]
@@ -18,15 +17,9 @@ __all__ = ["BACKENDS", "Backend", "find_backends", "get_backend"]
 
 def find_backends() -> dict[str, type[Backend]]:
     """Return the backends that the modules of this package list in their `__all__`, by name."""
-    backends: dict[str, type[Backend]] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = import_module(f"{__name__}.{info.name}")
-        for exported in getattr(module, "__all__", ()):
-            member = getattr(module, exported)
-            is_backend = isinstance(member, type) and issubclass(member, Backend)
-            if is_backend and not inspect.isabstract(member):
-                backends[member.name] = member
-    return backends
+    members = exported_members(__name__).values()
+    classes = [m for m in members if isinstance(m, type) and issubclass(m, Backend)]
+    return {cls.name: cls for cls in classes if not inspect.isabstract(cls)}
 
 
 BACKENDS: dict[str, type[Backend]] = find_backends()
