@@ -32,14 +32,8 @@ from onnxfit.gradients.table import (
     key_of,
 )
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.values import (
-    GraphBuilder,
-    InputsError,
-    UnknownRankError,
-    Value,
-    infer_outputs,
-    schema_of,
-)
+from onnxfit.graph.inference import InputsError, UnknownRankError, infer_outputs, schema_of
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 def add_gradients(

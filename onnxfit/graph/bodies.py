@@ -13,7 +13,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxfit.graph.values import GraphBuilder, Value, schema_of
+from onnxfit.graph.inference import schema_of
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 def function_body(

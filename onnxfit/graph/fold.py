@@ -17,7 +17,7 @@ import onnx
 import onnx.reference
 import onnx_ir as ir
 
-from onnxfit.graph.values import infer_outputs
+from onnxfit.graph.inference import infer_outputs
 
 Array = npt.NDArray[Any]
 MAX_FOLDED_ELEMENTS = 1024  # elements: shapes, axes and scalars, not weights

@@ -24,11 +24,12 @@ from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
 from onnxfit.graph.classical import without_zip_maps, write_out_classical
 from onnxfit.graph.fold import fold_shapes
+from onnxfit.graph.inference import InputsError, infer_outputs
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_bodies, require_steps, require_valid
-from onnxfit.graph.values import GraphBuilder, InputsError, infer_outputs
+from onnxfit.graph.values import GraphBuilder
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Protocol, Union, overload
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx.checker
-import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
+from onnxfit.graph.inference import (
+    InputsError,
+    UnknownRankError,
+    describe,
+    find_schema,
+    infer_outputs,
+)
 
 Number = Union[bool, int, float, np.generic]
 Operand = Union["Value", Number, npt.NDArray[Any], Sequence[int], Sequence[float], None]
@@ -274,7 +278,7 @@ class GraphBuilder:
         version = self.graph.opset_imports.get(domain)
         if version is None:
             version = self.graph.opset_imports[domain] = 1
-        schema = _schema(domain, op_type, version)
+        schema = find_schema(domain, op_type, version)
         if domain == "" and schema is None:
             raise UnknownNameError(
                 "operator of ONNX",
@@ -357,329 +361,6 @@ def values_of(graph: ir.Graph) -> dict[str, ir.Value]:
     return {v.name: v for v in values if v.name}
 
 
-def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
-    """Give a node's outputs their type and shape, by ONNX's own inference for this one operator;
-
-    InputsError where inputs cannot meet.
-    """
-    schema = schema_of(node, graph)
-    if schema is None:
-        _like_its_input(node)
-        return
-    if node.domain == "" and node.op_type in _BODIES:
-        _take_over(node)
-        return
-    if any(v is not None and v.type is None for v in node.inputs):
-        return  # made by an operator that ONNX does not know
-    key = _inference_key(graph, node)
-    inferred = _INFERRED.get(key) if key is not None else None
-    if inferred is None:
-        inferred = _inferred(graph, node, schema)
-        if key is not None:
-            _INFERRED[key] = inferred
-            if len(_INFERRED) > MAX_INFERRED:
-                del _INFERRED[next(iter(_INFERRED))]
-    for out, found in zip(node.outputs, inferred):
-        if found is not None:
-            type_, dims = found
-            out.type = ir.TensorType(type_.dtype) if isinstance(type_, ir.TensorType) else type_
-            if dims is not None and (out.shape is None or not out.shape.is_static()):
-                out.shape = ir.Shape(dims)
-    if node.op_type in _BY_LENGTH and node.domain == "" and node.outputs[0].shape is None:
-        _rank_by_length(node)
-    if node.domain == "ai.onnx.ml" and node.op_type in _TABLES:
-        _table(node)
-    elif node.op_type == "Split" and node.domain == "":
-        _rank_of_parts(node)
-
-
-# Operators that only onnxruntime knows: those whose outputs have the type and shape of the first
-# input, the type and rank, and the type alone.
-_SAME_SHAPE = {
-    "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasAdd", "BiasSoftmax", "Trilu", "Inverse", "RotaryEmbedding", "SimplifiedLayerNormalization",
-    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
-}  # fmt: skip
-_OTHER_WIDTH = {"Attention", "MultiHeadAttention", "GroupQueryAttention", "BiasSplitGelu"}
-_SAME_TYPE = {"FusedMatMul", "TransposeMatMul", "FusedGemm", "FusedConv"}
-
-
-def _like_its_input(node: ir.Node) -> None:
-    first = node.inputs[0] if node.inputs else None
-    if first is not None and (node.op_type, node.domain) == (
-        "EmbedLayerNormalization",
-        "com.microsoft",
-    ):
-        _embed(node)
-        return
-    if (
-        first is None
-        or node.op_type not in _SAME_SHAPE | _OTHER_WIDTH | _SAME_TYPE
-        or node.domain not in ("", "com.microsoft")
-    ):
-        return
-    for out in node.outputs:
-        out.type = out.type or first.type
-    if node.op_type in _SAME_SHAPE:
-        for out in (node.outputs[0], *node.outputs[3:]):  # between them are statistics
-            out.shape = first.shape if out.shape is None else out.shape
-    elif (
-        node.op_type in _OTHER_WIDTH
-        and node.outputs[0].shape is None
-        and first.shape is not None
-        and len(first.shape) < 5
-    ):
-        # five axes are heads that are packed
-        node.outputs[0].shape = ir.Shape([*first.shape[:-1], None])
-
-
-def _embed(node: ir.Node) -> None:
-    """(batch, length, hidden), a number for each row, and again (batch, length, hidden)."""
-    ids, words = node.inputs[0], node.inputs[2]
-    assert ids is not None
-    assert words is not None
-    for i, out in enumerate(node.outputs):
-        out.type = out.type or (ir.TensorType(ir.DataType.INT32) if i == 1 else words.type)
-        if out.shape is None and ids.shape is not None and words.shape is not None:
-            out.shape = ir.Shape(ids.shape[:1] if i == 1 else [*ids.shape, words.shape[-1]])
-
-
-# Of the operators of classical models that ONNX infers nothing of: the output that is a table of
-# numbers, and the attribute with its width, None where it has the columns of the first input.
-_TABLES: dict[str, tuple[int, str | None]] = {
-    "Imputer": (0, None), "Scaler": (0, None), "Normalizer": (0, None), "FeatureVectorizer": (0, ""), "LinearRegressor": (0, "targets"),
-    "TreeEnsembleRegressor": (0, "n_targets"), "SVMRegressor": (0, ""), "TreeEnsembleClassifier": (1, ""), "SVMClassifier": (1, ""),
-}  # fmt: skip
-
-
-def _table(node: ir.Node) -> None:
-    """(batch, columns) of float32, but of the first input's type behind an Imputer."""
-    index, width = _TABLES[node.op_type]
-    first, out = node.inputs[0], node.outputs[index] if index < len(node.outputs) else None
-    if first is None or out is None:
-        return
-    out.type = out.type or (
-        first.type if node.op_type == "Imputer" else ir.TensorType(ir.DataType.FLOAT)
-    )
-    if out.shape is None:
-        columns = (
-            node.attributes[width].as_int()
-            if width is not None and width in node.attributes
-            else None
-        )
-        out.shape = first.shape if width is None else ir.Shape([None, columns])
-
-
-_BY_LENGTH = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
-
-
-def _rank_by_length(node: ir.Node) -> None:
-    """What is brought into a computed shape has as many axes as the shape has entries, which ONNX's
-    inference overlooks.
-    """
-    target = node.inputs[_BY_LENGTH[node.op_type]]
-    length = (
-        target.shape[0]
-        if target is not None and target.shape is not None and len(target.shape) == 1
-        else None
-    )
-    if not isinstance(length, int):
-        return
-    if node.op_type == "Expand":
-        given = node.inputs[0].shape if node.inputs[0] is not None else None
-        if given is None:
-            return
-        length = max(length, len(given))
-    node.outputs[0].shape = ir.Shape([None] * length)
-
-
-def _rank_of_parts(node: ir.Node) -> None:
-    """The parts of a Split whose sizes are computed differ from the whole in one axis alone, which
-    ONNX's inference overlooks, too.
-    """
-    whole = node.inputs[0].shape if node.inputs[0] is not None else None
-    if whole is None:
-        return
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    for part in node.outputs:
-        if part.shape is None:
-            part.shape = ir.Shape(
-                [None if i == axis % len(whole) else d for i, d in enumerate(whole)]
-            )
-
-
-# type and sizes of each output, None where unknown
-Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]
-# A graph of training repeats itself (an optimizer's nodes for every weight), and asking ONNX costs
-# more than all else in building it.
-_INFERRED: dict[Any, Inferred] = {}
-MAX_INFERRED = 20_000
-
-
-def schema_of(node: ir.Node, graph: ir.Graph) -> onnx.defs.OpSchema | None:
-    """ONNX's definition of a node's operator, None where it has none."""
-    return _schema(node.domain, node.op_type, graph.opset_imports.get(node.domain, 0))
-
-
-@cache
-def _schema(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | None:
-    return (
-        onnx.defs.get_schema(op_type, version, domain)
-        if onnx.defs.has(op_type, version, domain)
-        else None
-    )
-
-
-def _inference_key(graph: ir.Graph, node: ir.Node) -> Any:
-    """All that the types and sizes of a node's outputs depend on;
-
-    None where that is not hashable.
-    """
-    attributes = []
-    for name, attribute in node.attributes.items():
-        if attribute.type not in _SIMPLE:
-            return None
-        attributes.append(
-            (
-                name,
-                (
-                    tuple(attribute.value)
-                    if isinstance(attribute.value, (list, tuple))
-                    else attribute.value
-                ),
-            )
-        )
-    inputs: list[Any] = []
-    for value in node.inputs:
-        if value is None:
-            inputs.append(None)
-            continue
-        if not isinstance(value.type, ir.TensorType):
-            return None
-        dims = (
-            None
-            if value.shape is None
-            else tuple([d if isinstance(d, int) else d.value for d in value.shape])
-        )
-        tensor = _small_constant(value)
-        inputs.append((value.type.dtype, dims, None if tensor is None else tensor.tobytes()))
-    version = graph.opset_imports.get(node.domain, 0)
-    return node.domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
-
-
-_SIMPLE = {
-    ir.AttributeType.FLOAT, ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.FLOATS, ir.AttributeType.INTS, ir.AttributeType.STRINGS,
-}  # fmt: skip
-
-
-def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
-    """The numbers of a value that is a constant and may be a shape, axes or a scalar."""
-    tensor = (
-        value.const_value if value.producer() is None else ir.convenience.get_const_tensor(value)
-    )
-    return (
-        tensor
-        if tensor is not None and tensor.size <= 1024 and tensor.dtype != ir.DataType.STRING
-        else None
-    )
-
-
-def _inferred(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:
-    types, data = {}, {}
-    for value in node.inputs:
-        if value is None or value.name is None:
-            continue
-        types[value.name] = ir.serde.serialize_value(value).type
-        tensor = _small_constant(value)
-        if tensor is not None:
-            data[value.name] = ir.serde.serialize_tensor(tensor)
-    imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
-    try:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, opset_imports=imports
-        )
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-        raise InputsError(
-            f"{node.op_type} does not accept {[_describe(v) for v in node.inputs]}: {error}"
-        ) from None
-    results: list[Any] = []
-    for out in node.outputs:
-        if out.name not in found:
-            results.append(None)
-            continue
-        shape = ir.serde.deserialize_type_proto_for_shape(found[out.name])
-        dims = (
-            None if shape is None else tuple([d if isinstance(d, int) else d.value for d in shape])
-        )
-        results.append((ir.serde.deserialize_type_proto_for_type(found[out.name]), dims))
-    return tuple(results)
-
-
-_BODIES = {"If": "then_branch", "Loop": "body", "Scan": "body"}
-
-
-def _take_over(node: ir.Node) -> None:
-    """The outputs of If, Loop and Scan have the types of their body's;
-
-    ONNX's inference for one operator does not see what a body captures.
-    """
-    body = node.attributes[_BODIES[node.op_type]].as_graph()
-    inner = list(body.outputs)
-    if node.op_type == "If":
-        states = len(inner)
-        others = [v.shape for v in node.attributes["else_branch"].as_graph().outputs]
-    elif node.op_type == "Loop":
-        inner = inner[1:]  # the condition
-        states, others = len(node.inputs) - 2, []
-    else:
-        states, others = len(node.inputs) - node.attributes["num_scan_inputs"].as_int(), []
-    for i, (out, value) in enumerate(zip(node.outputs, inner)):
-        out.type = value.type
-        other = others[i] if i < len(others) else value.shape
-        if value.shape is None or other is None or len(other) != len(value.shape):
-            out.shape = None
-        elif others:
-            out.shape = ir.Shape([a if a == b else None for a, b in zip(value.shape, other)])
-        elif i < states:
-            out.shape = value.shape
-        else:
-            axis = _scan_axis(node, "scan_output_axes", i - states)
-            dims = list(value.shape)
-            dims.insert(axis if axis >= 0 else axis + len(dims) + 1, _scan_length(node, states))
-            out.shape = ir.Shape(dims)
-
-
-def _scan_axis(node: ir.Node, attribute: str, index: int) -> int:
-    axes = node.attributes.get(attribute)
-    return axes.as_ints()[index] if axes is not None else 0
-
-
-def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
-    """How many steps a Scan makes, which its inputs tell; a Loop's are not known."""
-    scanned = node.inputs[states] if node.op_type == "Scan" else None
-    if scanned is None or scanned.shape is None:
-        return ir.SymbolicDim(None)
-    axis, rank = _scan_axis(node, "scan_input_axes", 0), scanned.shape.rank()
-    if not -rank <= axis < rank:
-        raise InputsError(f"{node.name}: Scan cannot go along axis {axis} of {_describe(scanned)}.")
-    return scanned.shape[axis]
-
-
-def _describe(value: ir.Value | None) -> str:
-    return (
-        "nothing"
-        if value is None
-        else f"{value.dtype}{value.shape if value.shape is not None else ''}"
-    )
-
-
-class InputsError(ValueError):
-    """An operator cannot take what it is given, or the graph does not tell enough of it."""
-
-
-class UnknownRankError(InputsError):
-    """A formula needs the number of dimensions of a value, and the graph does not tell it."""
-
-
 class Value:
     """A tensor of a graph being built.
 
@@ -724,7 +405,7 @@ class Value:
         return len(self.ir.shape)
 
     def __repr__(self) -> str:
-        return f"<Value {self.name}: {_describe(self.ir)}>"
+        return f"<Value {self.name}: {describe(self.ir)}>"
 
     def __add__(self, other: Operand) -> Value:
         return self.op.Add(self, other)

@@ -21,8 +21,9 @@ from onnx_ir.passes.common import TopologicalSortPass
 from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names
+from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.model import OPSET, infer_shapes, model_errors, spec_of
-from onnxfit.graph.values import GraphBuilder, Value, infer_outputs, values_of
+from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import add_loss_outputs, training_forward
 from onnxfit.step.recipe import Batch, Recipe

@@ -17,7 +17,8 @@ from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.paths import PathNode, carries_gradient, differentiable_inputs
 from onnxfit.gradients.table import NoGradientError, subgraph_gradient
 from onnxfit.graph.fold import RANDOM
-from onnxfit.graph.values import GraphBuilder, Value, infer_outputs
+from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.values import GraphBuilder, Value
 
 if TYPE_CHECKING:
     from onnxfit.gradients.backward import Tape
