@@ -22,7 +22,7 @@ import onnx
 
 from onnxfit.errors import SettingError
 from onnxfit.gradients import functions
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry
@@ -179,7 +179,7 @@ class Optimizer(ABC):
             s.name: op.input(names.slot("weight", s.name), s.dtype, s.shape or ())
             for s in _slot_specs(self, name, shape, w.dtype)
         }
-        with op.scope("optimizer"):
+        with op.scope(scopes.OPTIMIZER):
             step = op.cast(done, np.float64) + 1
         updated, rest = apply_update(op, self, {name: w}, {name: g}, {name: slots}, lr, step)
         op.output(names.updated("weight"), updated[name])
@@ -900,7 +900,7 @@ def apply_update(
         rule, factor = _rule_of(optimizer, name)
         group = (w.dtype, factor, rule.weight_decay)
         if group not in shared:
-            with op.scope("optimizer"):
+            with op.scope(scopes.OPTIMIZER):
                 rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
                 decays = rule.weight_decay and not rule.applies_weight_decay
                 shared[group] = (
@@ -910,7 +910,7 @@ def apply_update(
         undecayed, coefficients = shared[group]
         own = dict(slots[name])
         average = own.pop(AVERAGE, None) if rule.ema_momentum is not None else None
-        with op.scope(f"optimizer/{name}"):
+        with op.scope(scopes.update_of(name)):
             w_decayed, g = w if undecayed is None else undecayed * w, gradients[name]
             if scaled:
                 result: Any = w_decayed - (g if factor == 1 else g * factor)

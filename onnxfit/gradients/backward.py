@@ -31,6 +31,7 @@ from onnxfit.gradients.table import (
     RuleSignature,
     key_of,
 )
+from onnxfit.graph import scopes
 from onnxfit.graph.bodies import function_body
 from onnxfit.graph.inference import InputsError, UnknownRankError, infer_outputs, schema_of
 from onnxfit.graph.values import GraphBuilder, Value
@@ -145,7 +146,7 @@ def backward(
             for i, v in enumerate(path_node.node.outputs)
         ]
         if any(dy is not None for dy in dys):
-            with op.scope(f"gradient/{path_node.node.name or path_node.node.op_type}"):
+            with op.scope(scopes.gradient_of(path_node.node.name or path_node.node.op_type)):
                 for i, dx in _entries(tape, path_node, dys).items():
                     pending.setdefault(_input(path_node.node, i), []).append(dx)
     found = {v: _total(op, pending, v) for v in wrt}
@@ -174,7 +175,7 @@ def _total(
     if not parts:
         return None
     if len(parts) > 1:
-        with op.scope("gradient/sum"):
+        with op.scope(scopes.GRADIENT_SUM):
             parts[:] = [parts[0] + parts[1] if len(parts) == 2 else op.Sum(*parts)]
             _know(parts[0], value)
     return parts[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder, Value
 
 GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)
@@ -30,7 +31,7 @@ def uniform(
     is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), run over the key and
     then over the position.
     """
-    with op.scope(f"random_{stream}"):
+    with op.scope(scopes.random_stream(stream)):
         key = _mix(op, op.cast(seed, np.int32) + GOLDEN)  # an offset, since 0 mixes to 0
         key = _mix(op, op.cast(step, np.int32) + _mix(op, key + np.int32(stream)))
         if iteration is not None:

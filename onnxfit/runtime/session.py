@@ -18,6 +18,7 @@ from onnxruntime.capi import _pybind_state as C
 from onnxfit.data import Batch
 from onnxfit.errors import StepError
 from onnxfit.graph import names
+from onnxfit.graph.scopes import maker_of
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.values import Array, numpy_dtype, ort_value
@@ -106,23 +107,8 @@ def _explain(problem: str, error: Exception) -> str:
         text,
     )
     name = next((g for g in node.groups() if g), None) if node else None
-    maker = f" (node {name!r}, made by {_maker(name)})" if name else ""
+    maker = f" (node {name!r}, made by {maker_of(name)})" if name else ""
     return f"{problem}{maker}: {text}"
-
-
-def _maker(node: str) -> str:
-    """Who made a node, by the scope in its name."""
-    if node.startswith("gradient/"):
-        return f"the gradient of {node.split('/', 1)[1].rsplit('/', 1)[0]!r}"
-    scopes = {
-        "loss/": "the loss",
-        "penalty/": "the penalty",
-        "optimizer/": "the optimizer",
-        "train/": "the training form",
-    }
-    if "_Grad/" in node or node.endswith("_Grad"):
-        return "the gradient"
-    return next((who for scope, who in scopes.items() if node.startswith(scope)), "the model")
 
 
 class BoundSession:

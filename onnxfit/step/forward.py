@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
     infer_shapes,
     model_errors,
@@ -87,7 +87,7 @@ def add_loss_outputs(
             )
         y_true = op.input(names.target(output), spec.dtype, spec.shape)
         try:
-            with op.scope(f"loss/{output}"):
+            with op.scope(scopes.loss_of(output)):
                 value, count = objective.loss.reduce(op, y_true, y_pred, sample_weight)
         except OnnxfitError:
             raise
@@ -102,9 +102,9 @@ def add_loss_outputs(
             op.output(names.count(output), count)
         terms.append(value if objective.weight == 1 else value * objective.weight)
     for weight, penalty in penalties.items():
-        with op.scope(f"penalty/{weight}"):
+        with op.scope(scopes.penalty_of(weight)):
             terms.append(penalty(op, op.wrap(values[weight])))
-    with op.scope("loss"):
+    with op.scope(scopes.LOSS):
         total = terms[0]
         for term in terms[1:]:
             total = total + op.cast(term, total.dtype)

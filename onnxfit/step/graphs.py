@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
     OPSET,
     ModelSource,
@@ -68,7 +68,9 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         assert g.shape is not None  # it has its weight's
         so_far = op.input(names.gradient_sum(weight), g.dtype, g.shape)
         # Where, not a product: a NaN of the last window must not outlive it
-        op.output(names.updated(names.gradient_sum(weight)), op.Where(first, g, so_far + g))
+        with op.scope(scopes.ACCUMULATION):
+            total = op.Where(first, g, so_far + g)
+        op.output(names.updated(names.gradient_sum(weight)), total)
     return finish(op)
 
 
@@ -84,9 +86,9 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         op.input(weight, w.dtype, w.shape)
         if window is None:
             window = op.input(names.WINDOW, np.float32, ())
-        gradients[weight] = op.input(names.gradient_sum(weight), w.dtype, w.shape) / op.cast(
-            window, w.dtype
-        )
+        total = op.input(names.gradient_sum(weight), w.dtype, w.shape)
+        with op.scope(scopes.ACCUMULATION):
+            gradients[weight] = total / op.cast(window, w.dtype)
     add_update(op, recipe, gradients)
     return finish(op)
 

@@ -20,7 +20,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
 from onnxfit.graph.model import OPSET, infer_shapes, model_errors, spec_of
 from onnxfit.graph.values import GraphBuilder, Value, values_of
@@ -152,7 +152,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     weights = {name: _weight(op, recipe, name) for name in recipe.penalties}
     total: Value | None = None
     for name, penalty in recipe.penalties.items():
-        with op.scope(f"penalty/{name}"):
+        with op.scope(scopes.penalty_of(name)):
             term = penalty(op, weights[name])
         total = term if total is None else total + op.cast(term, total.dtype)
     assert total is not None
@@ -178,7 +178,9 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         g = _gradient(op, recipe, name)
         assert g.shape is not None
         so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
-        op.output(names.updated(names.gradient_sum(name)), op.Where(first, g, so_far + g))
+        with op.scope(scopes.ACCUMULATION):
+            total = op.Where(first, g, so_far + g)
+        op.output(names.updated(names.gradient_sum(name)), total)
     return finish(op)
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.graph import names
+from onnxfit.graph import names, scopes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers import apply_update, clip_gradients
 from onnxfit.step.recipe import Recipe
@@ -53,7 +53,7 @@ def add_update(
     updated = {name: name for name in recipe.weights}
     gradients = dict(gradients)
     for fused_name, members in fused.items():
-        with op.scope("optimizer"):
+        with op.scope(scopes.OPTIMIZER):
             flat = op.Concat(
                 *(
                     g if g.rank == 1 else op.Reshape(g, [-1])
@@ -81,7 +81,7 @@ def add_update(
         }
         for weight, target in updated.items()
     }
-    with op.scope("optimizer"):
+    with op.scope(scopes.OPTIMIZER):
         step = op.cast(done, np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
     next_weights, next_slots = apply_update(
