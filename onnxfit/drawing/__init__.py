@@ -1,4 +1,4 @@
-"""A model, or a training step, as a picture or as text."""
+"""Draw a model, or a training step, as a picture or as text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 from onnxfit.drawing.picture import as_png, as_svg
-from onnxfit.drawing.scene import scene_of
+from onnxfit.drawing.scene import Scene, scene_of
 from onnxfit.drawing.text import as_text
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import write_atomically
 from onnxfit.graph.model import ModelSource, load_model
+
+__all__ = ["FORMATS", "draw"]
 
 FORMATS = ("png", "svg", "text")
 SUFFIXES = {".png": "png", ".svg": "svg", ".txt": "text"}
@@ -20,33 +22,45 @@ def draw(
     model_onnx: ModelSource,
     path: str | os.PathLike[str] | None = None,
     *,
-    format: str | None = None,  # noqa: A002
+    format: str | None = None,  # noqa: A002  (Graphviz's and Matplotlib's word)
     depth: int | None = None,
 ) -> str | bytes:
-    """The graph of a model as a picture ("svg", a str; "png", bytes) or as text ("text", a str),
-    also written to `path` if there is one.
+    """Draw the graph of a model as a picture or as text.
 
-    `format` is by default what the suffix of `path` says (.svg, .png, .txt), and "text" without a
-    path. Of a training step, as `Trainer.save_onnx_graph` writes it, the parts are told apart:
-    model, training form, loss, penalty, gradient, optimizer. Weights, other state, inputs,
-    constants and outputs have shapes of their own; small constants stand where they are used. Where
-    the file tells, or implies, the type and shape of a tensor, they are shown: at the edges, or in
-    the boxes where there are more than 150 of those.
-
-    `depth` makes a large graph small: nodes whose scope has that many steps are drawn as one box
-    per scope. The part of the step is the first step of a scope, what the node's name has before
-    each "/" are the others: with 1 a training step is half a dozen boxes.
-
-    The picture is laid out by Graphviz, which `pip install "onnxfit[draw]"` brings; text needs
+    Pictures are laid out by Graphviz, which `pip install "onnxfit[draw]"` installs; text needs
     nothing. The same model gives the same bytes on the same installation.
 
-    Raises SettingError for an impossible format or depth, or a graph too large for a picture;
-    InstallationError for a picture without Graphviz; ModelError for a file that is no model;
-    CheckpointError where `path` cannot be written.
+    The nodes of a training step, as `Trainer.save_onnx_graph` writes it, are grouped by stage:
+    model, loss, penalty, gradient, gradient accumulation, optimizer. Weights, other training state,
+    inputs, constants and outputs have boxes of their own shapes; small constants are written in the
+    box of the node that uses them. Types and shapes are shown where the file contains or implies
+    them: along the edges, or in the boxes of a picture with more than 150 boxes.
+
+    Args:
+        `model_onnx`: the model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`.
+        `path`: a file to write the drawing to as well, or None for none. An existing file is
+            replaced.
+        `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png,
+            .txt); without a `path` it is "text".
+        `depth`: draw all nodes of a scope as one box if the scope has this many steps, a whole
+            number from 1 on; None draws every node. The first step of a scope is the stage of the
+            training step, the others are what the node's name has before each "/". With `depth=1`
+            a training step is half a dozen boxes.
+
+    Returns:
+        The drawing: a str for "svg" and "text", bytes for "png".
+
+    Raises:
+        SettingError: the format or the depth is impossible, or the graph has too many boxes for a
+            picture.
+        InstallationError: Graphviz is missing, and a picture is wanted.
+        ModelError: the model cannot be read.
+        CheckpointError: `path` cannot be written.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
-    ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {2}, float[1] b = {1}> { y = Gemm <transB = 1> (x, w, b) }''')
+    ...     line (float[N, 1] x) => (float[N, 1] y)
+    ...     <float[1, 1] w = {2}, float[1] b = {1}> { y = Gemm <transB = 1> (x, w, b) }''')
     >>> print(draw(model))
     line: 1 node
     <BLANKLINE>
@@ -63,30 +77,34 @@ def draw(
     output
       y: float32[N, 1]
     """
-    form = _form(path) if format is None else format
-    if form not in FORMATS:
-        raise UnknownNameError("format", form, FORMATS)
+    format_ = _format_of(path) if format is None else format
+    if format_ not in FORMATS:
+        raise UnknownNameError("format", format_, FORMATS)
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
         raise SettingError(
             f"depth is a whole number from 1 on, or None for every node, got {depth!r}."
         )
-    scene = scene_of(load_model(model_onnx), depth)
-    drawn: str | bytes = (
-        as_text(scene) if form == "text" else as_svg(scene) if form == "svg" else as_png(scene)
-    )
+    drawing = _render(scene_of(load_model(model_onnx), depth), format_)
     if path is not None:
-        data = drawn if isinstance(drawn, bytes) else (drawn + "\n").encode()
+        data = drawing if isinstance(drawing, bytes) else (drawing + "\n").encode()
         write_atomically(path, lambda file: file.write(data))
-    return drawn
+    return drawing
 
 
-def _form(path: str | os.PathLike[str] | None) -> str:
+def _render(scene: Scene, format_: str) -> str | bytes:
+    if format_ == "text":
+        return as_text(scene)
+    return as_svg(scene) if format_ == "svg" else as_png(scene)
+
+
+def _format_of(path: str | os.PathLike[str] | None) -> str:
+    """Return the format that the suffix of a path names, "text" without a path."""
     if path is None:
         return "text"
-    form = SUFFIXES.get(Path(path).suffix.lower())
-    if form is None:
+    format_ = SUFFIXES.get(Path(path).suffix.lower())
+    if format_ is None:
         raise SettingError(
             f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}: name its format, e.g."
             " format='svg'."
         )
-    return form
+    return format_

@@ -1,57 +1,85 @@
-"""A scene as a picture: Graphviz lays it out and draws it."""
+"""A drawing as a picture, laid out and drawn by Graphviz."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from onnxfit.drawing.scene import KINDS, LETTERS, PARTS, Call, Scene, Tensor, clean
+from onnxfit.drawing.labels import MAX_LITERAL_CHARACTERS, clean, count
+from onnxfit.drawing.scene import KINDS, DrawnNode, Scene, Tensor
 from onnxfit.drawing.text import summary
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.graph import names
+from onnxfit.graph.scopes import MODEL, STAGES
 
 MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
-# up to so many boxes, types stand at the edges; beyond, labels of edges would take most of the room
-# and nearly all of the time
-ROOMY = 150
-# up to so many boxes, edges lead down from part to part; beyond, parts are laid out one by one,
-# which is faster
-DOWNWARD = 600
-LINES = 4  # attributes in a box
+# Types stand at the edges of pictures with at most so many boxes. In larger ones, labels of edges
+# would take most of the room and nearly all of the time.
+MAX_BOXES_WITH_EDGE_LABELS = 150
+# Edges lead down from stage to stage in pictures with at most so many boxes. In larger ones, stages
+# are laid out one by one, which is faster.
+MAX_BOXES_RANKED_TOGETHER = 600
+MAX_ATTRIBUTES = 4  # attributes in a box
 FONT = "Helvetica,Arial,sans-serif"
-INK, FAINT = "#1f2937", "#4b5563"
-# part -> the colours of a box, its border, and the ground of the part
+INK = "#1f2937"
+FAINT = "#4b5563"
+FAINT_ON_DARK = "#e5e7eb"
+
+
+class StageColours(NamedTuple):
+    """Colours of the boxes of a stage, of their borders, and of the ground behind them."""
+
+    fill: str
+    border: str
+    ground: str
+
+
+class TensorStyle(NamedTuple):
+    """Graphviz's shape of the box of a tensor, its colour, and that of its border."""
+
+    shape: str
+    fill: str
+    border: str
+
+
+class Edge(NamedTuple):
+    """An edge that arrives at a box."""
+
+    source: str  # Graphviz's name of the box where the edge begins
+    label: str
+    colour: str
+
+
 COLOURS = {
-    "model": ("#dbeafe", "#2563eb", "#f5f9ff"),
-    "train": ("#cffafe", "#0891b2", "#f3fdff"),
-    "loss": ("#fee2e2", "#dc2626", "#fff6f6"),
-    "penalty": ("#f3e8ff", "#9333ea", "#fcf8ff"),
-    "gradient": ("#ffedd5", "#ea580c", "#fffaf4"),
-    "optimizer": ("#dcfce7", "#16a34a", "#f5fef8"),
+    "model": StageColours("#dbeafe", "#2563eb", "#f5f9ff"),
+    "loss": StageColours("#fee2e2", "#dc2626", "#fff6f6"),
+    "penalty": StageColours("#f3e8ff", "#9333ea", "#fcf8ff"),
+    "gradient": StageColours("#ffedd5", "#ea580c", "#fffaf4"),
+    "accumulation": StageColours("#cffafe", "#0891b2", "#f3fdff"),
+    "optimizer": StageColours("#dcfce7", "#16a34a", "#f5fef8"),
 }
-# kind of tensor -> shape, fill, border
-SHAPES = {
-    "input": ("box", "#ffffff", "#374151"),
-    "weight": ("cylinder", "#fde68a", "#b45309"),
-    "state": ("cylinder", "#fef9e7", "#b45309"),
-    "constant": ("note", "#f3f4f6", "#6b7280"),
-    "output": ("box", "#374151", "#111827"),
+STYLES = {
+    "input": TensorStyle("box", "#ffffff", "#374151"),
+    "weight": TensorStyle("cylinder", "#fde68a", "#b45309"),
+    "state": TensorStyle("cylinder", "#fef9e7", "#b45309"),
+    "constant": TensorStyle("note", "#f3f4f6", "#6b7280"),
+    "output": TensorStyle("box", "#374151", "#111827"),
 }
 
 
 def as_svg(scene: Scene) -> str:
-    """An SVG document."""
-    return _rendered(scene, "svg").decode()
+    """Return an SVG document."""
+    return _render(scene, "svg").decode()
 
 
 def as_png(scene: Scene) -> bytes:
-    """The bytes of a PNG file."""
-    return _rendered(scene, "png")
+    """Return the bytes of a PNG file."""
+    return _render(scene, "png")
 
 
-def _rendered(scene: Scene, form: str) -> bytes:
-    boxes = len(scene.calls) + len(scene.inputs) + len(scene.outputs)
+def _render(scene: Scene, format: str) -> bytes:  # noqa: A002  (Graphviz's word)
+    boxes = len(scene.nodes) + len(scene.inputs) + len(scene.outputs)
     if boxes > MAX_BOXES:
         raise SettingError(
             f"A picture of {boxes} boxes is too large to be laid out (at most {MAX_BOXES}):"
@@ -65,123 +93,194 @@ def _rendered(scene: Scene, form: str) -> bytes:
             f" ({error})."
         ) from error
     graph = pygraphviz.AGraph(strict=False, directed=True)
-    _fill(graph, scene, boxes)
-    if form == "png":
+    _Picture(graph, scene, boxes).draw()
+    if format == "png":
         graph.graph_attr.update(dpi=96, size="100,100")  # inches: a larger drawing shrinks to it
-    drawn: bytes = graph.draw(format=form, prog="dot")
+    drawn: bytes = graph.draw(format=format, prog="dot")
     return drawn
 
 
-def _fill(graph: Any, scene: Scene, count: int) -> None:
-    roomy = count <= ROOMY
-    graph.graph_attr.update(
-        rankdir="TB", fontname=FONT, fontsize=13, fontcolor=INK, label=_legend(scene), labelloc="t", nodesep=0.3, ranksep=0.45, pad=0.3,
-        newrank=count <= DOWNWARD,
-    )  # fmt: skip
-    graph.node_attr.update(
-        fontname=FONT,
-        fontsize=12,
-        fontcolor=INK,
-        penwidth=1.2,
-        margin="0.1,0.04",
-        height=0.3,
-        width=0.3,
-    )
-    graph.edge_attr.update(
-        fontname=FONT, fontsize=10, fontcolor=FAINT, color="#6b7280", arrowsize=0.6, penwidth=1.0
-    )
-    if not roomy:
-        # rounds of the layout: seconds instead of minutes
-        graph.graph_attr.update(nslimit=2, nslimit1=2, mclimit=0.3)
-    keys: set[str] = set()
-    # tensor -> its box and the colour of the edges that leave it
-    makers: dict[str, tuple[str, str]] = {}
-    for tensor in scene.inputs:
-        makers[tensor.name] = (
-            _add_tensor(graph, keys, tensor, tensor.kind),
-            SHAPES[tensor.kind][2],
+class _Picture:
+    """Adds the boxes and edges of a scene to a Graphviz graph."""
+
+    def __init__(self, graph: Any, scene: Scene, boxes: int) -> None:
+        self.graph = graph
+        self.scene = scene
+        self.boxes = boxes
+        self.edge_labels = boxes <= MAX_BOXES_WITH_EDGE_LABELS
+        self.input_names = {tensor.name for tensor in scene.inputs}  # their boxes show the types
+        self.keys: set[str] = set()  # Graphviz's names of the boxes
+        # for each tensor: the box that it comes from, and the colour of the edges from there
+        self.origins: dict[str, tuple[str, str]] = {}
+
+    def draw(self) -> None:
+        self._set_defaults()
+        for tensor in self.scene.inputs:
+            key = self._add_tensor(tensor, tensor.kind)
+            self.origins[tensor.name] = (key, STYLES[tensor.kind].border)
+        boxes = [box for stage in self.scene.stages for box in self._add_stage(stage)]
+        for key, node in boxes:
+            for edge in self._arriving(node):
+                label = edge.label if self.edge_labels else ""
+                self.graph.add_edge(edge.source, key, label=label, color=edge.colour)
+        for tensor in self.scene.outputs:
+            self._add_output(tensor)
+
+    def _set_defaults(self) -> None:
+        self.graph.graph_attr.update(
+            rankdir="TB",
+            fontname=FONT,
+            fontsize=13,
+            fontcolor=INK,
+            label=_legend(self.scene),
+            labelloc="t",
+            nodesep=0.3,
+            ranksep=0.45,
+            pad=0.3,
+            newrank=self.boxes <= MAX_BOXES_RANKED_TOGETHER,
         )
-    boxes = []
-    for part in scene.parts:
-        fill, line, ground = COLOURS[part]
-        inside = graph
-        if len(scene.parts) > 1 and any(
-            call.part == part and call.name != part for call in scene.calls
-        ):
-            inside = graph.add_subgraph(
-                name=f"cluster_{part}", label=f"<<b>{PARTS[part]}</b>>", fontcolor=line, color=line, style="rounded,filled", fillcolor=ground,
-                labeljust="l", margin=10, penwidth=0.8,
-            )  # fmt: skip
-        for call in scene.calls:
-            if call.part == part:
-                key = _key(
-                    keys, f"{call.operator or 'scope'} {call.name or ', '.join(call.results)}"
-                )
-                thick = 1.2 if call.operator else 2.4
-                inside.add_node(
-                    key,
-                    label=_label(call, "" if roomy else _made(scene, call)),
-                    shape="box",
-                    style="rounded,filled",
-                    fillcolor=fill,
-                    color=line,
-                    penwidth=thick,
-                )
-                makers.update({name: (key, line) for name in call.results if name})
-                boxes.append((key, call))
-    for key, call in boxes:
-        for source, label, colour in _arriving(scene, call, makers):
-            graph.add_edge(source, key, label=label if roomy else "", color=colour)
-    for tensor in scene.outputs:
-        base = next((t for t in scene.inputs if tensor.name == names.updated(t.name)), None)
-        key = _add_tensor(graph, keys, tensor, base.kind if base else "output")
-        if tensor.name in makers:
-            graph.add_edge(makers[tensor.name][0], key, color=makers[tensor.name][1])
+        self.graph.node_attr.update(
+            fontname=FONT,
+            fontsize=12,
+            fontcolor=INK,
+            penwidth=1.2,
+            margin="0.1,0.04",
+            height=0.3,
+            width=0.3,
+        )
+        self.graph.edge_attr.update(
+            fontname=FONT,
+            fontsize=10,
+            fontcolor=FAINT,
+            color="#6b7280",
+            arrowsize=0.6,
+            penwidth=1.0,
+        )
+        if not self.edge_labels:
+            # rounds of the layout: seconds instead of minutes
+            self.graph.graph_attr.update(nslimit=2, nslimit1=2, mclimit=0.3)
+
+    def _add_stage(self, stage: str) -> Iterator[tuple[str, DrawnNode]]:
+        """Add the boxes of a stage; yield each node with Graphviz's name of its box."""
+        colours = COLOURS[stage]
+        nodes = [node for node in self.scene.nodes if node.stage == stage]
+        graph = self.graph
+        # A stage that is a single box needs no frame around it.
+        if len(self.scene.stages) > 1 and any(node.name != stage for node in nodes):
+            graph = self.graph.add_subgraph(
+                name=f"cluster_{stage}",
+                label=f"<<b>{STAGES[stage]}</b>>",
+                fontcolor=colours.border,
+                color=colours.border,
+                style="rounded,filled",
+                fillcolor=colours.ground,
+                labeljust="l",
+                margin=10,
+                penwidth=0.8,
+            )
+        for node in nodes:
+            title = f"{node.operator or 'scope'} {node.name or ', '.join(node.outputs)}"
+            key = self._key(title)
+            graph.add_node(
+                key,
+                label=_node_label(node, "" if self.edge_labels else self._output_types(node)),
+                shape="box",
+                style="rounded,filled",
+                fillcolor=colours.fill,
+                color=colours.border,
+                penwidth=1.2 if node.operator else 2.4,
+            )
+            self.origins.update({name: (key, colours.border) for name in node.outputs if name})
+            yield key, node
+
+    def _add_tensor(self, tensor: Tensor, kind: str) -> str:
+        """Add the box of a tensor in the style of `kind`; return Graphviz's name of the box."""
+        style = STYLES[kind]
+        key = self._key(f"{tensor.kind} {tensor.name}")
+        dark = kind == "output"
+        self.graph.add_node(
+            key,
+            label=_table(tensor.name, [tensor.type], FAINT_ON_DARK if dark else FAINT),
+            shape=style.shape,
+            style="filled",
+            fillcolor=style.fill,
+            color=style.border,
+            fontcolor="#ffffff" if dark else INK,
+            penwidth=2.4 if tensor.kind == "output" else 1.2,
+        )
+        return key
+
+    def _add_output(self, tensor: Tensor) -> None:
+        """Add the box of a graph output and its edge; the next value of a state looks like it."""
+        state = next((t for t in self.scene.inputs if tensor.name == names.updated(t.name)), None)
+        key = self._add_tensor(tensor, state.kind if state else "output")
+        if tensor.name in self.origins:
+            source, colour = self.origins[tensor.name]
+            self.graph.add_edge(source, key, color=colour)
+
+    def _arriving(self, node: DrawnNode) -> Iterator[Edge]:
+        """Yield one edge for each box that a node reads from."""
+        tensors: dict[tuple[str, str], list[str]] = {}
+        for argument in node.arguments:
+            if argument.tensor in self.origins:
+                tensors.setdefault(self.origins[argument.tensor], []).append(argument.tensor)
+        for (source, colour), read in tensors.items():
+            label = _text(self._edge_text(read))
+            yield Edge(source, f"<  {label}>" if label else "", colour)
+
+    def _edge_text(self, read: list[str]) -> str:
+        """Return the type of the tensor along an edge, or the number of tensors."""
+        distinct = len(set(read))
+        if distinct > 1:
+            return f"{distinct} tensors"
+        (name, *again) = read
+        type_ = "" if name in self.input_names else self.scene.types.get(name, "")
+        return f"{type_} ×{len(read)}".strip() if again else type_
+
+    def _output_types(self, node: DrawnNode) -> str:
+        types = [self.scene.types[name] for name in node.outputs if name in self.scene.types]
+        if not types:
+            return ""
+        return f"→ {types[0]}" if len(types) == 1 else f"→ {len(types)} tensors"
+
+    def _key(self, title: str) -> str:
+        """Return a unique name for a box, which a browser shows under the mouse.
+
+        The name never begins with "<", which would be markup.
+        """
+        title = clean(title).replace("&", "&amp;")
+        key = title
+        n = 1
+        while key in self.keys:
+            n += 1
+            key = f"{title} ({n})"
+        self.keys.add(key)
+        return key
 
 
-def _arriving(
-    scene: Scene, call: Call, makers: dict[str, tuple[str, str]]
-) -> Iterator[tuple[str, str, str]]:
-    """An edge from each box that the call reads: the box, what goes along the edge, its colour."""
-    told = {tensor.name for tensor in scene.inputs}  # their boxes say their types
-    tensors: dict[tuple[str, str], list[str]] = {}
-    for argument in call.arguments:
-        if argument.tensor in makers:
-            tensors.setdefault(makers[argument.tensor], []).append(argument.tensor)
-    for (source, colour), read in tensors.items():
-        distinct = dict.fromkeys(read)
-        if len(distinct) > 1:
-            label = f"{len(distinct)} tensors"
-        else:
-            label = "" if read[0] in told else scene.types.get(read[0], "")
-            if len(read) > 1:
-                label = f"{label} ×{len(read)}".strip()
-        yield source, f"<  {_text(label)}>" if label else "", colour
+def _node_label(node: DrawnNode, output_types: str) -> str:
+    """Return the text in a box.
 
-
-def _made(scene: Scene, call: Call) -> str:
-    types = [scene.types[name] for name in call.results if name in scene.types]
-    return f"→ {types[0]}" if len(types) == 1 else f"→ {len(types)} tensors" if types else ""
-
-
-def _label(call: Call, made: str) -> str:
-    """The operator, and beneath it small constants, attributes that differ from the operator's
-    defaults, and what it makes.
+    Below the operator stand small constants, attributes that differ from the operator's defaults,
+    and the types of the outputs.
     """
-    if not call.operator:
-        return _table(call.name.removeprefix("model/"), [*summary(call).split(": "), made])
-    lines = [f"{clean(a.name)} = {a.value}" for a in call.attributes if not a.default][:LINES]
-    if any(a.literal for a in call.arguments):
-        lines.insert(
-            0, f"({', '.join(a.literal or '·' for a in call.arguments if not a.captured)})"
-        )
-    return _table(call.operator, [*lines, made])
+    if not node.operator:
+        title = node.name.removeprefix(f"{MODEL}/")
+        return _table(title, [*summary(node).split(": "), output_types])
+    changed = [a for a in node.attributes if not a.default]
+    lines = [f"{clean(a.name)} = {a.value}" for a in changed[:MAX_ATTRIBUTES]]
+    if any(a.literal for a in node.arguments):
+        arguments = ", ".join(a.literal or "·" for a in node.arguments if not a.captured)
+        lines.insert(0, f"({arguments})")
+    return _table(node.operator, [*lines, output_types])
 
 
-def _table(title: str, lines: list[str]) -> str:
+def _table(title: str, lines: list[str], colour: str = FAINT) -> str:
+    """Return Graphviz's markup of a bold title with smaller lines below it."""
     rows = [f"<tr><td><b>{_text(title)}</b></td></tr>"]
     rows += [
-        f'<tr><td><font point-size="10" color="{FAINT}">{_text(line, 2 * LETTERS)}</font></td></tr>'
+        f'<tr><td><font point-size="10" color="{colour}">'
+        f"{_text(line, 2 * MAX_LITERAL_CHARACTERS)}</font></td></tr>"
         for line in lines
         if line
     ]
@@ -191,54 +290,25 @@ def _table(title: str, lines: list[str]) -> str:
     )
 
 
-def _text(text: str, most: int = LETTERS) -> str:
+def _text(text: str, max_characters: int = MAX_LITERAL_CHARACTERS) -> str:
+    """Return text as markup, with the middle left out where it is long."""
     text = clean(text)
-    text = text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 2 :]}"
-    return html.escape(text).replace("\\", "\\\\")  # Graphviz puts the box's name for \N
-
-
-def _add_tensor(graph: Any, keys: set[str], tensor: Tensor, kind: str) -> str:
-    shape, fill, line = SHAPES[kind]
-    key = _key(keys, f"{tensor.kind} {tensor.name}")
-    ink = "#ffffff" if kind == "output" else INK
-    label = _table(tensor.name, [tensor.type]).replace(
-        FAINT, "#e5e7eb" if kind == "output" else FAINT
-    )
-    graph.add_node(
-        key,
-        label=label,
-        shape=shape,
-        style="filled",
-        fillcolor=fill,
-        color=line,
-        fontcolor=ink,
-        penwidth=2.4 if tensor.kind == "output" else 1.2,
-    )
-    return key
-
-
-def _key(keys: set[str], text: str) -> str:
-    """What Graphviz calls a box, and a browser shows when the mouse rests on it; it never begins
-    with "<", which would be markup.
-    """
-    text = key = clean(text).replace("&", "&amp;")
-    n = 1
-    while key in keys:
-        n += 1
-        key = f"{text} ({n})"
-    keys.add(key)
-    return key
+    if len(text) > max_characters:
+        text = f"{text[: max_characters // 2]}…{text[-max_characters // 2 :]}"
+    return html.escape(text).replace("\\", "\\\\")  # Graphviz replaces \N by the name of the box
 
 
 def _legend(scene: Scene) -> str:
-    """The name of the graph, and what the colours mean."""
-    cells = [_swatch(PARTS[part], *COLOURS[part][:2]) for part in scene.parts]
-    kinds = [kind for kind in KINDS if any(t.kind == kind for t in (*scene.inputs, *scene.outputs))]
-    cells += [
-        _swatch(KINDS[kind], *SHAPES[kind][1:], "#ffffff" if kind == "output" else INK)
-        for kind in kinds
+    """Return the name of the graph and the meaning of the colours."""
+    cells = [
+        _swatch(STAGES[stage], COLOURS[stage].fill, COLOURS[stage].border) for stage in scene.stages
     ]
-    title = f"{_text(scene.name) or 'graph'} · {scene.nodes} node{'s' * (scene.nodes != 1)}"
+    present = {tensor.kind for tensor in (*scene.inputs, *scene.outputs)}
+    for kind, title in KINDS.items():
+        if kind in present:
+            ink = "#ffffff" if kind == "output" else INK
+            cells.append(_swatch(title, STYLES[kind].fill, STYLES[kind].border, ink))
+    title = f"{_text(scene.name) or 'graph'} · {count(scene.node_count, 'node')}"
     return (
         f'<<table border="0" cellspacing="6" cellpadding="4"><tr><td colspan="{len(cells)}"><font'
         f' point-size="16"><b>{title}</b></font></td></tr>'
@@ -246,8 +316,8 @@ def _legend(scene: Scene) -> str:
     )
 
 
-def _swatch(text: str, fill: str, line: str, ink: str = INK) -> str:
+def _swatch(text: str, fill: str, border: str, ink: str = INK) -> str:
     return (
-        f'<td border="1" style="rounded" bgcolor="{fill}" color="{line}"><font point-size="10"'
+        f'<td border="1" style="rounded" bgcolor="{fill}" color="{border}"><font point-size="10"'
         f' color="{ink}"> {text} </font></td>'
     )

@@ -1,79 +1,89 @@
-"""A scene as text: a line per call."""
+"""A drawing as text: one line for each node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxfit.drawing.scene import KINDS, PARTS, Argument, Call, Scene, Tensor, clean
+from onnxfit.drawing.labels import clean, count
+from onnxfit.drawing.scene import KINDS, Argument, DrawnNode, Scene, Tensor
+from onnxfit.graph.scopes import STAGES
+
+MAX_OPERATORS_IN_SUMMARY = 3  # kinds of operators that the summary of a scope names
+_PLURAL = {"input", "weight", "constant"}  # kinds whose title has a plural
 
 
 def as_text(scene: Scene) -> str:
-    """Inputs by kind, the calls by part of the step, outputs; ends without a newline."""
-    lines = [f"{clean(scene.name) or 'graph'}: {scene.nodes} node{'s' * (scene.nodes != 1)}"]
+    """Return the inputs by kind, the nodes by stage and the outputs, without a final newline."""
+    lines = [f"{clean(scene.name) or 'graph'}: {count(scene.node_count, 'node')}"]
     for kind, title in KINDS.items():
         tensors = [tensor for tensor in scene.inputs if tensor.kind == kind]
         if tensors:
-            lines += [
-                "",
-                title + "s" * (kind in ("input", "weight", "constant") and len(tensors) > 1),
-            ]
+            lines += ["", title + "s" * (kind in _PLURAL and len(tensors) > 1)]
             lines += [f"  {_tensor(tensor)}" for tensor in tensors]
-    for part in scene.parts:
-        lines += ["", PARTS[part]]
-        for call in scene.calls:
-            if call.part == part:
-                lines += _call(scene, call, "  ")
-    lines += [
-        "",
-        f"output{'s' * (len(scene.outputs) != 1)}",
-        *(f"  {_tensor(tensor)}" for tensor in scene.outputs),
-    ]
+    for stage in scene.stages:
+        lines += ["", STAGES[stage]]
+        for node in scene.nodes:
+            if node.stage == stage:
+                lines += _node_lines(scene, node, "  ")
+    lines += ["", f"output{'s' * (len(scene.outputs) != 1)}"]
+    lines += [f"  {_tensor(tensor)}" for tensor in scene.outputs]
     return "\n".join(lines)
+
+
+def summary(box: DrawnNode) -> str:
+    """Return the number of nodes of a scope and its most frequent operators."""
+    operators = [
+        f"{clean(operator)} ×{n}" if n > 1 else clean(operator)
+        for operator, n in box.operator_counts.items()
+    ]
+    shown = operators[:MAX_OPERATORS_IN_SUMMARY]
+    if len(operators) > len(shown):
+        shown.append("…")
+    return f"{sum(box.operator_counts.values())} nodes: {', '.join(shown)}"
 
 
 def _tensor(tensor: Tensor) -> str:
     return f"{clean(tensor.name)}: {tensor.type}" if tensor.type else clean(tensor.name)
 
 
-def _call(scene: Scene, call: Call, indent: str) -> Iterator[str]:
-    results = list(call.results)
-    while results and not results[-1]:
-        results.pop()
-    made = ", ".join(
-        f"{clean(name)}: {scene.types[name]}" if name in scene.types else clean(name) or "_"
-        for name in results
-    )
-    arguments = [argument for argument in call.arguments if not argument.captured]
-    while arguments and arguments[-1] == Argument(""):
-        arguments.pop()
-    given = ", ".join(argument.literal or clean(argument.tensor) or "_" for argument in arguments)
-    if call.operator:
-        line = f"{made} = {clean(call.operator)}({given})"
+def _node_lines(scene: Scene, node: DrawnNode, indent: str) -> Iterator[str]:
+    """Yield the line of a node and those of its bodies."""
+    outputs = _outputs(scene, node)
+    arguments = _arguments(node)
+    if node.operator:
+        line = f"{outputs} = {clean(node.operator)}({arguments})"
     else:
-        line = f"{made or '_'} = [{clean(call.name)}]({given})  {summary(call)}"
-    captured = [clean(argument.tensor) for argument in call.arguments if argument.captured]
-    notes = [f"{clean(a.name)}={a.value}" for a in call.attributes] + (
-        [f"reads {', '.join(captured)}"] if captured else []
-    )
+        line = f"{outputs or '_'} = [{clean(node.name)}]({arguments})  {summary(node)}"
+    notes = [f"{clean(a.name)}={a.value}" for a in node.attributes]
+    captured = [clean(argument.tensor) for argument in node.arguments if argument.captured]
+    if captured:
+        notes.append(f"reads {', '.join(captured)}")
     yield f"{indent}{line}{'  ' * bool(notes)}{' '.join(notes)}"
-    for name, body in call.bodies:
-        given = ", ".join(_tensor(t) for t in body.inputs if t.kind == "input")
-        yield (
-            f"{indent}  {clean(name)}({given}) ->"
-            f" ({', '.join(clean(t.name) for t in body.outputs)})"
-        )
+    for name, body in node.bodies:
+        inputs = ", ".join(_tensor(t) for t in body.inputs if t.kind == "input")
+        results = ", ".join(clean(t.name) for t in body.outputs)
+        yield f"{indent}  {clean(name)}({inputs}) -> ({results})"
         for tensor in body.inputs:
             if tensor.kind != "input":
                 yield f"{indent}    {_tensor(tensor)}"
-        for inner in body.calls:
-            yield from _call(body, inner, f"{indent}    ")
+        for inner in body.nodes:
+            yield from _node_lines(body, inner, f"{indent}    ")
 
 
-def summary(call: Call, most: int = 3) -> str:
-    """Of a scope: how many nodes, and the most frequent operators."""
-    kinds = [
-        f"{clean(operator)} ×{n}" if n > 1 else clean(operator)
-        for operator, n in call.operators.items()
-    ]
-    more = ["…"] if len(kinds) > most else []
-    return f"{sum(call.operators.values())} nodes: {', '.join([*kinds[:most], *more])}"
+def _outputs(scene: Scene, node: DrawnNode) -> str:
+    """Return the outputs of a node with their types; "_" stands for one that is left out."""
+    names = list(node.outputs)
+    while names and not names[-1]:
+        names.pop()
+    return ", ".join(
+        f"{clean(name)}: {scene.types[name]}" if name in scene.types else clean(name) or "_"
+        for name in names
+    )
+
+
+def _arguments(node: DrawnNode) -> str:
+    """Return the inputs of a node; "_" stands for one that is left out."""
+    arguments = [argument for argument in node.arguments if not argument.captured]
+    while arguments and arguments[-1] == Argument(""):
+        arguments.pop()
+    return ", ".join(a.literal or clean(a.tensor) or "_" for a in arguments)

@@ -32,7 +32,7 @@ from onnxfit import (
 )
 from onnxfit.cli import main
 from onnxfit.drawing import picture
-from onnxfit.drawing.scene import PARTS
+from onnxfit.graph.scopes import STAGES
 from onnxfit.optimizers import SGD
 from tests.models import convolutional, linear, mlp
 
@@ -191,6 +191,15 @@ class TestPicture:
             x0, y0, x1, y1 = bounds(box)
             inside = left <= x0 and x1 <= right and top <= y0 and y1 <= bottom
             assert inside == (title.split(" ", 1)[1].startswith("penalty/"))
+
+    @pytest.mark.parametrize("backend", ["full", "forward_backward"])
+    def test_the_accumulation_of_gradients_is_a_stage_of_its_own(self, backend: str) -> None:
+        trainer = Trainer(mlp(), loss="cross_entropy", accumulate=2, backend=backend)
+        step = onnx.load_from_string(trainer.save_onnx_graph(bytes)["accumulate"])
+        drawn = text(step, depth=1)
+        assert "gradient accumulation\n" in drawn
+        assert "[accumulation](" in drawn
+        assert ("model\n" in drawn) == (backend == "full")
 
     def test_weights_and_state_are_told_apart(self) -> None:
         step = train_step(convolutional(), loss="cross_entropy", optimizer=SGD(momentum=0.9))
@@ -493,5 +502,5 @@ class TestCommandLine:
 
 
 def test_every_part_and_kind_has_its_looks() -> None:
-    assert set(picture.COLOURS) == set(PARTS)
-    assert set(picture.SHAPES) == set(picture.KINDS)
+    assert set(picture.COLOURS) == set(STAGES)
+    assert set(picture.STYLES) == set(picture.KINDS)
