@@ -1,16 +1,16 @@
-"""Values with arithmetic, so that a formula written in Python is the ONNX graph it describes.
+"""Values with arithmetic: a formula written in Python builds the ONNX graph that computes it.
 
 `onnx_ir.Value` has arithmetic too, but through one handler for the whole process, without
-comparisons or powers, and with Python numbers typed by themselves; here every value knows the graph
-it belongs to, and a number takes the type of the tensor it meets. Storage, naming and traversal
-stay onnx-ir's.
+comparisons or powers, and with Python numbers typed by themselves. Here every value knows the graph
+it belongs to, and a number gets the type of the tensor it is combined with. Storage, naming and
+traversal stay onnx-ir's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Union, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +18,33 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
-from onnxfit.graph.inference import (
-    InputsError,
-    UnknownRankError,
-    describe,
-    find_schema,
-    infer_outputs,
-)
+from onnxfit.graph.arithmetic import Number, Operand, Value
+from onnxfit.graph.inference import find_schema, infer_outputs
 
-Number = Union[bool, int, float, np.generic]
-Operand = Union["Value", Number, npt.NDArray[Any], Sequence[int], Sequence[float], None]
+__all__ = ["GraphBuilder", "Number", "Operand", "OperatorCall", "Value", "values_of"]
+
+# element types of inputs that are axes, sizes or positions
+_INDEX_TYPES = {"tensor(int64)", "tensor(int32)"}
 
 
 class OperatorCall(Protocol):
-    """The call `op.Name(*inputs, **attributes)`: the operator's first output, or the first
-    `_outputs` as a tuple.
+    """The call `op.Name(*inputs, **attributes)`, which appends an operator to a graph.
+
+    Args:
+        `inputs`: values, numbers, arrays, sequences of numbers, or None for an absent optional
+            input.
+        `_domain`: the operator set that the operator belongs to; "" is ONNX's own.
+        `_outputs`: the number of outputs to return, from 1 to what the operator has. None, the
+            default, returns the first output itself.
+        `attributes`: the operator's attributes by name, as ONNX spells them; None leaves one out.
+
+    Returns:
+        The first output, or with `_outputs=n` a tuple of the first n.
+
+    Raises:
+        UnknownNameError: ONNX has no operator of this name.
+        InputsError: the operator does not accept the types or shapes of the inputs.
+        ValueError: `_outputs` is not a number from 1 to what the operator has.
     """
 
     @overload
@@ -47,41 +59,52 @@ class OperatorCall(Protocol):
 
 
 class GraphBuilder:
-    """Appends operators to a graph:
+    """Builder that appends operators to an ONNX graph; formulas call it `op`.
 
-    `op.Abs(x)`, `op.ReduceSum(x, [0], keepdims=0)`, `op.Split(x, _outputs=2, num_outputs=2)`.
+    `op.Abs(x)` appends an Abs, and likewise for every operator of ONNX. Inputs are values, numbers,
+    arrays, or None for an absent optional input; attributes are keywords. The call returns the
+    operator's first output. With `_outputs=n` it returns a tuple of the first n; `_domain` chooses
+    another operator set. Arithmetic and comparisons of values append operators, too.
 
-    Inputs are values, numbers, arrays, or None for an absent optional input; attributes are
-    keywords. A number or array takes the element type its operand shares with the other inputs (`x
-    * 2` is a float if x is), int64 where the operator wants int64. The call returns the operator's
-    first output, or with `_outputs=n` a tuple of its first n; `_domain` chooses another operator
-    set.
+    A number or array gets the element type that its operator requires: that of the other inputs (`x
+    * 2` multiplies by a float if x is one), or int64 where the operator takes nothing else.
 
     >>> graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g")
     >>> op = GraphBuilder(graph)
-    >>> x = op.input("x", np.float32, ("batch", 3))
+    >>> x = op.input("x", np.float32, ("batch", 4))
     >>> y = 2 * op.ReduceSum(x * x, [1], keepdims=0) - 1
     >>> y.shape, y.dtype, [node.op_type for node in graph]
     (('batch',), dtype('float32'), ['Mul', 'ReduceSum', 'Mul', 'Sub'])
+    >>> left, right = op.Split(x, _outputs=2, axis=1, num_outputs=2)
+    >>> left.shape
+    ('batch', 2)
+    >>> op.Split(x, _outputs=0)
+    Traceback (most recent call last):
+        ...
+    ValueError: _outputs=0 of Split: it is the number of outputs to return, 1 or more.
     """
 
     def __init__(self, graph: ir.Graph, around: GraphBuilder | None = None) -> None:
-        """`around` builds the graph that a subgraph belongs to: no name is used in both, and scopes
-        go on.
+        """Build upon `graph`, which may have nodes already.
+
+        Args:
+            `graph`: the graph that operators are appended to.
+            `around`: for the body of an If, Loop or Scan, the builder of the graph that contains
+                the node. The two share names, so that no name is used in both, and the scope.
         """
         self.graph = graph
         self.inside = around is not None
-        if around is not None:  # a body that was read has no versions of its own
+        if around is not None:  # a body read from a file has no opset versions of its own
             graph.opset_imports.update(around.graph.opset_imports)
         self._scope: str = "" if around is None else around._scope
-        self._anchor: ir.Node | None = None
-        self._taken: set[str] = set() if around is None else around._taken
-        self._taken.update(graph.initializers)
-        self._taken.update(v.name for v in graph.inputs if v.name)
+        self._insert_before: ir.Node | None = None
+        self._names: set[str] = set() if around is None else around._names
+        self._names.update(graph.initializers)
+        self._names.update(v.name for v in graph.inputs if v.name)
         for node in ir.traversal.RecursiveGraphIterator(graph):
-            self._taken.update(v.name for v in node.outputs if v.name)
-            self._taken.add(node.name or "")
-        self._generated: set[str] = set()  # names of values that nobody outside has seen
+            self._names.update(v.name for v in node.outputs if v.name)
+            self._names.add(node.name or "")
+        self._generated: set[str] = set()  # names of values that no user chose
         self._counts: dict[str, int] = {} if around is None else around._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
@@ -92,28 +115,52 @@ class GraphBuilder:
         def call(
             *inputs: Operand, _domain: str = "", _outputs: int | None = None, **attributes: Any
         ) -> Any:
-            values = self._call(op_type, inputs, _domain, _outputs or 1, attributes)
-            return values[0] if _outputs is None else values[:_outputs]
+            if _outputs is None:
+                return self._append(op_type, inputs, _domain, 1, attributes)[0]
+            if isinstance(_outputs, bool) or not isinstance(_outputs, int) or _outputs < 1:
+                raise ValueError(
+                    f"_outputs={_outputs!r} of {op_type}: it is the number of outputs to return,"
+                    " 1 or more."
+                )
+            return self._append(op_type, inputs, _domain, _outputs, attributes)[:_outputs]
 
         return call
 
     @contextmanager
     def scope(self, name: str) -> Iterator[GraphBuilder]:
-        """Names made inside begin with `name/`: readable graphs, and errors that say who made the
-        node.
+        """Let the names of nodes and values added inside begin with `name/`.
+
+        Scopes make graphs readable, and errors say by them who made a node.
+
+        Args:
+            `name`: the scope, appended to the scope outside; it may contain "/".
+
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> x = op.input("x", np.float32, (2,))
+        >>> with op.scope("loss"), op.scope("y"):
+        ...     op.Abs(x).ir.producer().name
+        'loss/y/Abs'
         """
-        before, self._scope = self._scope, f"{self._scope}{name}/"
+        outer = self._scope
+        self._scope = f"{outer}{name}/"
         try:
             yield self
         finally:
-            self._scope = before
+            self._scope = outer
 
     @contextmanager
     def replacing(self, node: ir.Node) -> Iterator[Callable[..., None]]:
-        """What is added inside goes before `node`; calling the result with values puts them in
-        place of the node's outputs.
+        """Insert what is added inside before `node`, and let it replace the node.
 
-        >>> model = ir.from_onnx_text('<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Abs(x) }')
+        The block gets a function `replace(value, *others)`, which puts its arguments in the place
+        of the node's outputs and removes the node. None stands for an output that nobody uses. If
+        the block does not call it, the node stays.
+
+        Args:
+            `node`: a node of the graph.
+
+        >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) {'
+        >>> model = ir.from_onnx_text(text + " y = Abs(x) }")
         >>> op = GraphBuilder(model.graph)
         >>> with op.replacing(model.graph.node(0)) as replace:
         ...     x = op.wrap(model.graph.inputs[0])
@@ -121,8 +168,9 @@ class GraphBuilder:
         >>> [node.op_type for node in model.graph], model.graph.outputs[0].name
         (['Neg', 'Max'], 'y')
         """
-        before = (self._anchor, self._scope)
-        self._anchor, self._scope = node, f"{node.name or node.op_type}/"
+        outer = (self._insert_before, self._scope)
+        self._insert_before = node
+        self._scope = f"{node.name or node.op_type}/"
 
         def replace(value: Value, *others: Value | None) -> None:
             for old, other in zip(node.outputs[1:], others):
@@ -130,48 +178,68 @@ class GraphBuilder:
                     copy = self.Identity(other).ir
                     old.replace_all_uses_with(copy, replace_graph_outputs=True)
                     old.name, copy.name = copy.name, old.name
-            old, new = node.outputs[0], value.ir
-            if old.is_graph_output() and (new.is_graph_output() or new.producer() is None):
+            first = node.outputs[0]
+            new = value.ir
+            if first.is_graph_output() and (new.is_graph_output() or new.producer() is None):
                 # one value is one output, and an input cannot be renamed
                 new = self.Identity(value).ir
-            self._take_over(old, new)
-            self._anchor = None
+            self._replace_uses(first, new)
+            self._insert_before = None
             self.graph.remove(node, safe=True)
 
         try:
             yield replace
         finally:
-            self._anchor, self._scope = before
+            self._insert_before, self._scope = outer
 
     def move_uses(self, old: Value, new: Value) -> None:
-        """Let everything that uses `old`, a node's output, use `new`, which may come later in the
-        graph: the nodes are sorted anew.
+        """Let everything that uses `old` use `new`, and sort the graph.
 
-        The node stays where it is, for whoever looks at it; `RemoveUnusedNodesPass` takes it away.
+        The node of `old` stays in the graph; `RemoveUnusedNodesPass` removes it.
+
+        Args:
+            `old`: an output of a node.
+            `new`: the value to use instead, which may come later in the graph.
         """
-        self._take_over(old.ir, new.ir)
+        self._replace_uses(old.ir, new.ir)
         self.graph.sort()
 
-    def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """Let everything that uses `old` use `new`, which takes its name where that is an output's."""
+    def _replace_uses(self, old: ir.Value, new: ir.Value) -> None:
+        """Let everything that uses `old` use `new`; for a graph output, `new` gets its name."""
         name = old.name if old.is_graph_output() else None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if name is not None:
             old.name, new.name = self.unique_name("replaced"), name
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
-        """A new graph input."""
-        self._take(name)
+        """Add a graph input.
+
+        Args:
+            `name`: the name of the input, new in the graph; scopes do not change it.
+            `dtype`: the element type, as NumPy knows it.
+            `shape`: one entry for each dimension: a size, the name of a size, or None if unknown.
+
+        Raises:
+            ValueError: the graph has a value or node of this name.
+        """
+        self._reserve_name(name)
         value = ir.val(name, ir.DataType.from_numpy(np.dtype(dtype)), shape)
         self.graph.inputs.append(value)
         return Value(self, value)
 
     def output(self, name: str, value: Value) -> Value:
-        """Make `value` a graph output called `name`.
+        """Make `value` a graph output and return the output.
 
-        A value that has another name or use for the user gets there through an Identity.
+        A value that already has a name or a use for the user is copied by an Identity.
+
+        Args:
+            `name`: the name of the output, new in the graph; scopes do not change it.
+            `value`: a value of the graph.
+
+        Raises:
+            ValueError: the graph has a value or node of this name.
         """
-        self._take(name)
+        self._reserve_name(name)
         if value.name not in self._generated or value.ir.is_graph_output():
             value = self.Identity(value)
         self._generated.discard(value.name)
@@ -180,35 +248,55 @@ class GraphBuilder:
         return value
 
     def subgraph(self, name: str) -> GraphBuilder:
-        """A builder for the body of an operator that has one: its inputs are made by `input`, its
-        outputs by `output`.
+        """Return the builder of a new body for an If, Loop or Scan.
+
+        `input` and `output` of that builder add the inputs and outputs of the body; its operators
+        may use values of the graph around it. The attribute of the node is the builder's `graph`.
+
+        Args:
+            `name`: the name of the body; a number is appended where the graph has it already.
+
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> x, flag = op.input("x", np.float32, (2,)), op.input("flag", np.bool_, ())
+        >>> then, otherwise = op.subgraph("then"), op.subgraph("else")
+        >>> _ = then.output("doubled", then.Add(x, x)), otherwise.output("same", otherwise.Neg(x))
+        >>> op.If(flag, then_branch=then.graph, else_branch=otherwise.graph).shape
+        (2,)
         """
-        return GraphBuilder(
-            ir.Graph(
-                [],
-                [],
-                nodes=[],
-                opset_imports=self.graph.opset_imports,
-                name=self.unique_name(name),
-            ),
-            around=self,
+        graph = ir.Graph(
+            [],
+            [],
+            nodes=[],
+            opset_imports=self.graph.opset_imports,
+            name=self.unique_name(name),
         )
+        return GraphBuilder(graph, around=self)
 
     def wrap(self, value: ir.Value) -> Value:
-        """A value the graph already has, with arithmetic."""
+        """Return a value that the graph already has, with arithmetic.
+
+        Args:
+            `value`: an input, an initializer or an output of a node.
+        """
         return Value(self, value)
 
     def constant(
         self, value: Number | npt.NDArray[Any] | Sequence[Any], dtype: npt.DTypeLike | None = None
     ) -> Value:
-        """A constant of the graph; equal constants are one initializer."""
+        """Return a constant of the graph; equal constants are one initializer.
+
+        Args:
+            `value`: a number, an array, or a sequence of numbers.
+            `dtype`: the element type. By default that of the array; Python floats are float32, as
+                everywhere in ONNX, and Python integers are int64.
+
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> op.constant(0.5).dtype, op.constant([1, 2]).dtype, op.constant(1, np.float16).dtype
+        (dtype('float32'), dtype('int64'), dtype('float16'))
+        """
         array = np.asarray(value)
-        if (
-            dtype is None
-            and not isinstance(value, (np.ndarray, np.generic))
-            and array.dtype == np.float64
-        ):
-            # a Python float without a partner is single precision, as everywhere in ONNX
+        is_python = not isinstance(value, (np.ndarray, np.generic))
+        if dtype is None and is_python and array.dtype == np.float64:
             dtype = np.float32
         array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         key = (array.dtype.str, array.shape, array.tobytes())
@@ -225,18 +313,36 @@ class GraphBuilder:
         return self._constants[key]
 
     def cast(self, value: Operand, dtype: npt.DTypeLike) -> Value:
-        """`value` as another element type; nothing is added where it has that type already."""
+        """Return `value` with another element type.
+
+        A value that has this type already is returned as it is, and a number becomes a constant.
+
+        Args:
+            `value`: a value, a number, an array, or a sequence of numbers.
+            `dtype`: the element type.
+
+        >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+        >>> x = op.input("x", np.float32, ("batch", 3))
+        >>> op.cast(x, np.float32) is x, op.cast(x, np.int64).dtype, op.cast(2, x.dtype).dtype
+        (True, dtype('int64'), dtype('float32'))
+        """
         if not isinstance(value, Value):
-            # None is no operand of a cast
+            # The type of operands includes None, which cannot be cast.
             return self.constant(value, dtype)  # type: ignore[arg-type]
-        wanted = np.dtype(dtype)
-        if value.dtype == wanted:
+        target = np.dtype(dtype)
+        if value.dtype == target:
             return value
-        return self.Cast(value, to=int(ir.DataType.from_numpy(wanted)))
+        return self.Cast(value, to=int(ir.DataType.from_numpy(target)))
 
     def shape(self, value: Value, start: int = 0, end: int | None = None) -> Value:
-        """The sizes of a value (from axis `start` to before `end`) as an int64 vector: a constant
-        where they are known, else computed.
+        """Return the sizes of a value as an int64 vector.
+
+        The vector is a constant where all sizes are known, else a Shape operator computes it.
+
+        Args:
+            `value`: a value of the graph.
+            `start`: the first axis; negative axes count from the end.
+            `end`: the axis after the last one; None includes the last axis.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, ("batch", 3))
@@ -248,26 +354,30 @@ class GraphBuilder:
             return self.constant(np.array(sizes, np.int64))
         return self.Shape(value, start=start or None, end=end)
 
-    def _take(self, name: str) -> str:
-        if name in self._taken:
-            raise ValueError(f"The graph already has a value or node called {name!r}.")
-        self._taken.add(name)
-        return name
-
     def has_name(self, name: str) -> bool:
-        """Whether the graph has a value or node of this name."""
-        return name in self._taken
+        """Return whether the graph has a value or node called `name`."""
+        return name in self._names
 
     def unique_name(self, stem: str) -> str:
-        """A name that nothing in the graph has."""
+        """Reserve and return a name that the graph does not have.
+
+        Args:
+            `stem`: the name in the current scope; a number is appended where it is in use.
+        """
         stem = self._scope + stem
         while True:
             count = self._counts[stem] = self._counts.get(stem, -1) + 1
             name = f"{stem}_{count}" if count else stem
-            if name not in self._taken:
-                return self._take(name)
+            if name not in self._names:
+                return self._reserve_name(name)
 
-    def _call(
+    def _reserve_name(self, name: str) -> str:
+        if name in self._names:
+            raise ValueError(f"The graph already has a value or node called {name!r}.")
+        self._names.add(name)
+        return name
+
+    def _append(
         self,
         op_type: str,
         inputs: Sequence[Operand],
@@ -275,18 +385,18 @@ class GraphBuilder:
         outputs: int,
         attributes: dict[str, Any],
     ) -> tuple[Value, ...]:
-        version = self.graph.opset_imports.get(domain)
-        if version is None:
-            version = self.graph.opset_imports[domain] = 1
+        """Append a node and return all its outputs, at least `outputs` of them."""
+        version = self.graph.opset_imports.setdefault(domain, 1)
         schema = find_schema(domain, op_type, version)
         if domain == "" and schema is None:
-            raise UnknownNameError(
-                "operator of ONNX",
-                op_type,
-                {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""},
+            known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}
+            raise UnknownNameError("operator of ONNX", op_type, known)
+        if schema is not None and outputs > schema.max_output:
+            raise ValueError(
+                f"_outputs={outputs} of {op_type}: the operator has {schema.max_output} at most."
             )
         values = self._operands(schema, inputs)
-        # onnxruntime 1.19 crashes on some that end with an empty name
+        # onnxruntime 1.19 crashes on some operators whose last input has an empty name
         while values and values[-1] is None:
             values.pop()
         count = max(outputs, schema.min_output if schema else 1)
@@ -302,189 +412,59 @@ class GraphBuilder:
             name=name,
         )
         for i, out in enumerate(node.outputs):
-            out.name = (
-                self._take(f"{name}:{i}") if i or count > 1 else self.unique_name(f"{op_type}.out")
-            )
+            if count > 1:
+                out.name = self._reserve_name(f"{name}:{i}")
+            else:
+                out.name = self.unique_name(f"{op_type}.out")
             self._generated.add(out.name)
-        if self._anchor is None:
+        if self._insert_before is None:
             self.graph.append(node)
         else:
-            self.graph.insert_before(self._anchor, node)
+            self.graph.insert_before(self._insert_before, node)
         try:
             infer_outputs(self.graph, node)
         except ValueError:
             self.graph.remove(node, safe=True)
             raise
-        return tuple(Value(self, out) for out in node.outputs)
+        return tuple([Value(self, out) for out in node.outputs])
 
     def _operands(
         self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Operand]
     ) -> list[Value | None]:
-        """Every input as a value; a number or array takes the element type of the inputs it shares
-        a type variable with.
+        """Return every input as a value.
+
+        A number or array gets the element type of the inputs with the same type variable in the
+        schema; without a schema, all inputs have the same one.
         """
-        formals = schema.inputs if schema else ()
+        parameters = schema.inputs if schema else ()
 
-        def formal(i: int) -> Any:
-            return formals[min(i, len(formals) - 1)] if formals else None
+        def parameter(i: int) -> onnx.defs.OpSchema.FormalParameter | None:
+            # the last parameter of a variadic operator takes all inputs that are left
+            return parameters[min(i, len(parameters) - 1)] if parameters else None
 
-        bound = {
-            formal(i).type_str if formals else "T": v.dtype
-            for i, v in enumerate(inputs)
-            if isinstance(v, Value)
-        }
+        def variable(i: int) -> str:
+            found = parameter(i)
+            return found.type_str if found is not None else "T"
+
+        dtypes = {variable(i): v.dtype for i, v in enumerate(inputs) if isinstance(v, Value)}
         values: list[Value | None] = []
-        for i, given in enumerate(inputs):
-            if given is None or isinstance(given, Value):
-                values.append(given)
+        for i, operand in enumerate(inputs):
+            if operand is None or isinstance(operand, Value):
+                values.append(operand)
                 continue
-            slot = formal(i)
-            variable = slot.type_str if slot else "T"
-            wanted = bound.get(variable)
-            if (
-                wanted is None
-                and slot is not None
-                and set(slot.types) <= {"tensor(int64)", "tensor(int32)"}
-            ):
-                wanted = np.dtype(np.int64)
-            values.append(self.constant(given, wanted))
+            dtype = dtypes.get(variable(i))
+            required = parameter(i)
+            if dtype is None and required is not None and set(required.types) <= _INDEX_TYPES:
+                dtype = np.dtype(np.int64)
+            values.append(self.constant(operand, dtype))
         return values
 
 
 def values_of(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every value of a graph by its name: inputs, initializers, outputs of nodes."""
+    """Return the inputs, initializers and outputs of nodes of a graph by name."""
     values = (
         *graph.inputs,
         *graph.initializers.values(),
         *(v for node in graph for v in node.outputs),
     )
     return {v.name: v for v in values if v.name}
-
-
-class Value:
-    """A tensor of a graph being built.
-
-    `+ - * / ** @`, comparisons and `~ & |` append the operator of that name.
-    """
-
-    __slots__ = ("ir", "op")
-    # numpy scalars and arrays on the left hand leave the operation to this class
-    __array_ufunc__ = None
-    __hash__ = object.__hash__
-
-    def __init__(self, op: GraphBuilder, value: ir.Value) -> None:
-        self.op = op
-        self.ir = value
-
-    @property
-    def name(self) -> str:
-        return self.ir.name or ""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The element type; InputsError where the graph does not tell."""
-        if self.ir.dtype is None or self.ir.dtype == ir.DataType.UNDEFINED:
-            raise InputsError(f"The element type of {self.name!r} is unknown.")
-        return self.ir.dtype.numpy()
-
-    @property
-    def shape(self) -> tuple[int | str | None, ...] | None:
-        """One entry per dimension: a number, a name, or None where unknown;
-
-        None where even the rank is.
-        """
-        if self.ir.shape is None:
-            return None
-        return tuple(d if isinstance(d, int) else d.value for d in self.ir.shape)
-
-    @property
-    def rank(self) -> int:
-        """The number of dimensions; UnknownRankError where the graph does not tell."""
-        if self.ir.shape is None:
-            raise UnknownRankError(f"The rank of {self.name!r} is unknown.")
-        return len(self.ir.shape)
-
-    def __repr__(self) -> str:
-        return f"<Value {self.name}: {describe(self.ir)}>"
-
-    def __add__(self, other: Operand) -> Value:
-        return self.op.Add(self, other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self.op.Add(other, self)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.op.Sub(self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self.op.Sub(other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.op.Mul(self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self.op.Mul(other, self)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.op.Div(self, other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.op.Div(other, self)
-
-    def __pow__(self, other: Operand) -> Value:
-        return self.op.Pow(
-            self, self.op.cast(other, self.dtype) if not isinstance(other, Value) else other
-        )
-
-    def __rpow__(self, other: Operand) -> Value:
-        return self.op.Pow(self.op.cast(other, self.dtype), self)
-
-    def __matmul__(self, other: Operand) -> Value:
-        return self.op.MatMul(self, other)
-
-    def __neg__(self) -> Value:
-        return self.op.Neg(self)
-
-    def __abs__(self) -> Value:
-        return self.op.Abs(self)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.op.Greater(self, other)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.op.Less(self, other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.op.GreaterOrEqual(self, other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.op.LessOrEqual(self, other)
-
-    # a formula's ==, not a question about two objects
-    def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
-        return self.op.Equal(self, other)
-
-    def __ne__(self, other: Operand) -> Value:  # type: ignore[override]
-        return self.op.Not(self.op.Equal(self, other))
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"{self!r} has no truth value: it is part of a graph, and its numbers come later."
-            " Instead of `if`, `and`, `or`, `max` and `min` write op.Where(condition, a, b), `&`,"
-            " `|`, op.Max and op.Min."
-        )
-
-    def __and__(self, other: Operand) -> Value:
-        return self.op.And(self, other)
-
-    def __rand__(self, other: Operand) -> Value:
-        return self.op.And(other, self)
-
-    def __or__(self, other: Operand) -> Value:
-        return self.op.Or(self, other)
-
-    def __ror__(self, other: Operand) -> Value:
-        return self.op.Or(other, self)
-
-    def __invert__(self) -> Value:
-        return self.op.Not(self)

@@ -112,6 +112,28 @@ class TestValues:
             "d": [4, 7],
         }
 
+    @pytest.mark.parametrize("outputs", [0, -1, True, 1.0, "2"])
+    def test_a_number_of_outputs_is_a_whole_number_from_1_on(self, outputs: object) -> None:
+        op, (x,) = empty(("x", np.float32, (4,)))
+        with pytest.raises(ValueError, match=f"_outputs={outputs!r} of Split.*1 or more"):
+            op.Split(x, _outputs=outputs, num_outputs=2)
+        assert not len(op.graph)
+
+    def test_more_outputs_than_an_operator_has_are_refused(self) -> None:
+        op, (x,) = empty(("x", np.float32, (4,)))
+        with pytest.raises(ValueError, match="_outputs=3 of TopK: the operator has 2 at most"):
+            op.TopK(x, [2], _outputs=3)
+        assert not len(op.graph)
+        assert [v.dtype for v in op.TopK(x, [2], _outputs=2)] == [np.float32, np.int64]
+
+    def test_one_output_of_several_may_be_asked_for(self) -> None:
+        op, (x,) = empty(("x", np.float32, (4,)))
+        (values,) = op.TopK(x, [2], _outputs=1)
+        assert values.shape == (2,)
+        assert len(values.ir.producer().outputs) == 2
+        assert len(op.Split(x, _outputs=4, num_outputs=4)) == 4
+        assert len(op.Anything(x, _domain="test", _outputs=3)) == 3
+
 
 class TestReadingModels:
     def test_path_bytes_and_proto_give_the_same(self, tmp_path) -> None:
