@@ -24,7 +24,7 @@ import onnx_ir as ir
 from onnxfit.errors import DataError, SettingError
 from onnxfit.gradients import functions
 from onnxfit.graph import names
-from onnxfit.graph.classical import source_of_probabilities
+from onnxfit.graph.probabilities import source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry, snake_case

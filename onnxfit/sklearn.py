@@ -16,8 +16,9 @@ import onnx
 
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import InstallationError, SettingError
-from onnxfit.graph.classical import source_of_probabilities
-from onnxfit.graph.model import ModelSource, normalize, read_model, spec_of, tensor_outputs
+from onnxfit.graph.model import normalize, spec_of, tensor_outputs
+from onnxfit.graph.probabilities import source_of_probabilities
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
 from onnxfit.optimizers import Adam, OptimizerLike, get_optimizer

@@ -16,7 +16,8 @@ import onnx
 from onnxfit.errors import DataError, InstallationError, ModelError, SettingError, StepError
 from onnxfit.files import write_atomically
 from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, read_model, with_initializers
+from onnxfit.graph.model import with_initializers
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.graph.training_form import to_inference_form

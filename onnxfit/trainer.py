@@ -16,7 +16,7 @@ from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, Source, source
 from onnxfit.data import validation_split as split_rows
 from onnxfit.errors import SettingError
-from onnxfit.graph.model import ModelSource, read_model
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike

@@ -13,7 +13,7 @@ import onnx
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import source
 from onnxfit.errors import ModelError
-from onnxfit.graph.model import load_model
+from onnxfit.graph.reading import load_model
 from onnxfit.runtime.backends.backend import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device

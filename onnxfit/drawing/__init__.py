@@ -10,7 +10,7 @@ from onnxfit.drawing.scene import Scene, scene_of
 from onnxfit.drawing.text import as_text
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import write_atomically
-from onnxfit.graph.model import ModelSource, load_model
+from onnxfit.graph.reading import ModelSource, load_model
 
 __all__ = ["FORMATS", "draw"]
 

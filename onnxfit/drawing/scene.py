@@ -25,7 +25,7 @@ from onnxfit.drawing.labels import (
 )
 from onnxfit.errors import ModelError
 from onnxfit.graph import names, scopes
-from onnxfit.graph.model import read_model
+from onnxfit.graph.reading import read_model
 from onnxfit.graph.weights import all_weights
 
 KINDS = {

@@ -14,7 +14,7 @@ from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the tab
 from onnxfit.gradients.onnxruntime.coverage import TABLE
 from onnxfit.gradients.onnxruntime.forms import FORMS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
-from onnxfit.graph.model import OPSET
+from onnxfit.graph.opset import OPSET
 
 # the oldest opset whose operators are counted; older models are converted as far as onnx can
 FIRST = 13

@@ -23,7 +23,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.gradients import gradient_source
 from onnxfit.graph import names
-from onnxfit.graph.model import IR_VERSION, OPSET, infer_shapes
+from onnxfit.graph.model import infer_shapes
+from onnxfit.graph.opset import IR_VERSION, OPSET
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.registry import snake_case
 

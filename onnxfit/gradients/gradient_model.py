@@ -11,7 +11,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
 from onnxfit.gradients.paths import is_float, reachable_values
-from onnxfit.graph.model import ModelSource, normalize, read_model
+from onnxfit.graph.model import normalize
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.weights import all_weights
 
 

@@ -20,7 +20,8 @@ from onnxfit.gradients.paths import (
 )
 from onnxfit.gradients.table import key_of
 from onnxfit.graph import names
-from onnxfit.graph.model import ModelSource, infer_shapes, model_errors, normalize, read_model
+from onnxfit.graph.model import infer_shapes, model_errors, normalize
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
 

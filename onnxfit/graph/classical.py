@@ -1,14 +1,13 @@
-"""Classical models, as converters write them, in ONNX's own operators, so that their coefficients
-are weights.
+"""Rewrite classical models in ONNX's own operators, so that their coefficients become weights.
 
 The operators of `ai.onnx.ml` keep coefficients in attributes, where nothing can train them. Here
-they become initializers, and every number that onnxruntime computes stays what it was. What is no
-step of a linear model (trees, support vectors, encoders of categories) stays as it is.
+coefficients become initializers, and every number that onnxruntime computes stays the same.
+Operators that belong to no linear model (trees, support vectors, encoders of categories) stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,176 +15,188 @@ import numpy.typing as npt
 import onnx
 import onnx.checker
 import onnx.shape_inference
-import onnx_ir as ir
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.skl2onnx import bound_exponents, fix_preprocessing
 
 DOMAIN = "ai.onnx.ml"
-OLDEST = 9  # the opset from which on the operators below are what they are today
-NEWEST = 13  # what a model gets that had no operators of ONNX itself
+MIN_OPSET = 9  # the operators used here mean the same from this opset on
+DEFAULT_OPSET = 13  # for models without operators of ONNX itself
 
 Array = npt.NDArray[Any]
 FLOAT = onnx.TensorProto.FLOAT
 
 
 def write_out_classical(model: onnx.ModelProto) -> None:
-    """Write LinearRegressor, LinearClassifier, Scaler, Normalizer and ArrayFeatureExtractor in
-    ONNX's own operators, in place.
+    """Rewrite linear models and their preprocessing in ONNX's own operators, in place.
+
+    The operators are LinearRegressor, LinearClassifier, Scaler, Normalizer and
+    ArrayFeatureExtractor.
 
     - The weights of a linear model are called `<node>/coefficients`, shape `(outputs, features)`,
       and `<node>/intercepts`, shape `(outputs,)`.
-    - Of a classifier for two classes whose rows are each other's negative, as scikit-learn's are,
-      one row is kept, that of the second class: both columns of its scores come from it, and
-      training cannot pull them apart.
-    - The numbers of a scaler are constants: in models by skl2onnx those of any arithmetic before
-      the first layer.
+    - A classifier for two classes keeps one row of weights, that of the second class, if its rows
+      are each other's negative, as scikit-learn's are. Both columns of its scores come from that
+      row, so that training cannot pull them apart.
+    - The numbers of a scaler become constants. In models by skl2onnx, so do those of any arithmetic
+      before the first layer.
 
     A node that onnxruntime does not run, or runs on anything but a table, stays as it is.
     """
     graph = model.graph
-    if not any(node.domain == DOMAIN for node in graph.node) and model.producer_name != "skl2onnx":
+    by_skl2onnx = model.producer_name == "skl2onnx"
+    if not by_skl2onnx and not any(node.domain == DOMAIN for node in graph.node):
         return
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
-        opset = NEWEST
+        opset = DEFAULT_OPSET
         model.opset_import.append(onnx.helper.make_opsetid("", opset))
-    if opset < OLDEST:
+    if opset < MIN_OPSET:
         return
-    for writers in (_FIRST, _THEN):
-        _write_out(model, opset, writers)
-    if model.producer_name == "skl2onnx":
-        _bound_powers(graph)
-        _fix_preprocessing(graph)
+    for conversions in (_CONVERSIONS, _CONVERSIONS_BY_RANK):
+        _convert_nodes(model, opset, conversions)
+    if by_skl2onnx:
+        bound_exponents(graph)
+        fix_preprocessing(graph)
 
 
 def without_zip_maps(model: onnx.ModelProto) -> None:
-    """Let every output that is a list of maps from class to probability be the tensor of
-    probabilities under the same name, in place.
+    """Let outputs that are lists of maps from class to probability be tensors, in place.
+
+    The tensor of probabilities has the name of the output.
     """
     graph = model.graph
     outputs = {v.name: v for v in graph.output}
     own = {v.name for v in (*graph.input, *graph.initializer)}
-    for node in [
-        n
-        for n in graph.node
-        if (n.op_type, n.domain) == ("ZipMap", DOMAIN) and n.output[0] in outputs
-    ]:
-        given, name = node.input[0], node.output[0]
-        outputs[name].type.CopyFrom(onnx.helper.make_tensor_type_proto(FLOAT, None))
-        if given in own or given in outputs:
-            node.CopyFrom(onnx.helper.make_node("Identity", [given], [name], name=node.name))
+    for node in list(graph.node):
+        name = node.output[0] if node.output else ""
+        if (node.op_type, node.domain) != ("ZipMap", DOMAIN) or name not in outputs:
             continue
-        # what made the probabilities makes the output, so that a loss sees what they come from
+        probabilities = node.input[0]
+        outputs[name].type.CopyFrom(onnx.helper.make_tensor_type_proto(FLOAT, None))
+        if probabilities in own or probabilities in outputs:
+            identity = onnx.helper.make_node("Identity", [probabilities], [name], name=node.name)
+            node.CopyFrom(identity)
+            continue
+        # The node of the probabilities makes the output itself, so that a loss sees that node.
         graph.node.remove(node)
-        for other in graph.node:
-            for names in (other.input, other.output):
-                names[:] = [name if n == given else n for n in names]
-        for info in [v for v in graph.value_info if v.name == given]:
-            graph.value_info.remove(info)
+        _rename(graph, probabilities, name)
 
 
-class _Writer:
-    """Appends what replaces one node; names begin with the node's."""
+def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a value in all nodes; the graph's note of its type is dropped."""
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+    for info in [v for v in graph.value_info if v.name == old]:
+        graph.value_info.remove(info)
+
+
+class _Conversion:
+    """The nodes and initializers that replace one node; their names begin with the node's."""
 
     def __init__(
         self,
         node: onnx.NodeProto,
-        graph: onnx.GraphProto,
-        taken: set[str],
+        names: set[str],
         opset: int,
         ranks: dict[str, int],
     ) -> None:
+        """`names` are all names of the graph, `ranks` those of its values by name."""
         self.node = node
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.opset = opset
         self.ranks = ranks
-        self._stem = node.name or node.output[0]
-        self._taken = taken
         self.attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._prefix = node.name or node.output[0]
+        self._names = names
 
     def __call__(
         self, op_type: str, *inputs: str, output: str | None = None, **attributes: Any
     ) -> str:
-        name = self._fresh(op_type)
-        output = output or self._fresh(f"{op_type}:0")
+        """Add an operator; return the name of its output."""
+        name = self._unique_name(op_type)
+        output = output or self._unique_name(f"{op_type}:0")
         self.nodes.append(
             onnx.helper.make_node(op_type, list(inputs), [output], name=name, **attributes)
         )
         return output
 
     def weight(self, name: str, values: Array) -> str:
-        name = self._fresh(name)
+        """Add an initializer of float32."""
+        name = self._unique_name(name)
         self.initializers.append(
             onnx.numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
         )
         return name
 
     def constant(self, values: Array) -> str:
-        """In a node, since initializers are what training looks at."""
+        """Add a Constant: initializers would count as weights."""
         tensor = onnx.numpy_helper.from_array(values, "value")
         return self("Constant", value=tensor)
 
     def floats(self, name: str) -> Array:
+        """Return an attribute that is a list of floats, an empty array without the attribute."""
         return np.array(self.attributes.get(name, ()), np.float32)
 
     def text(self, name: str, default: str) -> str:
+        """Return an attribute that is a string."""
         return bytes(self.attributes.get(name, default.encode())).decode(errors="replace")
 
     def table(self) -> str | None:
-        """The input as float32; None where it is known to be no table."""
+        """Add the first input as float32; None if its rank is known not to be 2."""
         if self.ranks.get(self.node.input[0], 2) != 2:
             return None
         return self("Cast", self.node.input[0], to=FLOAT)
 
-    def largest(self, x: str) -> str:
-        """Of each row, shape `(batch, 1)`."""
+    def row_max(self, x: str) -> str:
+        """Add the largest element of each row, shape `(batch, 1)`."""
         if self.opset < 18:
             return self("ReduceMax", x, axes=[1], keepdims=1)
         return self("ReduceMax", x, self.constant(np.array([1], np.int64)), keepdims=1)
 
-    def _fresh(self, stem: str) -> str:
-        name, count = f"{self._stem}/{stem}", 1
-        while name in self._taken:
+    def _unique_name(self, stem: str) -> str:
+        name = f"{self._prefix}/{stem}"
+        count = 1
+        while name in self._names:
             count += 1
-            name = f"{self._stem}/{stem}_{count}"
-        self._taken.add(name)
+            name = f"{self._prefix}/{stem}_{count}"
+        self._names.add(name)
         return name
 
 
-Write = Callable[[_Writer], bool]  # whether the node is written out
+Convert = Callable[[_Conversion], bool]  # False leaves the node as it is
 
 
-def _write_out(model: onnx.ModelProto, opset: int, writers: dict[str, Write]) -> None:
+def _convert_nodes(model: onnx.ModelProto, opset: int, conversions: dict[str, Convert]) -> None:
     graph = model.graph
-    taken = {name for node in graph.node for name in (node.name, *node.output)} | {
-        v.name for v in (*graph.input, *graph.initializer)
-    }
+    names = {name for node in graph.node for name in (node.name, *node.output)}
+    names |= {v.name for v in (*graph.input, *graph.initializer)}
     ranks: dict[str, int] = {}
-    if any(node.domain == DOMAIN and node.op_type in writers for node in graph.node):
+    if any(node.domain == DOMAIN and node.op_type in conversions for node in graph.node):
         ranks = _ranks(model)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        write = writers.get(node.op_type) if node.domain == DOMAIN else None
-        writer = _Writer(node, graph, taken, opset, ranks)
-        if write is not None and write(writer):
-            nodes.extend(writer.nodes)
-            graph.initializer.extend(writer.initializers)
+        convert = conversions.get(node.op_type) if node.domain == DOMAIN else None
+        conversion = _Conversion(node, names, opset, ranks)
+        if convert is not None and convert(conversion):
+            nodes.extend(conversion.nodes)
+            graph.initializer.extend(conversion.initializers)
         else:
             nodes.append(node)
-    # the graph's own go with its list
+    # Deleting the list destroys the nodes in it, so that they are copied first.
     nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the ranks of values by name, where they can be inferred."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph
-    except (
-        onnx.checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-    ) as error:  # such as functions that call themselves
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        # functions that call themselves, for instance
         raise ModelError(f"The model contradicts itself: {str(error).strip()}") from None
     ranks = {t.name: len(t.dims) for t in inferred.initializer}
     for value in (*inferred.input, *inferred.value_info):
@@ -194,32 +205,38 @@ def _ranks(model: onnx.ModelProto) -> dict[str, int]:
     return ranks
 
 
-# ---------------------------------------------------------------------- what each operator is
+# --------------------------------------------------------------------------------------------------
+# One function for each operator
 
 
-def _linear_regressor(w: _Writer) -> bool:
+def _linear_regressor(w: _Conversion) -> bool:
     targets = int(w.attributes.get("targets", 1))
     coefficients = w.floats("coefficients")
     x = w.table() if coefficients.size and coefficients.size % targets == 0 else None
     if x is None:
         return False
-    given = w.floats("intercepts")
+    intercepts = w.floats("intercepts")
     scores = _scores(
-        w, x, coefficients.reshape(targets, -1), given if given.size == targets else None
+        w,
+        x,
+        coefficients.reshape(targets, -1),
+        intercepts if intercepts.size == targets else None,
     )
     transform = w.text("post_transform", "NONE")
-    _transformed(
-        w, scores, transform if targets > 1 or transform == "PROBIT" else "NONE", w.node.output[0]
-    )
+    # onnxruntime transforms the score of a single target by PROBIT alone
+    applies = targets > 1 or transform == "PROBIT"
+    _transform(w, scores, transform if applies else "NONE", w.node.output[0])
     return True
 
 
-def _linear_classifier(w: _Writer) -> bool:
-    """Scores, and the class with the largest of them; of one row, the second class where its score
-    is positive.
+def _linear_classifier(w: _Conversion) -> bool:
+    """Scores, and the class with the largest score.
+
+    With a single row of coefficients, the class is the second one where its score is positive.
     """
     labels = _labels(w)
-    coefficients, intercepts = w.floats("coefficients"), w.floats("intercepts")
+    coefficients = w.floats("coefficients")
+    intercepts = w.floats("intercepts")
     transform = w.text("post_transform", "NONE")
     rows = intercepts.size
     if not rows or coefficients.size % rows or len(labels) < 2 or rows not in (1, len(labels)):
@@ -231,40 +248,61 @@ def _linear_classifier(w: _Writer) -> bool:
         return False
     coefficients = coefficients.reshape(rows, -1)
     if rows == 1:
-        score = _scores(w, x, coefficients, intercepts)
-        signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
-        if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
-            transform, scores = (
-                "SOFTMAX",
-                w("Mul", score, w.constant(np.array([[-0.5, 0.5]], np.float32))),
-            )
-        else:  # which onnxruntime does not apply to one row: its columns are 1 - s and s
-            transform, scores = "NONE", w("Add", signed, w.constant(np.array([[1, 0]], np.float32)))
-    elif (
-        rows == 2
-        and np.array_equal(coefficients[0], -coefficients[1])
-        and intercepts[0] == -intercepts[1]
-    ):
-        score = _scores(w, x, coefficients[1:], intercepts[1:])
-        scores = signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
-        if (
-            transform == "LOGISTIC"
-        ):  # the same by softmax, which keeps small probabilities: onnxruntime's Sigmoid makes them 0 below e^-18
-            transform, scores = (
-                "SOFTMAX",
-                w("Mul", score, w.constant(np.array([[-0.5, 0.5]], np.float32))),
-            )
+        scores, signed, transform = _scores_of_one_row(w, x, coefficients, intercepts, transform)
+    elif _are_opposite(coefficients, intercepts):
+        scores, signed, transform = _scores_of_opposite_rows(
+            w, x, coefficients, intercepts, transform
+        )
     else:
         scores = signed = _scores(w, x, coefficients, intercepts)
     label, transformed = (*w.node.output, "")[:2]
     if label:
         w("Gather", w.constant(labels), w("ArgMax", signed, axis=1, keepdims=0), output=label)
     if transformed:
-        _transformed(w, scores, transform, transformed)
+        _transform(w, scores, transform, transformed)
     return True
 
 
-def _labels(w: _Writer) -> Array:
+def _are_opposite(coefficients: Array, intercepts: Array) -> bool:
+    """Return whether there are two rows, each the negative of the other."""
+    return (
+        len(coefficients) == 2
+        and np.array_equal(coefficients[0], -coefficients[1])
+        and bool(intercepts[0] == -intercepts[1])
+    )
+
+
+def _scores_of_one_row(
+    w: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
+) -> tuple[str, str, str]:
+    """Return two columns of scores, those that tell the class, and the transform of the first."""
+    score = _scores(w, x, coefficients, intercepts)
+    signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
+    if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
+        return _logits(w, score), signed, "SOFTMAX"
+    # onnxruntime applies no other transform to a single row: the columns are 1 - s and s
+    return w("Add", signed, w.constant(np.array([[1, 0]], np.float32))), signed, "NONE"
+
+
+def _scores_of_opposite_rows(
+    w: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
+) -> tuple[str, str, str]:
+    """Return two columns of scores, those that tell the class, and the transform of the first."""
+    score = _scores(w, x, coefficients[1:], intercepts[1:])
+    signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
+    if transform == "LOGISTIC":
+        # The same by a softmax, which keeps small probabilities; those of onnxruntime's Sigmoid
+        # are 0 below e^-18.
+        return _logits(w, score), signed, "SOFTMAX"
+    return signed, signed, transform
+
+
+def _logits(w: _Conversion, score: str) -> str:
+    """Return two columns whose softmax is 1 - p and p, p being the sigmoid of the score."""
+    return w("Mul", score, w.constant(np.array([[-0.5, 0.5]], np.float32)))
+
+
+def _labels(w: _Conversion) -> Array:
     if "classlabels_ints" in w.attributes:
         return np.array(w.attributes["classlabels_ints"], np.int64)
     return np.array(
@@ -272,44 +310,37 @@ def _labels(w: _Writer) -> Array:
     )
 
 
-def _scores(w: _Writer, x: str, coefficients: Array, intercepts: Array | None) -> str:
+def _scores(w: _Conversion, x: str, coefficients: Array, intercepts: Array | None) -> str:
     factors = w.weight("coefficients", coefficients)
-    # a model without intercepts does not learn any
-    added = (
-        w.constant(np.zeros(len(coefficients), np.float32))
-        if intercepts is None
-        else w.weight("intercepts", intercepts)
-    )
+    if intercepts is None:  # a model without intercepts does not learn any
+        added = w.constant(np.zeros(len(coefficients), np.float32))
+    else:
+        added = w.weight("intercepts", intercepts)
     return w("Gemm", x, factors, added, transB=1)
 
 
-def _transformed(w: _Writer, scores: str, transform: str, output: str) -> None:
+def _transform(w: _Conversion, scores: str, transform: str, output: str) -> None:
     if transform == "LOGISTIC":
         w("Sigmoid", scores, output=output)
     elif transform == "SOFTMAX":
         w("Softmax", scores, axis=1, output=output)
     elif transform == "SOFTMAX_ZERO":
-        # of the scores that are not 0; where all are, onnxruntime divides 0 by 0, and these are 0
-        kept = w(
-            "Cast", w("Greater", w("Abs", scores), w.constant(np.array(1e-7, np.float32))), to=FLOAT
-        )
-        w(
-            "LpNormalization",
-            w("Mul", w("Softmax", scores, axis=1), kept),
-            axis=1,
-            p=1,
-            output=output,
-        )
+        # The softmax of the scores that are not 0. Where all are 0, onnxruntime divides 0 by 0; the
+        # result here is 0.
+        nonzero = w("Greater", w("Abs", scores), w.constant(np.array(1e-7, np.float32)))
+        kept = w("Mul", w("Softmax", scores, axis=1), w("Cast", nonzero, to=FLOAT))
+        w("LpNormalization", kept, axis=1, p=1, output=output)
     elif transform == "PROBIT":
         _probit(w, scores, output)
     else:
         w("Identity", scores, output=output)
 
 
-def _probit(w: _Writer, p: str, output: str) -> None:
-    """The quantile of the normal distribution by Winitzki's approximation, z = √2 sign(x) √(√(v² -
-    l/a) - v), with x = 2p - 1, l = log(1 - x²), v = 2/(πa) + l/2 and a = 0.147, as onnxruntime has
-    it (with π as 3.14159).
+def _probit(w: _Conversion, p: str, output: str) -> None:
+    """Add the quantile function of the normal distribution.
+
+    It is Winitzki's approximation, z = √2 sign(x) √(√(v² - l/a) - v), with x = 2p - 1,
+    l = log(1 - x²), v = 2/(πa) + l/2 and a = 0.147, as in onnxruntime (with π as 3.14159).
     """
 
     def number(value: float) -> str:
@@ -323,7 +354,7 @@ def _probit(w: _Writer, p: str, output: str) -> None:
     w("Mul", number(np.sqrt(2)), inverse, output=output)
 
 
-def _scaler(w: _Writer) -> bool:
+def _scaler(w: _Conversion) -> bool:
     offset, scale = w.floats("offset"), w.floats("scale")
     x = w.table() if offset.size and scale.size else None
     if x is None:
@@ -332,13 +363,13 @@ def _scaler(w: _Writer) -> bool:
     return True
 
 
-def _normalizer(w: _Writer) -> bool:
+def _normalizer(w: _Conversion) -> bool:
     x = w.table()
     if x is None:
         return False
     norm = w.text("norm", "MAX")
-    if norm == "MAX":  # not of absolute values; a row whose largest is 0 stays
-        largest = w.largest(x)
+    if norm == "MAX":  # not of absolute values; a row whose maximum is 0 stays
+        largest = w.row_max(x)
         zero = w("Cast", w("Not", w("Cast", largest, to=onnx.TensorProto.BOOL)), to=FLOAT)
         w("Div", x, w("Add", largest, zero), output=w.node.output[0])
     else:
@@ -346,8 +377,8 @@ def _normalizer(w: _Writer) -> bool:
     return True
 
 
-def _array_feature_extractor(w: _Writer) -> bool:
-    """Columns of a table; what picks labels by their index stays."""
+def _array_feature_extractor(w: _Conversion) -> bool:
+    """Columns of a table; a node that picks labels by their index stays."""
     x, columns = w.node.input
     if w.ranks.get(x) != 2:
         return False
@@ -356,156 +387,11 @@ def _array_feature_extractor(w: _Writer) -> bool:
     return True
 
 
-_FIRST: dict[str, Write] = {
+_CONVERSIONS: dict[str, Convert] = {
     "LinearRegressor": _linear_regressor,
     "LinearClassifier": _linear_classifier,
     "Scaler": _scaler,
     "Normalizer": _normalizer,
 }
-# once the ranks of the others' outputs can be told
-_THEN: dict[str, Write] = {"ArrayFeatureExtractor": _array_feature_extractor}
-
-
-def _bound_powers(graph: onnx.GraphProto) -> None:
-    """Keep e^(-x) of 1 / (1 + e^(-x)) finite, so that its derivative is; below -87 that is next to
-    nothing either way.
-    """
-    made = {name: node for node in graph.node for name in node.output}
-    numbers = {
-        t.name: onnx.numpy_helper.to_array(t).item()
-        for t in graph.initializer
-        if t.data_type == FLOAT and np.prod(t.dims) == 1
-    }
-
-    def maker(name: str, op_type: str, number: float | None = None) -> onnx.NodeProto | None:
-        """The operator that makes a value of one other, and this number."""
-        node = made.get(name)
-        others = (
-            []
-            if node is None
-            else [n for n in node.input if number is None or numbers.get(n) != number]
-        )
-        return (
-            node
-            if node is not None and (node.op_type, node.domain, len(others)) == (op_type, "", 1)
-            else None
-        )
-
-    for one in [n for n in graph.node if (n.op_type, n.domain) == ("Reciprocal", "")]:
-        node: onnx.NodeProto | None = one
-        for op_type, number in (("Add", 1.0), ("Exp", None), ("Mul", -1.0)):
-            names = [] if node is None else [n for n in node.input if n not in numbers]
-            node = maker(names[0], op_type, number) if names else None
-        if node is None:
-            continue
-        i = next(i for i, n in enumerate(node.input) if n not in numbers)
-        least = onnx.numpy_helper.from_array(np.array(-87, np.float32), "value")
-        stem, place = f"{node.output[0]}/bounded", list(graph.node).index(node)
-        graph.node.insert(
-            place, onnx.helper.make_node("Constant", [], [f"{stem}/least"], value=least)
-        )
-        graph.node.insert(
-            place + 1,
-            onnx.helper.make_node("Max", [node.input[i], f"{stem}/least"], [stem], name=stem),
-        )
-        node.input[i] = stem
-
-
-LAYERS = {"MatMul", "Gemm"}  # those of skl2onnx
-ARITHMETIC = {"Add", "Sub", "Mul", "Div"}
-
-
-def _fix_preprocessing(graph: onnx.GraphProto) -> None:
-    """Make constants of the initializers that arithmetic before the first layer uses, and nothing
-    else does: what scalers computed of their data.
-    """
-    learned: set[str] = set()  # values behind a layer
-    uses: dict[str, bool] = {}  # of each initializer: whether all so far are such arithmetic
-    for node in graph.node:
-        before = (
-            node.op_type in ARITHMETIC
-            and node.domain == ""
-            and not learned.intersection(node.input)
-        )
-        for name in node.input:
-            uses[name] = uses.get(name, True) and before
-        if learned.intersection(node.input) or (node.op_type in LAYERS and node.domain == ""):
-            learned.update(node.output)
-    inputs = {v.name for v in graph.input}
-    fixed = [
-        t
-        for t in graph.initializer
-        if t.data_type == FLOAT and uses.get(t.name) and t.name not in inputs
-    ]
-    _to_constants(graph, fixed)
-
-
-def _to_constants(graph: onnx.GraphProto, tensors: Iterable[onnx.TensorProto]) -> None:
-    for tensor in tensors:
-        graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
-        graph.initializer.remove(tensor)
-
-
-# What leaves probabilities what they are
-_PASSING = {
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-    "Gather",
-    "Slice",
-    "LpNormalization",
-    "Div",
-}
-
-
-def source_of_probabilities(value: ir.Value | None) -> str | None:
-    """The operator, Sigmoid or Softmax, that makes a value probabilities; None where none does.
-
-    >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => (float[N, 2] y) {'
-    >>> model = ir.from_onnx_text(text + 'one = Constant<value_float=1.0>() p = Sigmoid(x) q = Sub(one, p) y = Concat<axis=1>(q, p) }')
-    >>> source_of_probabilities(model.graph.outputs[0])
-    'Sigmoid'
-    """
-    node = None if value is None else value.producer()
-    if node is None or node.domain != "":
-        return None
-    if node.op_type in ("Sigmoid", "Softmax"):
-        return node.op_type
-    if (
-        node.op_type == "Reciprocal"
-        and _made_by(node.inputs[0], "Add")
-        and any(_made_by(v, "Exp") for v in _summands(node))
-    ):
-        return "Sigmoid"  # 1 / (1 + e^(-x))
-    # so that what is divided is never 0
-    if node.op_type == "Div" and _made_by(node.inputs[0], "Add"):
-        return source_of_probabilities(_summands(node)[0])
-    if node.op_type in _PASSING:
-        return source_of_probabilities(node.inputs[0])
-    if (
-        node.op_type == "Sub"
-        and node.inputs[0] is not None
-        and ir.convenience.get_const_tensor(node.inputs[0]) is not None
-    ):
-        return source_of_probabilities(node.inputs[1])  # 1 - p, the first of two classes
-    found = (
-        [source_of_probabilities(v) for v in dict.fromkeys(node.inputs)]
-        if node.op_type == "Concat"
-        else [None]
-    )
-    return found[0] if all(found) else None
-
-
-def _made_by(value: ir.Value | None, op_type: str) -> bool:
-    node = None if value is None else value.producer()
-    return node is not None and (node.op_type, node.domain) == (op_type, "")
-
-
-def _summands(node: ir.Node) -> tuple[ir.Value | None, ...]:
-    """The inputs of the Add that makes a node's first input."""
-    first = node.inputs[0]
-    add = None if first is None else first.producer()
-    return () if add is None else tuple(add.inputs)
+# These need the ranks of values that the operators above compute.
+_CONVERSIONS_BY_RANK: dict[str, Convert] = {"ArrayFeatureExtractor": _array_feature_extractor}

@@ -15,16 +15,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names, scopes
-from onnxfit.graph.model import (
-    OPSET,
-    ModelSource,
-    model_errors,
-    normalize,
-    read_model,
-    spec_of,
-    tensor_outputs,
-    with_initializers,
-)
+from onnxfit.graph.model import model_errors, normalize, spec_of, tensor_outputs, with_initializers
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import to_evaluation_form
 from onnxfit.graph.values import GraphBuilder, Value

@@ -22,7 +22,8 @@ from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
-from onnxfit.graph.model import OPSET, infer_shapes, model_errors, spec_of
+from onnxfit.graph.model import infer_shapes, model_errors, spec_of
+from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import add_loss_outputs, training_forward

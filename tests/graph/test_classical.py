@@ -15,8 +15,9 @@ from onnx import TensorProto
 from packaging.version import Version
 
 import onnxfit
-from onnxfit.graph.classical import source_of_probabilities
-from onnxfit.graph.model import normalize, read_model
+from onnxfit.graph.model import normalize
+from onnxfit.graph.probabilities import source_of_probabilities
+from onnxfit.graph.reading import read_model
 from onnxfit.graph.weights import all_weights
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
 

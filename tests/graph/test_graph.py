@@ -14,15 +14,10 @@ import pytest
 
 from onnxfit import Trainer
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
-from onnxfit.graph.model import (
-    IR_VERSION,
-    OPSET,
-    normalize,
-    read_model,
-    specialize_shapes,
-    with_initializers,
-)
+from onnxfit.graph.model import normalize, specialize_shapes, with_initializers
+from onnxfit.graph.opset import IR_VERSION, OPSET
 from onnxfit.graph.random import normal, uniform
+from onnxfit.graph.reading import read_model
 from onnxfit.graph.training_form import to_evaluation_form, to_training_form, updated_statistics
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import all_weights, select_weights

@@ -56,7 +56,8 @@ def test_what_libraries_import_and_training_does_not_use_stays_out(wide: Path) -
     """sympy, and with the training build PyTorch; both can be used all the same."""
     code = """
 import onnxfit
-from onnxfit.graph.model import read_model, normalize
+from onnxfit.graph.model import normalize
+from onnxfit.graph.reading import read_model
 model = normalize(read_model(sys.argv[1]))
 print(int("sympy.core" in sys.modules), int("torch" in sys.modules))
 import onnx_ir, sympy
@@ -69,7 +70,8 @@ print(int(str(n + n) == str(2 * sympy.Symbol("n"))))
 def test_a_model_is_prepared_without_copies_of_its_weights(wide: Path) -> None:
     code = """
 import onnxfit
-from onnxfit.graph.model import read_model, normalize
+from onnxfit.graph.model import normalize
+from onnxfit.graph.reading import read_model
 model = read_model(sys.argv[1])
 before = memory("VmHWM")
 work = normalize(model)

@@ -16,7 +16,8 @@ from onnx.backend.test.loader import load_model_tests
 
 from onnxfit.errors import ModelError
 from onnxfit.gradients.paths import reachable_values
-from onnxfit.graph.model import normalize, read_model
+from onnxfit.graph.model import normalize
+from onnxfit.graph.reading import read_model
 from tests.gradients.rules.cases import Arrays, judged
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

@@ -1,0 +1,156 @@
+"""Convert a model to the opset that every graph of onnxfit is built in.
+
+The converter of the onnx package does most of the work. Added here are operators that are newer
+than that opset, and two operators whose meaning the converter changes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.bodies import function_body
+from onnxfit.graph.reading import to_ir
+from onnxfit.graph.values import GraphBuilder
+
+OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
+IR_VERSION = 10  # likewise
+
+
+def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model in opset OPSET; a model that has it already is returned itself.
+
+    Raises ModelError where the conversion is impossible.
+    """
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    if version == OPSET:
+        return model
+    if version is None:  # operators of other domains only
+        model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+        return model
+    if version > OPSET:
+        model = _without_newer_operators(model)
+    try:
+        converted = onnx.version_converter.convert_version(model, OPSET)
+        if version < 11:
+            _restore_resize(model, converted)
+        if 18 <= version < 21:
+            _restore_group_normalization(converted)
+        return converted
+    # The converter raises RuntimeError, ConvertError and plain C++ assertions alike.
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[-1] if lines else type(error).__name__
+        raise ModelError(
+            f"The model's opset is {version}; training builds on opset {OPSET}, and onnx"
+            f" {onnx.__version__} cannot convert it: {reason}. Export the model again with opset"
+            f" {OPSET}, or any from 13 to {OPSET}."
+        ) from None
+
+
+def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with operators newer than OPSET replaced by their ONNX definitions.
+
+    The converter cannot go back in versions. Raises ModelError for an operator without a
+    definition, and for one inside a body.
+    """
+    work = to_ir(onnx.shape_inference.infer_shapes(model))
+    NameFixPass()(work)
+    op = GraphBuilder(work.graph)
+    newer: list[ir.Node] = [node for node in work.graph if _is_newer(node)]
+    for node in newer:
+        body = function_body(node, work.graph)
+        if body is None:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training"
+                " builds, and ONNX does not define it by older operators. Export the model again"
+                f" with opset {OPSET}, or any from 13 to {OPSET}."
+            )
+        with op.replacing(node) as replace:
+            replace(*body(op))
+    for node in ir.traversal.RecursiveGraphIterator(work.graph):
+        if _is_newer(node):
+            raise ModelError(
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training"
+                f" builds. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+            )
+    return ir.to_proto(work)
+
+
+def _is_newer(node: ir.Node) -> bool:
+    return (
+        node.domain in ("", "ai.onnx")
+        and not onnx.defs.has(node.op_type, OPSET, "")
+        and onnx.defs.has(node.op_type)
+    )
+
+
+def _restore_resize(model: onnx.ModelProto, converted: onnx.ModelProto) -> None:
+    """Let Resize compute positions as until opset 10, in place.
+
+    They were counted from the corner. That is no longer the default, and the converter does not
+    write it down.
+    """
+    old = {
+        name
+        for node in model.graph.node
+        if node.op_type in ("Upsample", "Resize")
+        for name in node.output
+    }
+    settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    for node in converted.graph.node:
+        if node.op_type == "Resize" and old.intersection(node.output):
+            for attribute in [a for a in node.attribute if a.name in settings]:
+                node.attribute.remove(attribute)
+            node.attribute.extend(
+                onnx.helper.make_attribute(name, value) for name, value in settings.items()
+            )
+
+
+def _restore_group_normalization(converted: onnx.ModelProto) -> None:
+    """Repeat scale and bias of every GroupNormalization for the channels of a group, in place.
+
+    From opset 21 on there is a number for each channel; opset 18 had one for each group, which the
+    converter leaves as it is.
+    """
+    nodes = list(converted.graph.node)
+    del converted.graph.node[:]
+    for node in nodes:
+        if node.op_type == "GroupNormalization" and node.domain == "":
+            converted.graph.node.extend(_repeat_for_channels(node))
+        converted.graph.node.append(node)
+
+
+def _repeat_for_channels(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes that repeat scale and bias, and let a GroupNormalization use them."""
+    make = onnx.helper.make_node
+    prefix = f"{node.output[0]}/per_group"
+    groups = next(a.i for a in node.attribute if a.name == "num_groups")
+    nodes = []
+    for key, value in {"groups": groups, "last": -1, "axis": 1}.items():
+        tensor = onnx.numpy_helper.from_array(np.array([value], np.int64), f"{prefix}/{key}")
+        nodes.append(make("Constant", [], [tensor.name], value=tensor))
+    channels = f"{prefix}/channels"
+    times = f"{prefix}/times"
+    sizes = f"{prefix}/sizes"
+    nodes += [
+        make("Shape", [node.input[0]], [channels], start=1, end=2),
+        make("Div", [channels, f"{prefix}/groups"], [times]),
+        make("Concat", [f"{prefix}/groups", times], [sizes], axis=0),
+    ]
+    for i in (1, 2):
+        repeated = f"{prefix}/wide_{i}"
+        column = f"{repeated}/column"
+        flat = f"{prefix}/channels_{i}"
+        nodes += [
+            make("Unsqueeze", [node.input[i], f"{prefix}/axis"], [column]),
+            make("Expand", [column, sizes], [repeated]),
+            make("Reshape", [repeated, f"{prefix}/last"], [flat]),
+        ]
+        node.input[i] = flat
+    return nodes

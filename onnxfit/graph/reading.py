@@ -1,0 +1,221 @@
+"""Read and check a model: a path, bytes or a ModelProto becomes a ModelProto in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Union
+
+import google.protobuf.message
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.checker
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.classical import write_out_classical
+from onnxfit.graph.tensors import detached, is_external
+from onnxfit.graph.validity import require_valid
+
+ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
+
+# Inputs of BatchNormalization
+MEAN = 3
+VARIANCE = 4
+
+
+def load_model(source: ModelSource) -> onnx.ModelProto:
+    """Return a copy of the model in memory, external data included.
+
+    Args:
+        `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+
+    Raises:
+        ModelError: the file is missing or damaged, the model is invalid, or external data is not
+            where the model says.
+    """
+    return _load(source)[0]
+
+
+def read_model(source: ModelSource) -> onnx.ModelProto:
+    """Return the model of `load_model` in operators and tensors that a step can be built of.
+
+    Sparse constants become dense, parameters that normalizations share become their own, and
+    classical models are written in ONNX's own operators.
+
+    Args:
+        `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+
+    Raises:
+        ModelError: as `load_model` does, and for a model without outputs or with sparse
+            initializers.
+    """
+    model, description = _load(source)
+    if not model.graph.output:
+        raise ModelError(f"{description} has no outputs.")
+    if model.graph.sparse_initializer:
+        names = ", ".join(t.values.name for t in model.graph.sparse_initializer)
+        raise ModelError(
+            f"{description} has sparse initializers ({names}), which cannot be trained: make them"
+            " dense."
+        )
+    _make_constants_dense(model.graph)
+    _separate_batch_norms(model)
+    write_out_classical(model)
+    return model
+
+
+def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
+    """Return the model, and a description of its source for messages."""
+    model = onnx.ModelProto()
+    try:
+        if isinstance(source, onnx.ModelProto):
+            description = "the ModelProto"
+            model.CopyFrom(source)
+        elif isinstance(source, (bytes, bytearray, memoryview)):
+            description = f"the {len(source)} bytes given"
+            model.ParseFromString(bytes(source))
+        elif isinstance(source, (str, os.PathLike)):
+            description = str(Path(source))
+            model = onnx.load(description)
+        else:
+            raise ModelError(
+                f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}."
+            )
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {os.fspath(source)!r}.") from None
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(f"{description} is not an ONNX model: {error}.") from None
+    except (OSError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{description} cannot be read: {error}") from None
+    require_valid(model, description)
+    try:
+        onnx.checker.check_model(large_tensors_as_inputs(model))
+    except onnx.checker.ValidationError as error:
+        # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
+        if "GroupNormalization is deprecated" not in str(error):
+            raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
+    return model, description
+
+
+def to_ir(model: onnx.ModelProto) -> ir.Model:
+    """Return the model as onnx-ir's; ModelError for what onnx-ir does not read."""
+    try:
+        return ir.from_proto(model)
+    except ir.serde.SerdeError as error:
+        # onnx-ir says from the outside in what it was reading
+        reason = root_cause(error)
+        raise ModelError(f"The model has something that onnx-ir does not read: {reason}") from None
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """Return the error at the end of the chain of causes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def large_tensors_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model whose larger initializers are inputs instead.
+
+    Each function of the onnx package copies its whole argument, which must be below 2 GB.
+    """
+    copy, _ = detached(model, {}, "")
+    inputs = {value.name for value in copy.graph.input}
+    for tensor in [t for t in copy.graph.initializer if is_external(t)]:
+        if tensor.name not in inputs:
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+        copy.graph.initializer.remove(tensor)
+    return copy
+
+
+def restore_initializers(graph: ir.Graph, model: onnx.ModelProto) -> None:
+    """Undo `large_tensors_as_inputs(model)` in a graph that was built from its result.
+
+    The initializers come in the model's order and share its memory.
+    """
+    tensors = {t.name: t for t in model.graph.initializer}
+    for value in [v for v in graph.inputs if v.name in tensors]:
+        graph.inputs.remove(value)
+        value.const_value = ir.serde.TensorProtoTensor(tensors[value.name or ""])
+        graph.register_initializer(value)
+    values = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
+    in_order = [name for name in tensors if name in values]
+    added = [name for name in values if name not in tensors]
+    for name in (*in_order, *added):
+        graph.register_initializer(values[name])
+
+
+def _make_constants_dense(graph: onnx.GraphProto) -> None:
+    """Write sparse Constants, which onnx-ir does not read, with their zeros, in place."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _make_constants_dense(attribute.g)
+            elif attribute.type == onnx.AttributeProto.SPARSE_TENSOR and node.op_type == "Constant":
+                dense = onnx.numpy_helper.from_array(_dense(attribute.sparse_tensor))
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> npt.NDArray[Any]:
+    values = onnx.numpy_helper.to_array(sparse.values)
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    if indices.ndim == 2:
+        dense[tuple(indices.T)] = values
+    else:
+        dense[np.unravel_index(indices, dense.shape)] = values
+    return dense
+
+
+def _separate_batch_norms(model: onnx.ModelProto) -> None:
+    """Give every BatchNormalization parameters of its own, in place.
+
+    An exporter writes equal tensors once: the scale 1 and the running variance 1 of a new network,
+    or the parameters of two layers, become one initializer behind Identity nodes. Training would
+    then take one for the other.
+    """
+    graph = model.graph
+    initializers = {t.name: t for t in graph.initializer}
+    norms = [n for n in graph.node if n.op_type == "BatchNormalization" and n.domain == ""]
+    _copy_behind_identities(graph, norms, initializers)
+    positions: dict[str, set[int]] = {}  # of the inputs where each parameter is used
+    for node in norms:
+        for i in range(1, 5):
+            positions.setdefault(node.input[i], set()).add(i)
+    for node in norms:
+        for i, suffix in ((MEAN, "mean"), (VARIANCE, "variance")):
+            name = node.input[i]
+            if name in initializers and positions[name] - {i}:
+                own = f"{name}/{suffix}"
+                if own not in initializers:
+                    _add_copy(graph, initializers, name, own)
+                node.input[i] = own
+
+
+def _copy_behind_identities(
+    graph: onnx.GraphProto,
+    norms: list[onnx.NodeProto],
+    initializers: dict[str, onnx.TensorProto],
+) -> None:
+    """Replace Identity nodes between an initializer and a BatchNormalization by copies."""
+    copies = {
+        n.output[0]: n for n in graph.node if n.op_type == "Identity" and n.input[0] in initializers
+    }
+    for node in norms:
+        for name in node.input[1:5]:
+            if name in copies:
+                _add_copy(graph, initializers, copies[name].input[0], name)
+                graph.node.remove(copies.pop(name))
+
+
+def _add_copy(
+    graph: onnx.GraphProto, initializers: dict[str, onnx.TensorProto], name: str, copy: str
+) -> None:
+    """Add a copy of the initializer `name` under the name `copy`."""
+    graph.initializer.append(initializers[name])
+    graph.initializer[-1].name = copy
+    initializers[copy] = graph.initializer[-1]
