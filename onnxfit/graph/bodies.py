@@ -1,14 +1,14 @@
-"""Operators that ONNX itself defines by others: the nodes of the definition in place of the node.
+"""ONNX's definition of an operator by other operators, to put in the place of a node.
 
 `onnx.inliner` does this for a whole model, but without the operators' default attributes and
-without types, so that a body may come out wrong (MeanVarianceNormalization loses its axes) or not
-at all.
+without types, so that a definition may come out wrong (MeanVarianceNormalization loses its axes) or
+not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import onnx
 import onnx_ir as ir
@@ -16,82 +16,90 @@ import onnx_ir as ir
 from onnxfit.graph.inference import schema_of
 from onnxfit.graph.values import GraphBuilder, Value
 
+Body = Callable[[GraphBuilder], tuple[Union[Value, None], ...]]
 
-def function_body(
-    node: ir.Node, graph: ir.Graph
-) -> Callable[[GraphBuilder], tuple[Value | None, ...]] | None:
-    """What adds the definition of a node to a graph and gives its outputs;
 
-    None where ONNX has none, or one with loops.
+def function_body(node: ir.Node, graph: ir.Graph) -> Body | None:
+    """Return a function that adds a node's definition to a graph and returns its outputs.
+
+    None if ONNX has no definition in the opset of `graph`, or one that contains a Loop.
     """
     schema = schema_of(node, graph)
-    function = None if schema is None else _definition(schema, node, graph.opset_imports.get("", 1))
-    if (
-        schema is None
-        or function is None
-        or any(a.HasField("g") for inner in function.node for a in inner.attribute)
-    ):
+    if schema is None:
         return None
-    chosen = function
+    function = _definition(schema, node, graph.opset_imports.get("", 1))
+    if function is None or any(a.HasField("g") for inner in function.node for a in inner.attribute):
+        return None
+    defaults = {
+        name: attribute.default_value
+        for name, attribute in schema.attributes.items()
+        if attribute.default_value.type != onnx.AttributeProto.UNDEFINED
+    }
+    own = {name: ir.serde.serialize_attribute(a) for name, a in node.attributes.items()}
 
     def body(op: GraphBuilder) -> tuple[Value | None, ...]:
-        defaults = {
-            n: a.default_value
-            for n, a in schema.attributes.items()
-            if a.default_value.type != onnx.AttributeProto.UNDEFINED
-        }
-        given = {
-            **defaults,
-            **{n: ir.serde.serialize_attribute(a) for n, a in node.attributes.items()},
-        }
         values: dict[str, Value | None] = {"": None}
-        for i, name in enumerate(chosen.input):
+        for i, name in enumerate(function.input):
             value = node.inputs[i] if i < len(node.inputs) else None
             values[name] = None if value is None else op.wrap(value)
-        for inner in chosen.node:
-            attributes = {}
-            for a in inner.attribute:
-                source = given.get(a.ref_attr_name) if a.ref_attr_name else a
-                if source is not None:
-                    attributes[a.name] = ir.serde.deserialize_attribute(source).value
-            if inner.op_type == "Constant":
-                made: tuple[Value, ...] = (_constant(op, attributes),)
-            else:
-                made = getattr(op, inner.op_type)(
-                    *(values[n] for n in inner.input),
-                    _outputs=len(inner.output),
-                    _domain=inner.domain,
-                    **attributes,
-                )
-            values.update(zip(inner.output, made))
-        return tuple(values.get(name) for name in chosen.output)
+        for inner in function.node:
+            outputs = _add_node(op, inner, values, {**defaults, **own})
+            values.update(zip(inner.output, outputs))
+        return tuple(values.get(name) for name in function.output)
 
     return body
 
 
+def _add_node(
+    op: GraphBuilder,
+    node: onnx.NodeProto,
+    values: dict[str, Value | None],
+    of_operator: dict[str, onnx.AttributeProto],
+) -> tuple[Value, ...]:
+    """Add a node of a definition; return its outputs.
+
+    `values` are the values of the definition by name, `of_operator` the attributes of the operator
+    that is defined, to which those of the node may refer.
+    """
+    attributes: dict[str, object] = {}
+    for attribute in node.attribute:
+        proto = of_operator.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        if proto is not None:
+            attributes[attribute.name] = ir.serde.deserialize_attribute(proto).value
+    if node.op_type == "Constant":
+        return (_constant(op, attributes),)
+    outputs: tuple[Value, ...] = getattr(op, node.op_type)(
+        *(values[name] for name in node.input),
+        _outputs=len(node.output),
+        _domain=node.domain,
+        **attributes,
+    )
+    return outputs
+
+
 def _definition(
-    schema: Any, node: ir.Node, opset: int
-) -> onnx.FunctionProto | None:  # Any: the stubs of onnx lack half of a schema
-    """The definition in the operators of this opset: of several, the newest that is not newer."""
+    schema: Any,  # the stubs of onnx lack half of a schema
+    node: ir.Node,
+    opset: int,
+) -> onnx.FunctionProto | None:
+    """Return the newest definition in operators that `opset` has."""
     versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
     if versions:
         types = [
-            (
-                ir.serde.serialize_value(v).type.SerializeToString()
-                if v is not None and v.name
-                else b""
-            )
+            ir.serde.serialize_value(v).type.SerializeToString()
+            if v is not None and v.name
+            else b""
             for v in node.inputs
         ]
         proto = ir.serde.serialize_node(node).SerializeToString()
         data = schema.get_context_dependent_function_with_opset_version(max(versions), proto, types)
         if data:
-            return _parsed(data)
+            return _parse(data)
     versions = [v for v in schema.function_opset_versions if v <= opset]
-    return _parsed(schema.get_function_with_opset_version(max(versions))) if versions else None
+    return _parse(schema.get_function_with_opset_version(max(versions))) if versions else None
 
 
-def _parsed(data: bytes) -> onnx.FunctionProto:
+def _parse(data: bytes) -> onnx.FunctionProto:
     function = onnx.FunctionProto()
     function.ParseFromString(data)
     return function
@@ -101,4 +109,5 @@ def _constant(op: GraphBuilder, attributes: dict[str, object]) -> Value:
     (value,) = attributes.values()
     if isinstance(value, ir.TensorProtocol):
         return op.constant(value.numpy())
+    # a Constant of a definition has a number, a list of numbers or a tensor
     return op.constant(value)  # type: ignore[arg-type]

@@ -1,10 +1,9 @@
-"""Compute what the sizes of a batch already decide.
+"""Compute the values that the sizes of a batch determine.
 
 Exporters write shapes as arithmetic (Shape, Gather, Concat, Reshape), which ONNX's own inference
-follows only a little way. Walking the graph once, in order, every node whose inputs are known is
-replaced by its value, and every other gets the shapes that follow. onnx-ir's passes lift constants
-but do not compute; onnxruntime's would, but only inside a session, after the gradient has been
-built.
+follows only in part. One walk over the graph replaces every node whose inputs are known by its
+value, and gives every other node the shapes that follow. onnx-ir's passes lift constants but do not
+compute; onnxruntime computes, but only inside a session, after the gradient has been built.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import onnx_ir as ir
 from onnxfit.graph.inference import infer_outputs
 
 Array = npt.NDArray[Any]
-MAX_FOLDED_ELEMENTS = 1024  # elements: shapes, axes and scalars, not weights
+MAX_FOLDED_ELEMENTS = 1024  # elements of a value that is computed: shapes and axes, not weights
 RANDOM = {
     "Bernoulli",
     "Multinomial",
@@ -31,8 +30,13 @@ RANDOM = {
 }
 
 
+_INTEGERS = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL}
+_GRAPHS = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
+_ANY_TYPE = {"Cast", "Constant", "Identity"}  # operators that are computed for floats, too
+
+
 def fold_shapes(model: ir.Model) -> None:
-    """Fold the main graph in place. What cannot be computed stays as it is."""
+    """Fold the main graph in place; a node that cannot be computed stays."""
     graph = model.graph
     for node in list(graph):
         values = _computed(node, graph)
@@ -40,100 +44,104 @@ def fold_shapes(model: ir.Model) -> None:
             before = [v.shape for v in node.outputs]
             infer_outputs(graph, node)
             for value, shape in zip(node.outputs, before):
-                value.shape = _both(value.shape, shape)
-            continue
-        if any(v.is_graph_output() for v in node.outputs):
-            continue
-        for value, array in zip(node.outputs, values):
-            tensor = ir.tensor(array, name=value.name)
-            known = ir.Value(
-                name=value.name,
-                shape=ir.Shape(array.shape),
-                type=ir.TensorType(tensor.dtype),
-                const_value=tensor,
-            )
-            value.replace_all_uses_with(known)
-            value.name = None
-            graph.register_initializer(known)
-        graph.remove(node, safe=True)
+                value.shape = _merged(value.shape, shape)
+        elif not any(v.is_graph_output() for v in node.outputs):
+            _replace_by_constants(graph, node, values)
+
+
+def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: list[Array]) -> None:
+    for value, array in zip(node.outputs, values):
+        tensor = ir.tensor(array, name=value.name)
+        constant = ir.Value(
+            name=value.name,
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        value.replace_all_uses_with(constant)
+        value.name = None
+        graph.register_initializer(constant)
+    graph.remove(node, safe=True)
 
 
 def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
-    """The values of a node's outputs, None where they are not known or not small."""
-    if (
-        node.domain not in ("", "ai.onnx")
-        or node.op_type in RANDOM
-        or any(a.type in _GRAPHS for a in node.attributes.values())
-    ):
+    """Return the values of a node's outputs, None if they are unknown or not small."""
+    if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM:
+        return None
+    if any(a.type in _GRAPHS for a in node.attributes.values()):
         return None
     if node.op_type in ("Shape", "Size"):
-        sizes = _sizes(node.inputs[0])
-        if sizes is None:
-            return None
-        if node.op_type == "Size":
-            return [np.array(np.prod(sizes, dtype=np.int64))]
-        start, end = (
-            node.attributes[n].as_int() if n in node.attributes else default
-            for n, default in (("start", 0), ("end", None))
-        )
-        return [np.array(sizes[start:end], np.int64)]
-    feeds = {}
-    for value in node.inputs:
-        if value is not None:
-            tensor = ir.convenience.get_const_tensor(value)
-            if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS:
-                return None
-            feeds[value.name or ""] = tensor.numpy()
-    if not feeds and node.op_type != "Constant":
+        return _computed_sizes(node)
+    feeds = _constant_inputs(node)
+    if feeds is None or not (feeds or node.op_type == "Constant"):
         return None
     if any(np.prod(_sizes(v) or [0]) > MAX_FOLDED_ELEMENTS for v in node.outputs):
         return None
-    # the reference may differ from onnxruntime in an operator's corners, so what is computed is
-    # arithmetic of shapes
-    if not all(v.dtype in _WHOLE for v in node.outputs) and node.op_type not in (
-        "Cast",
-        "Constant",
-        "Identity",
-    ):
+    # The reference may differ from onnxruntime in details of an operator, so that only arithmetic
+    # of shapes is computed.
+    if node.op_type not in _ANY_TYPE and not all(v.dtype in _INTEGERS for v in node.outputs):
         return None
     try:
-        found = _evaluate(node, feeds, graph.opset_imports[""])
-    except Exception:  # the reference lacks an operator, or the node fails: then it fails at run time, with its own message
+        arrays = _evaluate(node, feeds, graph.opset_imports[""])
+    # The reference may lack an operator, or the node may fail: then it fails when the model runs,
+    # with a message of its own.
+    except Exception:
         return None
-    return (
-        found
-        if all(isinstance(a, np.ndarray) and a.size <= MAX_FOLDED_ELEMENTS for a in found)
-        else None
-    )
+    small = all(isinstance(a, np.ndarray) and a.size <= MAX_FOLDED_ELEMENTS for a in arrays)
+    return arrays if small else None
 
 
-def _both(now: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
-    """What either knows; the inference of the whole model knows names of sizes that one operator's
-    does not.
+def _computed_sizes(node: ir.Node) -> list[Array] | None:
+    """Return the value of a Shape or Size, None if it is unknown."""
+    sizes = _sizes(node.inputs[0])
+    if sizes is None:
+        return None
+    if node.op_type == "Size":
+        return [np.array(np.prod(sizes, dtype=np.int64))]
+    start = node.attributes["start"].as_int() if "start" in node.attributes else 0
+    end = node.attributes["end"].as_int() if "end" in node.attributes else None
+    return [np.array(sizes[start:end], np.int64)]
+
+
+def _constant_inputs(node: ir.Node) -> dict[str, Array] | None:
+    """Return the inputs of a node by name, None if one is unknown or large."""
+    arrays: dict[str, Array] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is None or tensor.size > MAX_FOLDED_ELEMENTS:
+            return None
+        arrays[value.name or ""] = tensor.numpy()
+    return arrays
+
+
+def _merged(inferred: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | None:
+    """Return the sizes that one of two shapes of a value tells.
+
+    The inference of a whole model keeps names of sizes that the inference of one operator loses.
     """
-    if now is None or before is None or len(now) != len(before):
-        return now if now is not None else before
-    return ir.Shape(
-        [
-            a if isinstance(a, int) or (isinstance(b, ir.SymbolicDim) and b.value is None) else b
-            for a, b in zip(now, before)
-        ]
-    )
+    if inferred is None:
+        return before
+    if before is None or len(inferred) != len(before):
+        return inferred
+    dims = []
+    for new, old in zip(inferred, before):
+        unnamed = isinstance(old, ir.SymbolicDim) and old.value is None
+        dims.append(new if isinstance(new, int) or unnamed else old)
+    return ir.Shape(dims)
 
 
 def _sizes(value: ir.Value | None) -> list[int] | None:
-    """A value's shape, if all of it is known."""
+    """Return the shape of a value, None if a size is unknown."""
     if value is None or value.shape is None:
         return None
     sizes = [d for d in value.shape if isinstance(d, int)]
     return sizes if len(sizes) == len(value.shape) else None
 
 
-_WHOLE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-
 def _evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]:
+    """Compute one node by ONNX's reference implementation."""
     make = onnx.helper
     inputs = [
         make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(a.dtype), a.shape)

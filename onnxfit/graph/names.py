@@ -1,64 +1,67 @@
-"""The names of everything a step adds to a model's graph; no other module spells a tensor's name."""
+"""Names of the tensors that a step adds to a model's graph; no other module spells one."""
 
 from __future__ import annotations
 
-LOSS = "loss"  # the scalar a model that brings its own loss calls so, and what a step reports
+LOSS = "loss"  # the loss that a step reports, and the output of a model that computes its own
 SAMPLE_WEIGHT = "sample_weight"
 LEARNING_RATE = "train/learning_rate"
-STEP = "train/step"  # updates done before this one, int64
+STEP = "train/step"  # number of updates before this one, int64
 SEED = "train/seed"
-FIRST = "train/first_of_window"  # with accumulated gradients: the sum starts anew
+FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum starts anew
 WINDOW = "train/batches_in_window"
-TOTAL = "train/loss"
-SCALED = "train/scaled_loss"  # times the learning rate
-PENALTY = "train/penalty"  # where it is a graph of its own
+TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
+SCALED = "train/scaled_loss"  # the loss times the learning rate
+PENALTY = "train/penalty"  # in a step that is split, where the penalty has a graph of its own
 
 
 def target(output: str) -> str:
-    """The labels of an output."""
+    """Return the name of the labels of an output."""
     return f"y_true/{output}"
 
 
-def part(output: str) -> str:
-    """The loss of one output among several."""
+def output_loss(output: str) -> str:
+    """Return the name of the loss of one of several outputs."""
     return f"train/{output}_loss"
 
 
 def count(output: str) -> str:
-    """What the loss of an output divides by, where that is not the number of rows."""
+    """Return the name of the divisor of an output's loss if it is not the number of rows."""
     return f"train/{output}_count"
 
 
 def slot(weight: str, name: str) -> str:
-    """What an optimizer remembers for a weight."""
+    """Return the name of an optimizer's slot `name` for a weight."""
     return f"{weight}/{name}"
 
 
 def gradient(name: str) -> str:
-    """The gradient that arrives at an output, or leaves a weight or an input."""
+    """Return the name of the gradient of an output, a weight or an input."""
     return f"{name}_grad"
 
 
 def penalised(weight: str) -> str:
-    """The gradient of a weight, the penalty's added."""
+    """Return the name of a weight's gradient that includes the penalty's."""
     return f"{gradient(weight)}/penalised"
 
 
 def gradient_sum(weight: str) -> str:
-    """The gradients of a window of batches, added up."""
+    """Return the name of the sum of a weight's gradients in a window of batches."""
     return f"{weight}/gradient_sum"
 
 
 def fused(number: int) -> str:
-    """A flat tensor of small weights that are updated together, or of one of their slots."""
+    """Return the name of a tensor of several small weights, which are updated together.
+
+    A slot of such a tensor is named after it, as the slot of a weight is.
+    """
     return f"train/fused/{number}"
 
 
 def reserved(name: str) -> bool:
-    """Whether a step gives this name to something of its own."""
+    """Return whether `name` is reserved for tensors that a step adds."""
     return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
 
 
 def updated(state: str) -> str:
-    """The value a state has after the step."""
+    """Return the name of a state's value after the step."""
     return f"{state}/next"

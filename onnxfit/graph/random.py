@@ -23,13 +23,18 @@ def uniform(
     stream: int,
     iteration: Value | None = None,
 ) -> Value:
-    """Float32 numbers in [0, 1), of the sizes in the int64 vector `shape`;
+    """Return float32 numbers in [0, 1).
 
-    `seed` and `step` are int64 scalars, `stream` tells nodes apart.
+    The hash is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), applied to
+    the key and then to the position.
 
-    `iteration`, an int64 scalar, tells apart the passes of a loop that the node is run in. The hash
-    is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), run over the key and
-    then over the position.
+    Args:
+        `op`: the builder of the graph.
+        `shape`: the sizes of the result, an int64 vector.
+        `seed`: an int64 scalar.
+        `step`: the number of updates so far, an int64 scalar.
+        `stream`: a number that tells apart the nodes that draw.
+        `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
     """
     with op.scope(scopes.random_stream(stream)):
         key = _mix(op, op.cast(seed, np.int32) + GOLDEN)  # an offset, since 0 mixes to 0
@@ -53,8 +58,9 @@ def normal(
     stream: int,
     iteration: Value | None = None,
 ) -> Value:
-    """Float32 numbers from the standard normal distribution, by Box and Muller (1958) from two
-    uniform ones each.
+    """Return float32 numbers of the standard normal distribution; arguments as in `uniform`.
+
+    Each is computed from two uniform numbers by the method of Box and Muller (1958).
     """
     doubled = op.Concat(op.constant(np.array([2], np.int64)), shape, axis=0)
     u, angle = op.Split(
@@ -65,7 +71,7 @@ def normal(
 
 
 def _mix(op: GraphBuilder, x: Value) -> Value:
-    """lowbias32 on int32 values, whose products wrap."""
+    """Return lowbias32 of int32 values, whose products wrap."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         bits = op.cast(x, np.uint32)
         x = op.cast(

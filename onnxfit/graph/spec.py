@@ -1,4 +1,4 @@
-"""What a tensor is called and what it looks like, for messages and for fitting data to a graph."""
+"""Name, element type and shape of a tensor, for messages and for matching data with a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ Dim = Union[int, str, None]  # a size, the name of a size, or unknown
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's name, element type and shape; `shape` None means an unknown rank.
+    """Name, element type and shape of a tensor.
+
+    Args:
+        `name`: the name of the tensor in the graph.
+        `dtype`: the element type.
+        `shape`: one entry for each dimension: a size, the name of a size, or None if unknown. The
+            whole shape is None if the number of dimensions is unknown.
 
     >>> str(TensorSpec("x", np.dtype("float32"), ("batch", 1, 28, 28)))
     'x: float32[batch, 1, 28, 28]'
@@ -25,21 +31,24 @@ class TensorSpec:
     def __str__(self) -> str:
         if self.shape is None:
             return f"{self.name}: {self.dtype}[?]"
-        return (
-            f"{self.name}:"
-            f" {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
-        )
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name}: {self.dtype}[{sizes}]"
 
     @property
     def rank(self) -> int | None:
+        """The number of dimensions, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape fits: the same rank, and the same size wherever the spec
-        has a number.
+        """Return whether an array of this shape fits.
+
+        It fits if it has the same rank, and the same size wherever the spec has a number.
+
+        Args:
+            `shape`: the shape of the array.
         """
         if self.shape is None:
             return True
         return len(shape) == len(self.shape) and all(
-            not isinstance(d, int) or d == s for d, s in zip(self.shape, shape)
+            not isinstance(size, int) or size == actual for size, actual in zip(self.shape, shape)
         )

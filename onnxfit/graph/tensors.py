@@ -1,5 +1,6 @@
-"""Tensors in files, written one after another, never copied all at once: safetensors, and the
-external data of an ONNX model.
+"""Tensors in files: safetensors, and the external data of an ONNX model.
+
+Tensors are written one after another, so that memory never holds a copy of all of them.
 """
 
 from __future__ import annotations
@@ -22,62 +23,78 @@ from onnxfit.errors import ModelError
 from onnxfit.files import write_atomically
 
 Array = npt.NDArray[np.generic]
-# bytes of tensors: an ONNX message has at most 2 GiB, nodes included
+# bytes of all tensors of a model: its message has at most 2 GiB, nodes included
 MAX_MODEL_BYTES = 2**31 - 2**26
-MAX_INLINE_BYTES = 1024  # bytes: constants of the graph, which stay in the model
-ALIGNMENT_BYTES = 64  # bytes
+MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model: constants of the graph
+ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 2**24  # bytes that are written at a time
 TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "BOOL": np.bool_, "I64": np.int64, "I32": np.int32,
-    "I16": np.int16, "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8,
-}  # fmt: skip
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "BOOL": np.bool_,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+}
 
 
 def write_model(
     path: str | os.PathLike[str], model: onnx.ModelProto, weights: Collection[str] = ()
 ) -> Path:
-    """Write a .onnx, atomically; with more than 2 GB of tensors those are in a file `<path>.data`
-    beside it, all of `weights` among them.
+    """Write a .onnx file atomically and return its path.
 
-    The data is written first. Of one model trained further and exported again, the graph is the
-    same, so that at no moment the graph of one and the data of the other do not fit.
+    More than 2 GB of tensors are written to the file `<path>.data` beside it. That file is written
+    first: a model that was trained further has the same graph, so that an interruption leaves a
+    graph and data that fit each other.
+
+    Args:
+        `path`: the file to write; an existing one is replaced.
+        `model`: the model.
+        `weights`: initializers that go into the second file even if they are small.
     """
     if not is_large(model):
-        return write_atomically(
-            path, lambda file: file.write(model.SerializeToString(deterministic=True))
-        )
+        return _write_message(path, model)
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
-    inside = {tensor.name for tensor in model.graph.initializer}.intersection(weights)
-    bare, tensors = detached(model, initializer_arrays(model, inside), data.name)
+    small = {tensor.name for tensor in model.graph.initializer}.intersection(weights)
+    bare, tensors = detached(model, initializer_arrays(model, small), data.name)
     write_atomically(data, lambda file: write_tensors(file, tensors))
-    return write_atomically(
-        path, lambda file: file.write(bare.SerializeToString(deterministic=True))
-    )
+    return _write_message(path, bare)
+
+
+def _write_message(path: str | os.PathLike[str], model: onnx.ModelProto) -> Path:
+    data = model.SerializeToString(deterministic=True)
+    return write_atomically(path, lambda file: file.write(data))
 
 
 def is_large(model: onnx.ModelProto) -> bool:
-    """Whether the model with its tensors inside is more than a file or an onnxruntime session takes
-    in one piece.
-    """
+    """Return whether the model is too large for one message, the limit of files and sessions."""
     return sum(map(nbytes, model.graph.initializer)) > MAX_MODEL_BYTES
 
 
 def write_safetensors(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
-    """What `safetensors.numpy.save` gives, without a copy of it in memory."""
+    """Write arrays as `safetensors.numpy.save` does, without a copy of all of them in memory."""
     file.write(_header(arrays))
     for array in arrays.values():
         _write(file, array)
 
 
 def safetensors_size(arrays: Mapping[str, Array]) -> int:
+    """Return the number of bytes that `write_safetensors` writes."""
     return len(_header(arrays)) + sum(array.nbytes for array in arrays.values())
 
 
 def read_safetensors(data: bytes) -> dict[str, Array]:
-    """Read-only arrays.
+    """Return the arrays in the bytes of a safetensors file; they are read-only.
 
-    SafetensorError, KeyError or ValueError for anything but whole safetensors.
+    Raises SafetensorError, KeyError or ValueError for anything but a whole file.
     """
     return {
         name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
@@ -88,65 +105,79 @@ def read_safetensors(data: bytes) -> dict[str, Array]:
 def detached(
     model: onnx.ModelProto, arrays: Mapping[str, Array], location: str
 ) -> tuple[onnx.ModelProto, list[Array | onnx.TensorProto]]:
-    """A copy of the model whose tensors are in a file `location`, and what `write_tensors` is to
-    write there.
+    """Return a copy of the model with external tensors, and the tensors for `write_tensors`.
 
-    These are all of `arrays`, in place of the initializers of their names, and the larger ones of
-    the others. ModelError where the model has no such initializer.
+    The external tensors are those of `arrays` and the larger ones of the others.
+
+    Args:
+        `model`: the model, which stays as it is.
+        `arrays`: arrays to replace initializers, by name.
+        `location`: the name of the file with the tensors, as it is noted in the copy.
+
+    Raises:
+        ModelError: the model has no initializer of a name in `arrays`.
     """
-    bare, tensors, place = _without_tensors(model), [], 0
-    lost = arrays.keys() - {tensor.name for tensor in model.graph.initializer}
-    if lost:
+    bare = _without_initializers(model)
+    tensors: list[Array | onnx.TensorProto] = []
+    offset = 0
+    missing = arrays.keys() - {tensor.name for tensor in model.graph.initializer}
+    if missing:
         raise ModelError(
-            f"The model has no {', '.join(sorted(lost))} any more: a trained weight was deleted"
+            f"The model has no {', '.join(sorted(missing))} any more: a trained weight was deleted"
             " from it."
         )
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
-        if tensor.name not in arrays and (
-            size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")
-        ):
+        inline = size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")
+        if inline and tensor.name not in arrays:
             bare.graph.initializer.append(tensor)
             continue
         stub = bare.graph.initializer.add(
             name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
         )
-        refer(stub, location, place, size)
+        refer(stub, location, offset, size)
         tensors.append(arrays.get(tensor.name, tensor))
-        place += size + -size % ALIGNMENT_BYTES
+        offset += _aligned(size)
     return bare, tensors
 
 
 def tensors_size(tensors: Iterable[Array | onnx.TensorProto]) -> int:
+    """Return the number of bytes that `write_tensors` writes."""
     sizes = [
         nbytes(tensor) if isinstance(tensor, onnx.TensorProto) else tensor.nbytes
         for tensor in tensors
     ]
-    return sum(size + -size % ALIGNMENT_BYTES for size in sizes)
+    return sum(map(_aligned, sizes))
+
+
+def _aligned(size: int) -> int:
+    """Return the smallest multiple of ALIGNMENT_BYTES that is not below `size`."""
+    return size + -size % ALIGNMENT_BYTES
 
 
 def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -> None:
+    """Write tensors one after another, each at an aligned offset."""
     for tensor in tensors:
         size = _write(file, tensor)
-        file.write(bytes(-size % ALIGNMENT_BYTES))
+        file.write(bytes(_aligned(size) - size))
 
 
 def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
-    """Take what `detached` took out of the model back from the file, to its end.
+    """Read the external tensors of a model of `detached` from a file into the model.
 
-    ModelError where it is not there.
+    Raises ModelError where the file does not hold exactly these tensors.
     """
-    place = 0
+    offset = 0
     for tensor in model.graph.initializer:
         if is_external(tensor):
-            where = {entry.key: entry.value for entry in tensor.external_data}
+            entries = {entry.key: entry.value for entry in tensor.external_data}
             size = nbytes(tensor)
-            if int(where["offset"]) != place or int(where["length"]) != size:
+            if int(entries["offset"]) != offset or int(entries["length"]) != size:
                 raise ModelError(f"the tensor {tensor.name!r} is not where it should be")
-            data = file.read(size + -size % ALIGNMENT_BYTES)
-            if len(data) != size + -size % ALIGNMENT_BYTES:
+            data = file.read(_aligned(size))
+            if len(data) != _aligned(size):
                 raise ModelError(f"the tensor {tensor.name!r} is cut off")
-            place += len(data)
+            offset += len(data)
             tensor.raw_data = data[:size] if len(data) > size else data
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
@@ -155,45 +186,51 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    """Say that a tensor's bytes are in a file."""
+    """Note in a tensor that its bytes are in the file `location`."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
+    """Return whether the bytes of a tensor are in a file of their own."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def initializer_arrays(model: onnx.ModelProto, names: Collection[str]) -> dict[str, Array]:
-    """Writable copies of the named initializers."""
+    """Return writable copies of the named initializers."""
     tensors = {t.name: t for t in model.graph.initializer}
     return {name: np.array(onnx.numpy_helper.to_array(tensors[name])) for name in names}
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
-    """The bytes of a tensor's elements; 0 for strings, which have no size of their own."""
-    kind = ir.DataType(tensor.data_type)
-    return 0 if kind == ir.DataType.STRING else (math.prod(tensor.dims) * kind.bitwidth + 7) // 8
+    """Return the bytes of a tensor's elements; 0 for strings, which have no fixed size."""
+    element_type = ir.DataType(tensor.data_type)
+    if element_type == ir.DataType.STRING:
+        return 0
+    bits: int = math.prod(tensor.dims) * element_type.bitwidth
+    return (bits + 7) // 8
 
 
 def _header(arrays: Mapping[str, Array]) -> bytes:
-    kinds = {np.dtype(kind): name for name, kind in TYPES.items()}
-    header, place = {}, 0
+    """Return the header of a safetensors file."""
+    type_names = {np.dtype(dtype): name for name, dtype in TYPES.items()}
+    header = {}
+    offset = 0
     for name, array in arrays.items():
         header[name] = {
-            "dtype": kinds[array.dtype],
+            "dtype": type_names[array.dtype],
             "shape": array.shape,
-            "data_offsets": (place, place + array.nbytes),
+            "data_offsets": (offset, offset + array.nbytes),
         }
-        place += array.nbytes
+        offset += array.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-def _without_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of all but the initializers."""
+def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model without its initializers, which are never copied."""
     bare = onnx.ModelProto()
     _copy_fields(model, bare, but="graph")
     _copy_fields(model.graph, bare.graph, but="initializer")
@@ -205,6 +242,7 @@ def _copy_fields(
     target: Union[onnx.ModelProto, onnx.GraphProto],
     but: str,
 ) -> None:
+    """Copy all fields of a message except one."""
     for field, value in source.ListFields():
         if field.name == but:
             continue
@@ -217,14 +255,14 @@ def _copy_fields(
 
 
 def _write(file: BinaryIO, tensor: Array | onnx.TensorProto) -> int:
-    """In pieces, between which other threads have their turn: writing a piece leaves Python to
-    them.
+    """Write a tensor and return the number of its bytes.
+
+    It is written in chunks: other threads run meanwhile, and get their turn after each.
     """
-    data = (
-        memoryview(tensor.raw_data)
-        if isinstance(tensor, onnx.TensorProto)
-        else memoryview(tensor.reshape(-1).view(np.uint8).data)
-    )
+    if isinstance(tensor, onnx.TensorProto):
+        data = memoryview(tensor.raw_data)
+    else:
+        data = memoryview(tensor.reshape(-1).view(np.uint8).data)
     for start in range(0, len(data), CHUNK_BYTES):
         file.write(data[start : start + CHUNK_BYTES])
     return len(data)

@@ -1,10 +1,9 @@
-"""BatchNormalization, Dropout and random numbers as they behave in training and in evaluation, in
-plain operators.
+"""BatchNormalization, Dropout and random numbers in plain operators, for training and evaluation.
 
-An exported model holds the first two in inference form, and onnxruntime's gradient builder switches
-that form silently to batch statistics; so a training step never contains them: each becomes the
-arithmetic it stands for. What is random draws from (seed, step, number of the node), so that a step
-can be repeated bit for bit.
+An exported model holds the first two in inference form, which onnxruntime's gradient builder
+silently switches to batch statistics. Therefore a training step never contains them: each becomes
+the arithmetic it stands for. Random numbers depend on (seed, step, number of the node), so that a
+step can be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -26,22 +25,32 @@ from onnxfit.graph.values import GraphBuilder, Value
 def to_training_form(
     op: GraphBuilder, weights: Sequence[str], batch_norm: str, seed: Value, step: Value
 ) -> dict[str, Value]:
-    """Rewrite the graph of `op` in place; returns the next value of every running statistic that
-    the step updates.
+    """Rewrite the graph of `op` for training, in place.
 
-    With `batch_norm="train"` a BatchNormalization normalises by the batch, unless its scale and
-    bias are both frozen or `batch_norm="frozen"`: then it uses its running statistics, like a layer
-    that is not trained in Keras. Dropout and the operators of random numbers draw from (seed, step,
-    number of the node), inside a Loop from the number of the iteration, too; their own attribute
-    `seed` is not looked at. ModelError for what has no such form: batch statistics inside a body,
-    random numbers inside a Scan.
+    Dropout and the operators of random numbers draw from (seed, step, number of the node), and
+    inside a Loop from the number of the iteration, too; their own attribute `seed` is ignored.
+
+    Args:
+        `op`: the builder of the graph.
+        `weights`: the names of the weights that are trained.
+        `batch_norm`: "train" lets a BatchNormalization normalize by the batch if its scale or bias
+            is trained. With "frozen", and for one whose scale and bias are frozen, it uses its
+            running statistics, like a layer that is not trained in Keras.
+        `seed`: an int64 scalar.
+        `step`: the number of updates so far, an int64 scalar.
+
+    Returns:
+        The next value of every running statistic that the step updates, by name.
+
+    Raises:
+        ModelError: a body contains batch statistics, or a Scan contains random numbers.
     """
     next_statistics: dict[str, Value] = {}
     draws = _Draws(seed, step)
     for node in list(op.graph):
         if node.op_type == "BatchNormalization" and node.domain == "":
             _refuse_other_outputs(node)
-            with op.replacing(node) as put:
+            with op.replacing(node) as replace_node:
                 if _by_batch(node, weights, batch_norm):
                     y, mean, variance = _batch_norm(op, node, next_statistics)
                     for value, new in zip(node.inputs[3:5], (mean, variance)):
@@ -49,9 +58,9 @@ def to_training_form(
                         next_statistics[value.name or ""] = new
                 else:
                     y = _frozen_batch_norm(op, node)
-                put(y)
+                replace_node(y)
         else:
-            _drawn_anew(op, node, draws)
+            _draw_from_step(op, node, draws)
             for inside, body in _bodies(op, node):
                 _body_in_training_form(
                     inside, node, weights, batch_norm, draws.inside(inside, node, body)
@@ -61,16 +70,17 @@ def to_training_form(
 
 @dataclass
 class _Draws:
-    """Where random numbers come from.
+    """Random numbers of the nodes of a graph.
 
-    Inside a Loop, `iteration` tells its passes apart; inside a Scan nothing does.
+    Inside a Loop, `iteration` is the number of the iteration. A Scan has none: `uncounted` is the
+    Scan that contains the graph.
     """
 
     seed: Value
     step: Value
     iteration: Value | None = None
     uncounted: ir.Node | None = None
-    # of what draws, not of nodes: folding leaves more or fewer of these
+    # counts the nodes that draw, not all nodes, whose number depends on folding
     streams: Iterator[int] = field(default_factory=count)
 
     def uniform(self, op: GraphBuilder, shape: Value) -> Value:
@@ -84,22 +94,19 @@ class _Draws:
         return op.wrap(self.seed.ir), op.wrap(self.step.ir), next(self.streams), iteration
 
     def inside(self, op: GraphBuilder, node: ir.Node, body: ir.Graph) -> _Draws:
-        """The same for the body of a node."""
+        """Return the random numbers for a body of a node."""
         if node.op_type == "Scan":
             return replace(self, uncounted=node)
         if node.op_type != "Loop":
             return self
-        passed = op.wrap(body.inputs[0])
-        return replace(
-            self,
-            iteration=(
-                passed if self.iteration is None else op.wrap(self.iteration.ir) * 65537 + passed
-            ),
-        )
+        iteration = op.wrap(body.inputs[0])
+        if self.iteration is not None:
+            iteration = op.wrap(self.iteration.ir) * 65537 + iteration
+        return replace(self, iteration=iteration)
 
 
-def _drawn_anew(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
-    """Let a node that draws random numbers draw them from the step."""
+def _draw_from_step(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
+    """Replace a node that draws random numbers by one that draws them from seed and step."""
     if node.domain != "" or (node.op_type != "Dropout" and node.op_type not in RANDOM):
         return
     if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
@@ -109,17 +116,15 @@ def _drawn_anew(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
             " over them, or write it as a Loop."
         )
     _refuse_other_outputs(node)
-    with op.replacing(node) as put:
-        put(
-            _dropout(op, node, draws)
-            if node.op_type == "Dropout"
-            else RANDOM[node.op_type](op, node, draws)
-        )
+    with op.replacing(node) as replace_node:
+        draw = _dropout if node.op_type == "Dropout" else RANDOM[node.op_type]
+        replace_node(draw(op, node, draws))
 
 
 def _body_in_training_form(
     op: GraphBuilder, outer: ir.Node, weights: Sequence[str], batch_norm: str, draws: _Draws
 ) -> None:
+    """Rewrite a body of the node `outer` for training, in place."""
     for node in list(op.graph):
         if (
             node.op_type == "BatchNormalization"
@@ -131,7 +136,7 @@ def _body_in_training_form(
                 " follow the batches, since no running statistics leave a body:"
                 " batch_norm='frozen' trains with those the file has."
             )
-        _drawn_anew(op, node, draws)
+        _draw_from_step(op, node, draws)
         for inside, body in _bodies(op, node):
             _body_in_training_form(
                 inside, node, weights, batch_norm, draws.inside(inside, node, body)
@@ -139,14 +144,17 @@ def _body_in_training_form(
 
 
 def _bodies(op: GraphBuilder, node: ir.Node) -> Iterator[tuple[GraphBuilder, ir.Graph]]:
-    """The subgraphs of a node, each with its builder."""
+    """Yield the bodies of a node, each with its builder."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield GraphBuilder(attribute.as_graph(), around=op), attribute.as_graph()
 
 
 def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str) -> list[str]:
-    """The running statistics that a training step will update, in the model's order."""
+    """Return the running statistics that a training step updates, in the model's order.
+
+    `weights` and `batch_norm` are those of `to_training_form`.
+    """
     names: dict[str | None, None] = {}
     for node in model.graph:
         if (
@@ -163,34 +171,35 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
 
 
 def to_evaluation_form(op: GraphBuilder) -> None:
-    """Rewrite the graph of `op` in place:
+    """Rewrite the graph of `op` for evaluation, in place.
 
-    Dropout passes, BatchNormalization uses its running statistics, whatever the file says.
+    Dropout returns its input, and BatchNormalization uses its running statistics, even if the file
+    says otherwise.
     """
     for node in list(op.graph):
         if node.op_type == "Dropout" and node.domain == "":
             _refuse_other_outputs(node)
-            with op.replacing(node) as put:
-                put(_input(op, node, 0))
+            with op.replacing(node) as replace_node:
+                replace_node(_input(op, node, 0))
         elif (
             node.op_type == "BatchNormalization"
             and node.domain == ""
             and _attribute(node, "training_mode", 0)
         ):
             _refuse_other_outputs(node)
-            with op.replacing(node) as put:
+            with op.replacing(node) as replace_node:
                 inputs = [_input(op, node, i) for i in range(5)]
-                put(
-                    op.BatchNormalization(*inputs, epsilon=float(_attribute(node, "epsilon", 1e-5)))
-                )
+                epsilon = float(_attribute(node, "epsilon", 1e-5))
+                replace_node(op.BatchNormalization(*inputs, epsilon=epsilon))
         else:
             for inside, _ in _bodies(op, node):
                 to_evaluation_form(inside)
 
 
 def to_inference_form(model: onnx.ModelProto) -> None:
-    """Let the nodes of a model in place behave as in inference, where the file says otherwise;
-    names and structure stay.
+    """Switch the nodes of a model from training to inference, in place.
+
+    Names and structure stay.
     """
     _graph_to_inference_form(model.graph)
 
@@ -209,37 +218,35 @@ def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
 
 
 def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
-    """Whether a BatchNormalization normalises by the batch: it is asked for, and its scale or bias
-    is trained.
+    """Return whether a BatchNormalization normalizes by the batch, as `batch_norm` asks for.
+
+    It does so only if its scale or bias is trained.
     """
+    scale_and_bias = node.inputs[1:3]
     return batch_norm == "train" and any(
-        v is not None and v.name in weights for v in node.inputs[1:3]
+        v is not None and v.name in weights for v in scale_and_bias
     )
 
 
 def _batch_norm(
     op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]
 ) -> tuple[Value, Value, Value]:
-    """Normalised by the batch's own mean and (population) variance; running <- momentum running +
-    (1 - momentum) batch.
+    """Return x normalized by the batch, and the next running mean and variance.
 
-    Statistics that two nodes share go on from the first node's update (`so_far`).
+    The variance is the population's. running <- momentum running + (1 - momentum) batch. `so_far`
+    are the updates of earlier nodes, from which statistics that two nodes share go on.
     """
     x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
     axes = [a for a in range(_rank(x, node)) if a != 1]
-    epsilon, momentum = (
-        float(_attribute(node, "epsilon", 1e-5)),
-        float(_attribute(node, "momentum", 0.9)),
-    )
+    epsilon = float(_attribute(node, "epsilon", 1e-5))
+    momentum = float(_attribute(node, "momentum", 0.9))
     mean = op.ReduceMean(x, axes, keepdims=1)
     centred = x - mean
     # ReduceSumSquare takes twice as long as these two
     variance = op.ReduceMean(centred * centred, axes, keepdims=1)
-    # one number per channel is made first, so that the tensors of the batch are passed over as
-    # seldom as can be
-    y = centred * (_per_channel(op, scale, x) / op.Sqrt(variance + epsilon)) + _per_channel(
-        op, bias, x
-    )
+    # The division is done for one number per channel: operators on whole batches take the time.
+    factor = _per_channel(op, scale, x) / op.Sqrt(variance + epsilon)
+    y = centred * factor + _per_channel(op, bias, x)
 
     def follow(running: Value, batch: Value) -> Value:
         running = so_far.get(running.name, running)
@@ -249,17 +256,18 @@ def _batch_norm(
 
 
 def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:
+    """Return x normalized by the running statistics."""
     x, scale, bias, mean, variance = (_input(op, node, i) for i in range(5))
     _rank(x, node)
     deviation = op.Sqrt(variance + float(_attribute(node, "epsilon", 1e-5)))
-    return (x - _per_channel(op, mean, x)) * _per_channel(op, scale / deviation, x) + _per_channel(
-        op, bias, x
-    )
+    centred = x - _per_channel(op, mean, x)
+    return centred * _per_channel(op, scale / deviation, x) + _per_channel(op, bias, x)
 
 
 def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    """x / (1 - ratio) where the mask keeps it (Srivastava et al. 2014, in the inverted form of
-    ONNX).
+    """Return x / (1 - ratio) where the mask keeps x, else 0.
+
+    This is the inverted form, as ONNX has it, of Srivastava et al. (2014).
     """
     x = _input(op, node, 0)
     if _drops_nothing(node):
@@ -272,35 +280,39 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
 
 
 def _drops_nothing(node: ir.Node) -> bool:
-    """Exporters write a Dropout of nothing, too."""
+    """Return whether a Dropout has the constant ratio 0, as exporters write it."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     known = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
     return known is not None and not known.numpy().any()
 
 
 def _random_uniform(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    low, high = float(_attribute(node, "low", 0.0)), float(_attribute(node, "high", 1.0))
+    low = float(_attribute(node, "low", 0.0))
+    high = float(_attribute(node, "high", 1.0))
     drawn = op.cast(draws.uniform(op, _drawn_shape(op, node)), _drawn_type(op, node))
     return low + (high - low) * drawn
 
 
 def _random_normal(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    mean, scale = float(_attribute(node, "mean", 0.0)), float(_attribute(node, "scale", 1.0))
+    mean = float(_attribute(node, "mean", 0.0))
+    scale = float(_attribute(node, "scale", 1.0))
     return mean + scale * op.cast(draws.normal(op, _drawn_shape(op, node)), _drawn_type(op, node))
 
 
 def _bernoulli(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
-    """1 with the probability that the input gives."""
-    chance = _input(op, node, 0)
-    return op.cast(
-        op.cast(draws.uniform(op, op.shape(chance)), chance.dtype) < chance, _drawn_type(op, node)
-    )
+    """Return 1 with the probability in the input, else 0."""
+    probability = _input(op, node, 0)
+    drawn = op.cast(draws.uniform(op, op.shape(probability)), probability.dtype)
+    return op.cast(drawn < probability, _drawn_type(op, node))
 
 
 RANDOM = {
-    "RandomUniform": _random_uniform, "RandomUniformLike": _random_uniform, "RandomNormal": _random_normal,
-    "RandomNormalLike": _random_normal, "Bernoulli": _bernoulli,
-}  # fmt: skip
+    "RandomUniform": _random_uniform,
+    "RandomUniformLike": _random_uniform,
+    "RandomNormal": _random_normal,
+    "RandomNormalLike": _random_normal,
+    "Bernoulli": _bernoulli,
+}
 
 
 def _drawn_shape(op: GraphBuilder, node: ir.Node) -> Value:
@@ -310,7 +322,7 @@ def _drawn_shape(op: GraphBuilder, node: ir.Node) -> Value:
 
 
 def _drawn_type(op: GraphBuilder, node: ir.Node) -> np.dtype[Any]:
-    """What the attribute says; else the input's type, or float32."""
+    """Return the type in the attribute `dtype`, else that of the input, else float32."""
     if "dtype" in node.attributes:
         return ir.DataType(node.attributes["dtype"].as_int()).numpy()
     return _input(op, node, 0).dtype if node.inputs else np.dtype(np.float32)
@@ -326,7 +338,7 @@ def _refuse_other_outputs(node: ir.Node) -> None:
 
 
 def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
-    """A vector of channels against `(batch, channels, ...)`."""
+    """Return a vector of channels in a shape that broadcasts to x, `(batch, channels, ...)`."""
     return op.Reshape(v, [1, -1] + [1] * (x.rank - 2)) if x.rank > 2 else v
 
 

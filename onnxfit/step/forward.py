@@ -97,7 +97,7 @@ def add_loss_outputs(
                 f" labels {spec}: {error}"
             ) from error
         if len(objectives) > 1:
-            op.output(names.part(output), value)
+            op.output(names.output_loss(output), value)
         if count is not None:
             op.output(names.count(output), count)
         terms.append(value if objective.weight == 1 else value * objective.weight)

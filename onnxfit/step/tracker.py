@@ -92,7 +92,7 @@ class Tracker:
         if self._output_losses:
             rest = loss
             for output, mean in self._output_losses.items():
-                part = scalars[names.part(output)].item()
+                part = scalars[names.output_loss(output)].item()
                 count = scalars.get(names.count(output))
                 mean.add(part, rows if count is None else count.item())
                 rest -= self._weights[output] * part
