@@ -953,10 +953,10 @@ def made_up(trainer: Trainer, rng: random.Random) -> tuple[dict[str, Any], dict[
             return random_numbers.random(shape).astype(spec.dtype)
         return random_numbers.integers(0, most, shape).astype(spec.dtype)
 
-    x = {spec.name: array(spec) for spec in trainer._inputs}
+    x = {spec.name: array(spec) for spec in trainer._recipe.inputs}
     y = {
         output: array(target.loss.target(target.output))
-        for output, target in trainer._targets.items()
+        for output, target in trainer._recipe.targets.items()
     }
     return x, y
 
