@@ -179,11 +179,11 @@ class _Picture:
                 penwidth=0.8,
             )
         for node in nodes:
-            title = f"{node.operator or 'scope'} {node.name or ', '.join(node.outputs)}"
-            key = self._key(title)
+            key = self._key(f"{node.operator or 'scope'} {node.name or ', '.join(node.outputs)}")
+            types = "" if self.edge_labels else self._output_types(node)
             graph.add_node(
                 key,
-                label=_node_label(node, "" if self.edge_labels else self._output_types(node)),
+                label=_node_label(node, types),
                 shape="box",
                 style="rounded,filled",
                 fillcolor=colours.fill,
@@ -197,15 +197,15 @@ class _Picture:
         """Add the box of a tensor in the style of `kind`; return Graphviz's name of the box."""
         style = STYLES[kind]
         key = self._key(f"{tensor.kind} {tensor.name}")
-        dark = kind == "output"
+        ink, faint = ("#ffffff", FAINT_ON_DARK) if kind == "output" else (INK, FAINT)
         self.graph.add_node(
             key,
-            label=_table(tensor.name, [tensor.type], FAINT_ON_DARK if dark else FAINT),
+            label=_table(tensor.name, [tensor.type], faint),
             shape=style.shape,
             style="filled",
             fillcolor=style.fill,
             color=style.border,
-            fontcolor="#ffffff" if dark else INK,
+            fontcolor=ink,
             penwidth=2.4 if tensor.kind == "output" else 1.2,
         )
         return key

@@ -355,7 +355,8 @@ def _probit(w: _Conversion, p: str, output: str) -> None:
 
 
 def _scaler(w: _Conversion) -> bool:
-    offset, scale = w.floats("offset"), w.floats("scale")
+    offset = w.floats("offset")
+    scale = w.floats("scale")
     x = w.table() if offset.size and scale.size else None
     if x is None:
         return False

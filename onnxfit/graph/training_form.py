@@ -52,10 +52,8 @@ def to_training_form(
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
                 if _by_batch(node, weights, batch_norm):
-                    y, mean, variance = _batch_norm(op, node, next_statistics)
-                    for value, new in zip(node.inputs[3:5], (mean, variance)):
-                        assert value is not None
-                        next_statistics[value.name or ""] = new
+                    y, updates = _batch_norm(op, node, next_statistics)
+                    next_statistics.update(updates)
                 else:
                     y = _frozen_batch_norm(op, node)
                 replace_node(y)
@@ -230,8 +228,8 @@ def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
 
 def _batch_norm(
     op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]
-) -> tuple[Value, Value, Value]:
-    """Return x normalized by the batch, and the next running mean and variance.
+) -> tuple[Value, dict[str, Value]]:
+    """Return x normalized by the batch, and the next running mean and variance by name.
 
     The variance is the population's. running <- momentum running + (1 - momentum) batch. `so_far`
     are the updates of earlier nodes, from which statistics that two nodes share go on.
@@ -252,7 +250,9 @@ def _batch_norm(
         running = so_far.get(running.name, running)
         return momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
 
-    return y, follow(running_mean, mean), follow(running_variance, variance)
+    next_mean = follow(running_mean, mean)
+    next_variance = follow(running_variance, variance)
+    return y, {running_mean.name: next_mean, running_variance.name: next_variance}
 
 
 def _frozen_batch_norm(op: GraphBuilder, node: ir.Node) -> Value:
