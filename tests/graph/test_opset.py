@@ -1,0 +1,133 @@
+"""Conversion to the opset that everything is built in."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.reference
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxfit import Trainer
+from onnxfit.errors import ModelError
+from onnxfit.graph.model import normalize
+from onnxfit.graph.opset import IR_VERSION, OPSET
+from onnxfit.graph.reading import read_model
+from onnxfit.graph.weights import all_weights
+from tests.graph.graphs import LINEAR, parse
+
+
+class TestOpsets:
+    @pytest.mark.parametrize("opset", range(12, onnx.defs.onnx_opset_version() + 1))
+    def test_every_opset_from_12_is_brought_to_the_working_one(self, opset: int) -> None:
+        model = parse(
+            LINEAR.replace("17", str(opset)).replace("ir_version: 8", "ir_version: 10")
+            + " { s = MatMul(x, w)  t = Add(s, b) y = Softmax(t) }"
+        )
+        work = ir.to_proto(normalize(read_model(model)))
+        assert (work.opset_import[0].version, work.ir_version) == (OPSET, IR_VERSION)
+        x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+        session = onnxruntime.InferenceSession(
+            work.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "y = RMSNormalization(x, w)",
+            "h = Swish<alpha=1.5>(x) y = Mul(h, w)",
+            "y = Attention<is_causal=1, q_num_heads=2, kv_num_heads=1>(x, k, k)",
+            "a = RotaryEmbedding<num_heads=1>(x, c, c, p) y = Add(a, w)",
+            "n = LayerNormalization(x, w) d = Clip(n, , one) y = Softmax(d)",
+        ],
+    )
+    @pytest.mark.parametrize("opset", [23, 24, 25])
+    def test_operators_that_came_later_are_written_in_their_definitions(
+        self, body: str, opset: int
+    ) -> None:
+        if "Swish" in body and opset == 23:
+            opset = 24
+        model = parse(
+            f"""<ir_version: 11, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
+            <float[4] w = {{1, 2, 3, 4}}, float[3, 2] c = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, int64[2, 3] p = {{0, 1, 2, 2, 0, 1}}, float one = {{1}},
+            float[2, 3, 2] k = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6}}> {{ {body} }}"""
+        )
+        x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+        work = normalize(read_model(model))
+        assert work.graph.opset_imports[""] == OPSET
+        session = onnxruntime.InferenceSession(
+            ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "y = TensorScatter(x, x)",
+            (
+                "y = If (b) <then_branch = t () => (float[2, 4] a) { a = Swish(x) }, else_branch ="
+                " e () => (float[2, 4] o) { o = Identity(x) }>"
+            ),
+        ],
+    )
+    def test_a_later_operator_without_a_definition_is_named(self, body: str) -> None:
+        model = parse(
+            '<ir_version: 11, opset_import: ["": 24]> g (float[2, 4] x, bool b) => (float[2, 4] y)'
+            f" <float[4] w = {{1, 1, 1, 1}}> {{ {body} }}"
+        )
+        with pytest.raises(
+            ModelError,
+            match=(
+                r"^(TensorScatter|Swish) '.*' came with an opset after 21.*Export the model again"
+            ),
+        ):
+            normalize(read_model(model))
+
+    def test_an_opset_that_cannot_be_converted_is_named(self) -> None:
+        model = parse(
+            '<ir_version: 8, opset_import: ["": 1]> g (float[2, 4] x) => (float[2, 8] y) { y ='
+            " Upsample<height_scale = 1.0, width_scale = 2.0>(x) }"
+        )
+        with pytest.raises(
+            ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"
+        ):
+            normalize(read_model(model))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("op_type", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_old_resizing_is_converted_as_it_was(op_type: str, opset: int, mode: str) -> None:
+    model = parse(
+        f"""<ir_version: 5, opset_import: ["": {opset}]> g (float[1,1,3,4] x) => (float[1,1,6,10] y) <float[4] scales = {{1, 1, 2, 2.5}}>
+            {{ y = {op_type}<mode = "{mode}">(x, scales) }}"""
+    )
+    x = np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32)
+    before, after = (
+        onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
+        for m in (model, ir.to_proto(normalize(model)))
+    )
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+def test_a_group_normalization_that_scales_groups_is_converted_as_it_was(opset: int) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[N,4,3] x) => (float[N,4,3] y) <float[2] s = {{1, 2}}, float[2] b = {{0, 1}}>
+        {{ y = GroupNormalization<num_groups = 2>(x, s, b) }}"""
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    groups = x.reshape(2, 2, 6)
+    n = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5)
+    expected = (n * np.array([[1], [2]]) + np.array([[0], [1]])).reshape(2, 4, 3)
+    work = normalize(parse(text))
+    assert all_weights(work) == ["s", "b"]
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(work).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
+    assert Trainer(parse(text), loss="mse", gradient="onnx").train_on_batch(x, x)["loss"] > 0

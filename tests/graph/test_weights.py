@@ -1,0 +1,124 @@
+"""Choosing weights."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import onnx.reference
+import pytest
+
+from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.model import normalize
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.reading import read_model
+from onnxfit.graph.weights import all_weights, select_weights
+from tests.graph.graphs import LINEAR, parse
+
+MIXED = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y)
+  <float[2] scale = {1, 1}, float[2] bias = {0, 0}, float[2] mean = {0, 0}, float[2] var = {1, 1}, float low = {0}, float half = {0.5},
+   float[2, 1, 1] gain = {1, 2}, float[1] mask = {-inf}, int64[1] axes = {1}>
+  { n = BatchNormalization(x, scale, bias, mean, var)  c = Clip(n, low)  h = Mul(c, half)  g = Mul(h, gain)  m = Max(g, mask)
+    u = Unsqueeze(m, axes)  y = Squeeze(u, axes) }"""
+
+
+class TestChoosingWeights:
+    def test_constants_settings_statistics_and_masks_are_no_weights(self) -> None:
+        assert all_weights(normalize(parse(MIXED))) == ["scale", "bias", "gain"]
+
+    @pytest.mark.parametrize(
+        ("note", "chosen"),
+        [
+            (None, ["table"]),
+            (("kind", "PARAMETER"), ["table", "temperature"]),
+            (("kind", "BUFFER"), []),
+            (("kind", "CONSTANT_TENSOR"), []),
+            (("folded", "['layer.weight', 'val_3']"), ["table", "temperature"]),
+            (("folded", "['model.embed_tokens.embed_scale']"), []),
+            (("folded", "['class_token', 'val_3']"), ["table"]),
+            (("folded", "['zeros', 'val_3', 'slice_12', 'value_0_2', 'clone']"), []),
+            (
+                (
+                    "folded",
+                    "['attn.lifted_tensor_7', 'fill', '_to_copy_1', 'scalar_tensor_default']",
+                ),
+                [],
+            ),
+            (("folded", "['model.rotary_emb.inv_freq', 'cos_1', 'cat']"), []),
+            (("folded", "garbage("), ["table"]),
+        ],
+    )
+    @pytest.mark.parametrize("opset", [20, OPSET])
+    def test_what_torchs_exporter_notes_is_believed(self, note, chosen, opset) -> None:
+        model = parse(
+            f"""<ir_version: 10, opset_import: ["": {opset}]> g (float[N, 2] x) => (float[N, 2] y)
+            <float[2, 2] table = {{0, 1, 2, 3}}, float temperature = {{2}}, float[2] other = {{1, 2}}>
+            {{ a = MatMul(x, table)  b = Mul(a, temperature)  y = Add(b, other) }}"""
+        )
+        keys = {
+            "kind": "pkg.torch.export.graph_signature.InputSpec.kind",
+            "folded": "pkg.onnxscript.optimizer.folded_from",
+        }
+        for name, shape in (("table", [2, 2]), ("temperature", [])) if note else ():
+            model.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+            )
+            model.graph.value_info[-1].metadata_props.add(key=keys[note[0]], value=note[1])
+        assert all_weights(normalize(read_model(model))) == [*chosen, "other"]
+
+    @pytest.mark.parametrize(
+        ("patterns", "chosen"),
+        [
+            (None, ["scale", "bias", "gain"]),
+            (["gain", "bias"], ["bias", "gain"]),
+            ("*a*", ["scale", "bias", "half", "gain", "mask"]),
+            (["!bias"], ["scale", "gain"]),
+            (["!bias", "b*", "gain"], ["gain"]),
+            (["half"], ["half"]),
+        ],
+    )
+    def test_names_patterns_exclusions_in_any_order(self, patterns, chosen) -> None:
+        assert select_weights(normalize(parse(MIXED)), patterns) == chosen
+
+    def test_a_name_with_brackets_is_a_name(self) -> None:
+        model = parse(LINEAR + " { s = MatMul(x, w)  y = Add(s, b) }")
+        model.graph.initializer[0].name = model.graph.node[0].input[1] = "w[0]"
+        assert select_weights(normalize(model), "w[0]") == ["w[0]"]
+
+    def test_a_pattern_that_matches_nothing_suggests(self) -> None:
+        with pytest.raises(
+            UnknownNameError,
+            match=r"No weight is called 'baias'. Did you mean 'bias'\? Known: bias, gain, scale",
+        ):
+            select_weights(normalize(parse(MIXED)), ["baias"])
+
+    def test_statistics_cannot_be_trained(self) -> None:
+        with pytest.raises(SettingError, match=r"'mean' is a running statistic"):
+            select_weights(normalize(parse(MIXED)), ["mean"])
+
+    def test_nothing_left(self) -> None:
+        with pytest.raises(SettingError, match=r"leaves nothing to train"):
+            select_weights(normalize(parse(MIXED)), ["bias", "!b*"])
+
+    def test_a_model_without_float_weights(self) -> None:
+        model = parse(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float[N] y) { c ='
+            " Constant<value = float[1] {2}>()  y = Mul(x, c) }"
+        )
+        with pytest.raises(
+            ModelError, match=r"no float weights.*1 Constant nodes cannot be trained"
+        ):
+            select_weights(normalize(model), None)
+
+    def test_weights_inside_a_body_are_pointed_at(self) -> None:
+        model = parse(
+            """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, bool c) => (float[2] y) { y = If (c)
+            <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul(x, w) }, else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
+        )
+        with pytest.raises(
+            ModelError,
+            match=(
+                r"no float weights.*The 1 initializers inside the bodies .* lift them into the main"
+                r" graph"
+            ),
+        ):
+            select_weights(normalize(model), None)
