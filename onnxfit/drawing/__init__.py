@@ -36,26 +36,21 @@ def draw(
     box of the node that uses them. Types and shapes are shown where the file contains or implies
     them: along the edges, or in the boxes of a picture with more than 150 boxes.
 
-    Args:
-        `model_onnx`: the model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`.
-        `path`: a file to write the drawing to as well, or None for none. An existing file is
-            replaced.
-        `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png,
-            .txt); without a `path` it is "text".
-        `depth`: draw all nodes of a scope as one box if the scope has this many steps, a whole
-            number from 1 on; None draws every node. The first step of a scope is the stage of the
-            training step, the others are what the node's name has before each "/". With `depth=1`
-            a training step is half a dozen boxes.
+    - `model_onnx`: the model: the path of an ONNX file, its bytes, or an `onnx.ModelProto`.
+    - `path`: a file to write the drawing to as well, or None for none. An existing file is
+      replaced.
+    - `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png, .txt);
+      without a `path` it is "text".
+    - `depth`: draw all nodes of a scope as one box if the scope has this many steps, a whole number
+      from 1 on; None draws every node. The first step of a scope is the stage of the training step,
+      the others are what the node's name has before each "/". With `depth=1` a training step is
+      half a dozen boxes.
 
-    Returns:
-        The drawing: a str for "svg" and "text", bytes for "png".
+    Returns the drawing: a str for "svg" and "text", bytes for "png".
 
-    Raises:
-        SettingError: the format or the depth is impossible, or the graph has too many boxes for a
-            picture.
-        InstallationError: Graphviz is missing, and a picture is wanted.
-        ModelError: the model cannot be read.
-        CheckpointError: `path` cannot be written.
+    Raises SettingError if the format or the depth is impossible, or the graph has too many boxes
+    for a picture. Raises InstallationError if Graphviz is missing, and a picture is wanted. Raises
+    ModelError if the model cannot be read. Raises CheckpointError if `path` cannot be written.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

@@ -26,9 +26,8 @@ class Value:
     array, which gets the element type of this value. A value has no truth value, so that `if`,
     `and`, `or` raise TypeError.
 
-    Args:
-        `op`: the builder of the graph.
-        `value`: the value in the graph, as onnx-ir has it; it is the attribute `ir`.
+    - `op`: the builder of the graph.
+    - `value`: the value in the graph, as onnx-ir has it; it is the attribute `ir`.
 
     >>> from onnxfit.graph.values import GraphBuilder
     >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))

@@ -37,9 +37,8 @@ def register_inference(op_type: str, domain: str = "") -> Callable[[F], F]:
     sets `type` and `shape` of the outputs and leaves what it cannot tell at None. For an operator
     with an ONNX schema, ONNX's inference runs first, and the function should keep its results.
 
-    Args:
-        `op_type`: the type of the operator, such as "Gelu".
-        `domain`: the operator's domain; "" is ONNX's own.
+    - `op_type`: the type of the operator, such as "Gelu".
+    - `domain`: the operator's domain; "" is ONNX's own.
 
     A function that exists already is registered by a plain call:
 

@@ -120,12 +120,10 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     """Return the model for inputs of exactly these shapes, with every other shape inferred anew.
 
-    Args:
-        `model`: a model that `normalize` returned.
-        `shapes`: the shapes of inputs by name.
+    - `model`: a model that `normalize` returned.
+    - `shapes`: the shapes of inputs by name.
 
-    Raises:
-        ModelError: the model does not accept the shapes.
+    Raises ModelError if the model does not accept the shapes.
     """
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]

@@ -28,13 +28,12 @@ def uniform(
     The hash is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), applied to
     the key and then to the position.
 
-    Args:
-        `op`: the builder of the graph.
-        `shape`: the sizes of the result, an int64 vector.
-        `seed`: an int64 scalar.
-        `step`: the number of updates so far, an int64 scalar.
-        `stream`: a number that tells apart the nodes that draw.
-        `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
+    - `op`: the builder of the graph.
+    - `shape`: the sizes of the result, an int64 vector.
+    - `seed`: an int64 scalar.
+    - `step`: the number of updates so far, an int64 scalar.
+    - `stream`: a number that tells apart the nodes that draw.
+    - `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
     """
     with op.scope(scopes.random_stream(stream)):
         key = _mix(op, op.cast(seed, np.int32) + GOLDEN)  # an offset, since 0 mixes to 0

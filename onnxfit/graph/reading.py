@@ -28,12 +28,10 @@ VARIANCE = 4
 def load_model(source: ModelSource) -> onnx.ModelProto:
     """Return a copy of the model in memory, external data included.
 
-    Args:
-        `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
 
-    Raises:
-        ModelError: the file is missing or damaged, the model is invalid, or external data is not
-            where the model says.
+    Raises ModelError if the file is missing or damaged, the model is invalid, or external data is
+    not where the model says.
     """
     return _load(source)[0]
 
@@ -44,12 +42,10 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     Sparse constants become dense, parameters that normalizations share become their own, and
     classical models are written in ONNX's own operators.
 
-    Args:
-        `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
 
-    Raises:
-        ModelError: as `load_model` does, and for a model without outputs or with sparse
-            initializers.
+    Raises ModelError as `load_model` does, and for a model without outputs or with sparse
+    initializers.
     """
     model, description = _load(source)
     if not model.graph.output:

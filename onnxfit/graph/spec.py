@@ -14,11 +14,10 @@ Dim = Union[int, str, None]  # a size, the name of a size, or unknown
 class TensorSpec:
     """Name, element type and shape of a tensor.
 
-    Args:
-        `name`: the name of the tensor in the graph.
-        `dtype`: the element type.
-        `shape`: one entry for each dimension: a size, the name of a size, or None if unknown. The
-            whole shape is None if the number of dimensions is unknown.
+    - `name`: the name of the tensor in the graph.
+    - `dtype`: the element type.
+    - `shape`: one entry for each dimension: a size, the name of a size, or None if unknown. The
+      whole shape is None if the number of dimensions is unknown.
 
     >>> str(TensorSpec("x", np.dtype("float32"), ("batch", 1, 28, 28)))
     'x: float32[batch, 1, 28, 28]'
@@ -44,8 +43,7 @@ class TensorSpec:
 
         It fits if it has the same rank, and the same size wherever the spec has a number.
 
-        Args:
-            `shape`: the shape of the array.
+        - `shape`: the shape of the array.
         """
         if self.shape is None:
             return True

@@ -54,10 +54,9 @@ def write_model(
     first: a model that was trained further has the same graph, so that an interruption leaves a
     graph and data that fit each other.
 
-    Args:
-        `path`: the file to write; an existing one is replaced.
-        `model`: the model.
-        `weights`: initializers that go into the second file even if they are small.
+    - `path`: the file to write; an existing one is replaced.
+    - `model`: the model.
+    - `weights`: initializers that go into the second file even if they are small.
     """
     if not is_large(model):
         return _write_message(path, model)
@@ -109,13 +108,11 @@ def detached(
 
     The external tensors are those of `arrays` and the larger ones of the others.
 
-    Args:
-        `model`: the model, which stays as it is.
-        `arrays`: arrays to replace initializers, by name.
-        `location`: the name of the file with the tensors, as it is noted in the copy.
+    - `model`: the model, which stays as it is.
+    - `arrays`: arrays to replace initializers, by name.
+    - `location`: the name of the file with the tensors, as it is noted in the copy.
 
-    Raises:
-        ModelError: the model has no initializer of a name in `arrays`.
+    Raises ModelError if the model has no initializer of a name in `arrays`.
     """
     bare = _without_initializers(model)
     tensors: list[Array | onnx.TensorProto] = []

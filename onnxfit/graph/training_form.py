@@ -30,20 +30,17 @@ def to_training_form(
     Dropout and the operators of random numbers draw from (seed, step, number of the node), and
     inside a Loop from the number of the iteration, too; their own attribute `seed` is ignored.
 
-    Args:
-        `op`: the builder of the graph.
-        `weights`: the names of the weights that are trained.
-        `batch_norm`: "train" lets a BatchNormalization normalize by the batch if its scale or bias
-            is trained. With "frozen", and for one whose scale and bias are frozen, it uses its
-            running statistics, like a layer that is not trained in Keras.
-        `seed`: an int64 scalar.
-        `step`: the number of updates so far, an int64 scalar.
+    - `op`: the builder of the graph.
+    - `weights`: the names of the weights that are trained.
+    - `batch_norm`: "train" lets a BatchNormalization normalize by the batch if its scale or bias is
+      trained. With "frozen", and for one whose scale and bias are frozen, it uses its running
+      statistics, like a layer that is not trained in Keras.
+    - `seed`: an int64 scalar.
+    - `step`: the number of updates so far, an int64 scalar.
 
-    Returns:
-        The next value of every running statistic that the step updates, by name.
+    Returns the next value of every running statistic that the step updates, by name.
 
-    Raises:
-        ModelError: a body contains batch statistics, or a Scan contains random numbers.
+    Raises ModelError if a body contains batch statistics, or a Scan contains random numbers.
     """
     next_statistics: dict[str, Value] = {}
     draws = _Draws(seed, step)

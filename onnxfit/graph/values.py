@@ -30,21 +30,17 @@ _INDEX_TYPES = {"tensor(int64)", "tensor(int32)"}
 class OperatorCall(Protocol):
     """The call `op.Name(*inputs, **attributes)`, which appends an operator to a graph.
 
-    Args:
-        `inputs`: values, numbers, arrays, sequences of numbers, or None for an absent optional
-            input.
-        `_domain`: the operator set that the operator belongs to; "" is ONNX's own.
-        `_outputs`: the number of outputs to return, from 1 to what the operator has. None, the
-            default, returns the first output itself.
-        `attributes`: the operator's attributes by name, as ONNX spells them; None leaves one out.
+    - `inputs`: values, numbers, arrays, sequences of numbers, or None for an absent optional input.
+    - `_domain`: the operator set that the operator belongs to; "" is ONNX's own.
+    - `_outputs`: the number of outputs to return, from 1 to what the operator has. None, the
+      default, returns the first output itself.
+    - `attributes`: the operator's attributes by name, as ONNX spells them; None leaves one out.
 
-    Returns:
-        The first output, or with `_outputs=n` a tuple of the first n.
+    Returns the first output, or with `_outputs=n` a tuple of the first n.
 
-    Raises:
-        UnknownNameError: ONNX has no operator of this name.
-        InputsError: the operator does not accept the types or shapes of the inputs.
-        ValueError: `_outputs` is not a number from 1 to what the operator has.
+    Raises UnknownNameError if ONNX has no operator of this name. Raises InputsError if the operator
+    does not accept the types or shapes of the inputs. Raises ValueError if `_outputs` is not a
+    number from 1 to what the operator has.
     """
 
     @overload
@@ -87,10 +83,9 @@ class GraphBuilder:
     def __init__(self, graph: ir.Graph, around: GraphBuilder | None = None) -> None:
         """Build upon `graph`, which may have nodes already.
 
-        Args:
-            `graph`: the graph that operators are appended to.
-            `around`: for the body of an If, Loop or Scan, the builder of the graph that contains
-                the node. The two share names, so that no name is used in both, and the scope.
+        - `graph`: the graph that operators are appended to.
+        - `around`: for the body of an If, Loop or Scan, the builder of the graph that contains the
+          node. The two share names, so that no name is used in both, and the scope.
         """
         self.graph = graph
         self.inside = around is not None
@@ -132,8 +127,7 @@ class GraphBuilder:
 
         Scopes make graphs readable, and errors say by them who made a node.
 
-        Args:
-            `name`: the scope, appended to the scope outside; it may contain "/".
+        - `name`: the scope, appended to the scope outside; it may contain "/".
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, (2,))
@@ -156,8 +150,7 @@ class GraphBuilder:
         of the node's outputs and removes the node. None stands for an output that nobody uses. If
         the block does not call it, the node stays.
 
-        Args:
-            `node`: a node of the graph.
+        - `node`: a node of the graph.
 
         >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) {'
         >>> model = ir.from_onnx_text(text + " y = Abs(x) }")
@@ -197,9 +190,8 @@ class GraphBuilder:
 
         The node of `old` stays in the graph; `RemoveUnusedNodesPass` removes it.
 
-        Args:
-            `old`: an output of a node.
-            `new`: the value to use instead, which may come later in the graph.
+        - `old`: an output of a node.
+        - `new`: the value to use instead, which may come later in the graph.
         """
         self._replace_uses(old.ir, new.ir)
         self.graph.sort()
@@ -214,13 +206,11 @@ class GraphBuilder:
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """Add a graph input.
 
-        Args:
-            `name`: the name of the input, new in the graph; scopes do not change it.
-            `dtype`: the element type, as NumPy knows it.
-            `shape`: one entry for each dimension: a size, the name of a size, or None if unknown.
+        - `name`: the name of the input, new in the graph; scopes do not change it.
+        - `dtype`: the element type, as NumPy knows it.
+        - `shape`: one entry for each dimension: a size, the name of a size, or None if unknown.
 
-        Raises:
-            ValueError: the graph has a value or node of this name.
+        Raises ValueError if the graph has a value or node of this name.
         """
         self._reserve_name(name)
         value = ir.val(name, ir.DataType.from_numpy(np.dtype(dtype)), shape)
@@ -232,12 +222,10 @@ class GraphBuilder:
 
         A value that already has a name or a use for the user is copied by an Identity.
 
-        Args:
-            `name`: the name of the output, new in the graph; scopes do not change it.
-            `value`: a value of the graph.
+        - `name`: the name of the output, new in the graph; scopes do not change it.
+        - `value`: a value of the graph.
 
-        Raises:
-            ValueError: the graph has a value or node of this name.
+        Raises ValueError if the graph has a value or node of this name.
         """
         self._reserve_name(name)
         if value.name not in self._generated or value.ir.is_graph_output():
@@ -253,8 +241,7 @@ class GraphBuilder:
         `input` and `output` of that builder add the inputs and outputs of the body; its operators
         may use values of the graph around it. The attribute of the node is the builder's `graph`.
 
-        Args:
-            `name`: the name of the body; a number is appended where the graph has it already.
+        - `name`: the name of the body; a number is appended where the graph has it already.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x, flag = op.input("x", np.float32, (2,)), op.input("flag", np.bool_, ())
@@ -275,8 +262,7 @@ class GraphBuilder:
     def wrap(self, value: ir.Value) -> Value:
         """Return a value that the graph already has, with arithmetic.
 
-        Args:
-            `value`: an input, an initializer or an output of a node.
+        - `value`: an input, an initializer or an output of a node.
         """
         return Value(self, value)
 
@@ -285,10 +271,9 @@ class GraphBuilder:
     ) -> Value:
         """Return a constant of the graph; equal constants are one initializer.
 
-        Args:
-            `value`: a number, an array, or a sequence of numbers.
-            `dtype`: the element type. By default that of the array; Python floats are float32, as
-                everywhere in ONNX, and Python integers are int64.
+        - `value`: a number, an array, or a sequence of numbers.
+        - `dtype`: the element type. By default that of the array; Python floats are float32, as
+          everywhere in ONNX, and Python integers are int64.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> op.constant(0.5).dtype, op.constant([1, 2]).dtype, op.constant(1, np.float16).dtype
@@ -317,9 +302,8 @@ class GraphBuilder:
 
         A value that has this type already is returned as it is, and a number becomes a constant.
 
-        Args:
-            `value`: a value, a number, an array, or a sequence of numbers.
-            `dtype`: the element type.
+        - `value`: a value, a number, an array, or a sequence of numbers.
+        - `dtype`: the element type.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, ("batch", 3))
@@ -339,10 +323,9 @@ class GraphBuilder:
 
         The vector is a constant where all sizes are known, else a Shape operator computes it.
 
-        Args:
-            `value`: a value of the graph.
-            `start`: the first axis; negative axes count from the end.
-            `end`: the axis after the last one; None includes the last axis.
+        - `value`: a value of the graph.
+        - `start`: the first axis; negative axes count from the end.
+        - `end`: the axis after the last one; None includes the last axis.
 
         >>> op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
         >>> x = op.input("x", np.float32, ("batch", 3))
@@ -361,8 +344,7 @@ class GraphBuilder:
     def unique_name(self, stem: str) -> str:
         """Reserve and return a name that the graph does not have.
 
-        Args:
-            `stem`: the name in the current scope; a number is appended where it is in use.
+        - `stem`: the name in the current scope; a number is appended where it is in use.
         """
         stem = self._scope + stem
         while True:

@@ -135,12 +135,10 @@ def _is_in_layer(value: ir.Value) -> bool:
 def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
     """Return the trained weights that names or patterns select, in their order.
 
-    Args:
-        `patterns`: names or fnmatch patterns, one or several.
-        `known`: the names of all trained weights.
+    - `patterns`: names or fnmatch patterns, one or several.
+    - `known`: the names of all trained weights.
 
-    Raises:
-        UnknownNameError: a pattern matches nothing.
+    Raises UnknownNameError if a pattern matches nothing.
     """
     names: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -154,15 +152,13 @@ def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
 def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> list[str]:
     """Return the weights that `weights=` of a trainer selects, in the model's order.
 
-    Args:
-        `model`: a model that `normalize` returned.
-        `patterns`: names or fnmatch patterns in any order, one or several; "!pattern" excludes.
-            None selects `all_weights`.
+    - `model`: a model that `normalize` returned.
+    - `patterns`: names or fnmatch patterns in any order, one or several; "!pattern" excludes. None
+      selects `all_weights`.
 
-    Raises:
-        ModelError: the model has no float weights.
-        UnknownNameError: a pattern matches nothing; the error lists the weights.
-        SettingError: nothing is left, or a running statistic is selected.
+    Raises ModelError if the model has no float weights. Raises UnknownNameError if a pattern
+    matches nothing; the error lists the weights. Raises SettingError if nothing is left, or a
+    running statistic is selected.
     """
     initializers = model.graph.initializers
     floats = [name for name, v in initializers.items() if _is_float(v) and v.shape is not None]
