@@ -1,11 +1,12 @@
-"""A training step in parts: forward, loss, backward, penalty and update are graphs of their own,
-and a caller can stand between them.
+"""A training step in separate graphs, so that a caller can stand between them.
 
-    inputs, weights ─► forward ─► outputs ─► loss ─► gradients of the outputs ─► backward ─► gradients of the weights ─► penalty ─► update
-                          └──────────── what the backward pass needs of the forward pass ──────┘
+    inputs, weights ─► forward ─► outputs ─► loss ─► gradients of the outputs ─► backward
+                          │                                                        │  ▲
+                          └─────────── values that the backward pass reads ────────┼──┘
+                                                                                   ▼
+                            next weights ◄─ update ◄─ penalty ◄─ gradients of the weights
 
-Pure functions, as in `step`, from which each differs only in where it is cut: the weights after a
-step are the same.
+The functions here are pure, as in `graphs`. The weights after a step are those of the full graph.
 """
 
 from __future__ import annotations
@@ -30,125 +31,140 @@ from onnxfit.step.forward import add_loss_outputs, training_forward
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import add_update
 
-# computed in the forward pass, so that a tensor is not kept for its sizes alone
-SIZES = {"Shape", "Size"}
+# these run in the forward pass, so that no tensor is kept for its sizes alone
+SIZE_OPERATORS = {"Shape", "Size"}
 
 
 @dataclass(frozen=True)
 class SplitStep:
     """The forward and the backward pass of a model.
 
-    `forward` has the model's `outputs`, then the next running statistics, then what is `kept`;
-    `backward` takes that, and gradients of the outputs (`arriving`: output -> input of the graph),
-    and gives gradients (`leaving`: weight or input -> output of the graph). Of `kept`, the model's
-    own inputs and weights are no outputs of `forward`: whoever runs it has them.
+    `forward` computes the model's `outputs`, the next running statistics, and the values in `kept`.
+    `backward` reads `kept` and the gradients of the outputs, and computes the other gradients.
+    Inputs and weights of the model in `kept` are no outputs of `forward`: its caller has them.
     """
 
     forward: onnx.ModelProto
     backward: onnx.ModelProto
     outputs: tuple[str, ...]
     kept: tuple[str, ...]
-    arriving: dict[str, str]
-    leaving: dict[str, str]
+    arriving: dict[str, str]  # output -> input of `backward` for its gradient
+    leaving: dict[str, str]  # weight or input -> output of `backward` with its gradient
 
 
 def split_step(
     recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
 ) -> SplitStep:
-    """Both passes for a batch of these shapes:
+    """Split the step for batches of these shapes into forward and backward pass.
 
-    `outputs` are computed, and those that depend on `wrt` (weights and inputs) differentiated.
+    `outputs` are computed; those that depend on `wrt`, names of weights and inputs, are
+    differentiated.
     """
-    pulled, statistics = pullback(recipe, batch, outputs, wrt)
-    TopologicalSortPass()(pulled.model)
-    graph = pulled.model.graph
-    ahead = _before([v for v in graph.outputs if v.name in (*outputs, *statistics)])
-    behind = _before([v for v in graph.outputs if v.name in pulled.leaving.values()])
-    seeds = {v for v in graph.inputs if v.name in pulled.arriving.values()}
-    late = _after(graph, seeds)
-    ahead |= {
-        n
-        for n in behind
-        if n.op_type in SIZES
-        and n not in late
-        and n.inputs[0] is not None
-        and _is_of(n.inputs[0], ahead)
-    }
-    back = [node for node in graph if node in behind and node not in ahead]
-    made = {v for node in back for v in node.outputs}
-    read = dict.fromkeys(v for node in back for v in _reads(node) if v not in made)
-    read |= dict.fromkeys(
-        v for v in graph.outputs if v.name in pulled.leaving.values() and v not in made
-    )
-    kept = [v for v in read if v not in seeds and v.name not in graph.initializers]
-    for value in kept:
-        if value.type is None and (maker := value.producer()) is not None:
-            infer_outputs(graph, maker)  # onnxruntime's builder does not say
+    pullback, statistics = _pullback(recipe, batch, outputs, wrt)
+    TopologicalSortPass()(pullback.model)
+    graph = pullback.model.graph
+    results = [v for v in graph.outputs if v.name in (*outputs, *statistics)]
+    gradients = [v for v in graph.outputs if v.name in pullback.leaving.values()]
+    arriving = {v for v in graph.inputs if v.name in pullback.arriving.values()}
+    backward_nodes = _backward_nodes(graph, results, gradients, arriving)
+    kept = _kept_values(graph, backward_nodes, gradients, arriving)
     inputs = set(graph.inputs)
-    handed = [v.name or "" for v in kept if v not in inputs]
-    own = [v.name or "" for v in graph.inputs if v not in seeds]
+    kept_inputs = [_name(v) for v in kept if v in inputs]
+    computed = [_name(v) for v in kept if v not in inputs]
+    model_inputs = [_name(v) for v in graph.inputs if v not in arriving]
+    forward_outputs = dict.fromkeys([*outputs, *statistics, *computed])
+    backward_inputs = [*kept_inputs, *pullback.arriving.values()]
     return SplitStep(
-        forward=_part(graph, "forward", own, (), dict.fromkeys([*outputs, *statistics, *handed])),
-        backward=_part(
-            graph,
-            "backward",
-            [*(v.name or "" for v in kept if v in inputs), *pulled.arriving.values()],
-            handed,
-            pulled.leaving.values(),
-        ),
+        forward=_subgraph(graph, "forward", model_inputs, (), forward_outputs),
+        backward=_subgraph(graph, "backward", backward_inputs, computed, pullback.leaving.values()),
         outputs=tuple(outputs),
-        kept=tuple(v.name or "" for v in kept),
-        arriving=pulled.arriving,
-        leaving=pulled.leaving,
+        kept=tuple(_name(v) for v in kept),
+        arriving=pullback.arriving,
+        leaving=pullback.leaving,
     )
 
 
 @model_errors()
-def pullback(
+def _pullback(
     recipe: Recipe, batch: Batch, outputs: Sequence[str], wrt: Sequence[str]
 ) -> tuple[Pullback, list[str]]:
-    """Both passes as one graph; and its outputs that are the next running statistics."""
+    """Return both passes as one graph, and its outputs that are next running statistics."""
     op, statistics = training_forward(recipe, batch)
-    chosen = {v.name: v for v in op.graph.outputs}
-    op.graph.outputs[:] = [chosen[name] for name in outputs]
+    by_name = {v.name: v for v in op.graph.outputs}
+    op.graph.outputs[:] = [by_name[name] for name in outputs]
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     model = infer_shapes(prune(op))
-    differentiable = [
-        v.name or "" for v in model.graph.outputs if is_float(v) and v.name in outputs
-    ]
-    differentiable = [name for name in differentiable if reachable_values(model, [name], wrt)]
-    return recipe.gradient.add_pullback(model, differentiable, wrt), [
-        names.updated(name) for name in statistics
-    ]
+    floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in outputs]
+    differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
+    pullback = recipe.gradient.add_pullback(model, differentiable, wrt)
+    return pullback, [names.updated(name) for name in statistics]
+
+
+def _backward_nodes(
+    graph: ir.Graph,
+    results: Sequence[ir.Value],
+    gradients: Sequence[ir.Value],
+    arriving: set[ir.Value],
+) -> list[ir.Node]:
+    """Return the nodes that only the gradients need, in the order of the sorted graph."""
+    forward = _needed_by(results)
+    backward = _needed_by(gradients)
+    late = _depending_on(graph, arriving)
+    sizes = {
+        node
+        for node in backward - late
+        if node.op_type in SIZE_OPERATORS and _is_computed_by(node.inputs[0], forward)
+    }
+    only_backward = backward - forward - sizes
+    return [node for node in graph if node in only_backward]
+
+
+def _kept_values(
+    graph: ir.Graph,
+    backward_nodes: Sequence[ir.Node],
+    gradients: Sequence[ir.Value],
+    arriving: set[ir.Value],
+) -> list[ir.Value]:
+    """Return the values that the backward pass reads and does not compute."""
+    computed = {v for node in backward_nodes for v in node.outputs}
+    read = [v for node in backward_nodes for v in _values_read(node)]
+    needed = dict.fromkeys(v for v in (*read, *gradients) if v not in computed)
+    kept = [v for v in needed if v not in arriving and v.name not in graph.initializers]
+    for value in kept:
+        node = value.producer()
+        if value.type is None and node is not None:
+            infer_outputs(graph, node)  # onnxruntime's builder leaves types out
+    return kept
 
 
 def loss_graph(
     recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Loss of the model's `outputs` against labels, without penalty; and output -> name of its
-    gradient.
+    """Return the loss of the model's `outputs`, and output -> name of its gradient.
+
+    The penalty is not part of it.
     """
     op = _empty("loss")
     for value in outputs:
         y = spec_of(value)
         assert y.shape is not None
         op.graph.outputs.append(op.input(y.name, y.dtype, y.shape).ir)
-    wrt = [v.name or "" for v in op.graph.outputs if is_float(v)]
+    wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
     add_loss_outputs(op, recipe.objectives, {}, batch)
-    op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(v.name or "")]
-    model, found = recipe.gradient.add_gradients(infer_shapes(prune(op)), names.TOTAL, wrt)
+    op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
+    model, gradients = recipe.gradient.add_gradients(infer_shapes(prune(op)), names.TOTAL, wrt)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
-    handed = {
+    outputs_of_loss = {
         output: op.output(names.gradient(output), op.wrap(values[name])).name
-        for output, name in found.items()
+        for output, name in gradients.items()
     }
-    return finish(op), handed
+    return finish(op), outputs_of_loss
 
 
 def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """The penalty, and the gradients of the penalised weights with the penalty's added."""
+    """Return the penalty, and the gradients of the penalized weights with the penalty's added."""
     op = _empty("penalty")
     weights = {name: _weight(op, recipe, name) for name in recipe.penalties}
     total: Value | None = None
@@ -158,12 +174,11 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         total = term if total is None else total + op.cast(term, total.dtype)
     assert total is not None
     op.output(names.PENALTY, total)
-    model, found = recipe.gradient.add_gradients(
-        infer_shapes(prune(op)), names.PENALTY, list(weights)
-    )
+    model = infer_shapes(prune(op))
+    model, gradients = recipe.gradient.add_gradients(model, names.PENALTY, list(weights))
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
-    for name, gradient in found.items():
+    for name, gradient in gradients.items():
         of_penalty = op.wrap(values[gradient])
         assert of_penalty.shape is not None
         of_loss = op.input(names.gradient(name), of_penalty.dtype, of_penalty.shape)
@@ -172,21 +187,21 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """The gradients of a batch, added to those of the window (`Trainer(accumulate=)`)."""
+    """Return the gradients of a batch, added to those of its window."""
     op = _empty("accumulate")
     first = op.input(names.FIRST, np.bool_, ())
     for name in recipe.weights:
         g = _gradient(op, recipe, name)
         assert g.shape is not None
-        so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
+        sum_so_far = op.input(names.gradient_sum(name), g.dtype, g.shape)
         with op.scope(scopes.ACCUMULATION):
-            total = op.Where(first, g, so_far + g)
+            total = op.Where(first, g, sum_so_far + g)
         op.output(names.updated(names.gradient_sum(name)), total)
     return finish(op)
 
 
 def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """The update alone, by the gradients of a batch."""
+    """Return the update alone, by the gradients of a batch."""
     op = _empty("update")
     gradients = {}
     for name in recipe.weights:
@@ -194,6 +209,10 @@ def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         gradients[name] = _gradient(op, recipe, name)
     add_update(op, recipe, gradients)
     return finish(op)
+
+
+def _name(value: ir.Value) -> str:
+    return value.name or ""
 
 
 def _empty(name: str) -> GraphBuilder:
@@ -212,60 +231,65 @@ def _gradient(op: GraphBuilder, recipe: Recipe, name: str) -> Value:
     return op.input(names.gradient(name), w.dtype, w.shape)
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, what its subgraphs capture included."""
-    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
-    inner = [
-        v for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph) for v in n.inputs
-    ]
-    inner += [v for graph in graphs for v in graph.outputs]
-    return [
-        v
-        for v in (*node.inputs, *(v for v in inner if v is None or v.graph is node.graph))
-        if v is not None
-    ]
+def _values_read(node: ir.Node) -> list[ir.Value]:
+    """Return the values that a node reads, with those that its subgraphs capture."""
+    attributes = node.attributes.values()
+    subgraphs = [a.as_graph() for a in attributes if a.type == ir.AttributeType.GRAPH]
+    inner: list[ir.Value | None] = []
+    for subgraph in subgraphs:
+        for inner_node in ir.traversal.RecursiveGraphIterator(subgraph):
+            inner += inner_node.inputs
+        inner += subgraph.outputs
+    captured = [v for v in inner if v is not None and v.graph is node.graph]
+    return [v for v in node.inputs if v is not None] + captured
 
 
-def _before(values: Iterable[ir.Value]) -> set[ir.Node]:
-    """The nodes that these values need."""
-    found: set[ir.Node] = set()
+def _needed_by(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes that compute these values, directly or not."""
+    needed: set[ir.Node] = set()
     waiting = [v.producer() for v in values]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [v.producer() for v in _reads(node)]
-    return found
+        if node is not None and node not in needed:
+            needed.add(node)
+            waiting += [v.producer() for v in _values_read(node)]
+    return needed
 
 
-def _after(graph: ir.Graph, values: set[ir.Value]) -> set[ir.Node]:
-    """The nodes of a sorted graph that depend on these values."""
-    reached, found = set(values), set()
+def _depending_on(graph: ir.Graph, values: set[ir.Value]) -> set[ir.Node]:
+    """Return the nodes of a sorted graph that depend on these values."""
+    reached, dependent = set(values), set()
     for node in graph:
-        if any(v in reached for v in _reads(node)):
-            found.add(node)
+        if any(v in reached for v in _values_read(node)):
+            dependent.add(node)
             reached.update(node.outputs)
-    return found
+    return dependent
 
 
-def _is_of(value: ir.Value, nodes: set[ir.Node]) -> bool:
-    """Whether a value is there before the backward pass."""
-    return value.producer() is None or value.producer() in nodes
+def _is_computed_by(value: ir.Value | None, nodes: set[ir.Node]) -> bool:
+    """Whether a value is an input of the graph, or an output of one of these nodes."""
+    return value is not None and (value.producer() is None or value.producer() in nodes)
 
 
-def _part(
-    graph: ir.Graph, name: str, inputs: Sequence[str], given: Sequence[str], outputs: Iterable[str]
+def _subgraph(
+    graph: ir.Graph,
+    name: str,
+    inputs: Sequence[str],
+    replaced: Sequence[str],
+    outputs: Iterable[str],
 ) -> onnx.ModelProto:
-    """What computes `outputs` from these `inputs` of the graph, and from `given` values of it,
-    which become inputs.
+    """Return the part of the graph that computes `outputs` from `inputs`.
+
+    The `replaced` values of the graph become inputs as well.
     """
     copy = graph.clone()
     copy.name = name
     values = values_of(copy)
     copy.inputs[:] = [values[i] for i in inputs]
-    for value in given:
+    for value in replaced:
         old = values[value]
-        values[value] = new = ir.Value(name=old.name, type=old.type, shape=old.shape)
+        new = ir.Value(name=old.name, type=old.type, shape=old.shape)
+        values[value] = new
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name = f"{value}/before"
         copy.inputs.append(new)
