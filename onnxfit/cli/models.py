@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.cli.arrays import inputs_of
-from onnxfit.data import source
+from onnxfit.data import DataAdapter
 from onnxfit.errors import ModelError
 from onnxfit.graph.model import load_model
 from onnxfit.runtime.backends.backend import run_on
@@ -46,24 +46,15 @@ def predict(
     """Every output for every row, from the model as it stands: it needs no weight, no loss and no
     gradient.
     """
-    place = Device.parse(device)
-    session = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
-    parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
-    with source(
-        x,
-        None,
-        None,
-        inputs=inputs_of(model),
-        targets={},
-        batch_size=batch_size,
-        shuffle=False,
-        seed=0,
-        what="prediction",
-    ) as data:
+    target = Device.parse(device)
+    session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")
+    batches: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
+    adapter = DataAdapter(inputs_of(model), {}, purpose="prediction")
+    with adapter.source(x, batch_size=batch_size) as data:
         for batch in data.batches(0):
             for name, array in run_on(session, batch).prediction().items():
-                parts[name].append(array)
+                batches[name].append(array)
     return {
         name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
-        for name, arrays in parts.items()
+        for name, arrays in batches.items()
     }

@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 
 from onnxfit.data import (
     Batch,
+    DataAdapter,
     DataLoader,
     Prefetch,
-    PrefetchedSource,
     Source,
     permutation,
-    source,
     validation_split,
 )
-from onnxfit.data.prefetch import Ahead
+from onnxfit.data.prefetch import PrefetchedSource, PrefetchIterator
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 
@@ -64,20 +63,21 @@ class Labels:
 OUT = {"out": Labels()}
 
 
-def make(x: Any, y: Any = None, sample_weight: Any = None, **settings: Any) -> Source:
-    return source(
-        x,
-        y,
-        sample_weight,
-        **{
-            "inputs": INPUTS,
-            "targets": OUT,
-            "batch_size": SIZE,
-            "shuffle": False,
-            "seed": 0,
-            **settings,
-        },
-    )
+def make(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    inputs: list[TensorSpec] = INPUTS,
+    targets: Any = OUT,
+    batch_size: Any = SIZE,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    **settings: Any,
+) -> Source:
+    adapter = DataAdapter(inputs, targets, **settings)
+    data = adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
+    return data.with_batch_size(batch_size, drop_last=True) if drop_last else data
 
 
 def whole(data: Source, epoch: int = 0, skip: int = 0) -> dict[str, np.ndarray]:
@@ -89,7 +89,7 @@ def whole(data: Source, epoch: int = 0, skip: int = 0) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------- every kind of data
 
 
-def with_batch_size() -> list[tuple[np.ndarray, ...]]:
+def three_batches() -> list[tuple[np.ndarray, ...]]:
     return [(X[i : i + SIZE], Y[i : i + SIZE], W[i : i + SIZE]) for i in range(0, ROWS, SIZE)]
 
 
@@ -100,10 +100,10 @@ class Numbered:
         self.ended = 0
 
     def __len__(self) -> int:
-        return len(with_batch_size())
+        return len(three_batches())
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        return with_batch_size()[index]
+        return three_batches()[index]
 
     def on_epoch_end(self) -> None:
         self.ended += 1
@@ -219,25 +219,25 @@ KINDS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "loader of dicts": lambda: (
         DataLoader({"x": X}, {"out": Y}, W, batch_size=SIZE, shuffle=False),
     ),
-    "list of batches": lambda: (with_batch_size(),),
-    "tuple of batches": lambda: (tuple(with_batch_size()),),
+    "list of batches": lambda: (three_batches(),),
+    "tuple of batches": lambda: (tuple(three_batches()),),
     "list of dicts": lambda: (
-        [{"x": x, "y": y, "sample_weight": w} for x, y, w in with_batch_size()],
+        [{"x": x, "y": y, "sample_weight": w} for x, y, w in three_batches()],
     ),
     "numbered batches": lambda: (Numbered(),),
-    "iterable": lambda: (Iterable(with_batch_size()),),
+    "iterable": lambda: (Iterable(three_batches()),),
     "iterable of lists": lambda: (
-        Iterable([[Tensor(part) for part in batch] for batch in with_batch_size()]),
+        Iterable([[Tensor(part) for part in batch] for batch in three_batches()]),
     ),
     "iterable of nested dicts": lambda: (
-        Iterable([({"x": x}, {"out": y}, w) for x, y, w in with_batch_size()]),
+        Iterable([({"x": x}, {"out": y}, w) for x, y, w in three_batches()]),
     ),
-    "function": lambda: ((lambda: iter(with_batch_size())),),
-    "generator function": lambda: ((lambda: (batch for batch in with_batch_size())),),
-    "generator": lambda: ((batch for batch in with_batch_size()),),
-    "prefetched batches": lambda: (Prefetch(with_batch_size()),),
+    "function": lambda: ((lambda: iter(three_batches())),),
+    "generator function": lambda: ((lambda: (batch for batch in three_batches())),),
+    "generator": lambda: ((batch for batch in three_batches()),),
+    "prefetched batches": lambda: (Prefetch(three_batches()),),
     "prefetched function": lambda: (
-        Prefetch(lambda: (batch for batch in with_batch_size()), depth=1),
+        Prefetch(lambda: (batch for batch in three_batches()), depth=1),
     ),
     "prefetched loader": lambda: (Prefetch(DataLoader(X, Y, W, batch_size=SIZE, shuffle=False)),),
     "columns": lambda: (Columns(NAMED),),
@@ -251,7 +251,7 @@ def test_every_kind_of_data_gives_the_same_batches(kind: str) -> None:
     with make(*KINDS[kind]()) as data:
         batches = list(data.batches(0))
     assert [batch.rows for batch in batches] == [4, 4, 2]
-    for batch, (x, y, w) in zip(batches, with_batch_size()):
+    for batch, (x, y, w) in zip(batches, three_batches()):
         arrays = batch.arrays()
         assert set(arrays) == {"x", "y_true/out", "sample_weight"}
         for name, expected in (("x", x), ("y_true/out", y), ("sample_weight", w)):
@@ -288,7 +288,9 @@ def test_the_signature_holds_names_types_and_scalars() -> None:
             TensorSpec(n, a.dtype, a.shape if a.ndim == 0 else ("N", *a.shape[1:]))
             for n, a in arrays.items()
         ]
-        return next(make(arrays, inputs=inputs, targets={}, what="prediction").batches(0)).signature
+        return next(
+            make(arrays, inputs=inputs, targets={}, purpose="prediction").batches(0)
+        ).signature
 
     some = {"a": np.zeros((2, 3), np.float32), "b": np.float32(1)}
     assert signature(**some) == signature(**some)
@@ -339,7 +341,7 @@ def test_every_row_comes_once_an_epoch(
         "seed": seed,
         "drop_last": drop_last,
         "targets": {},
-        "what": "prediction",
+        "purpose": "prediction",
     }
     if drop_last and size > rows:
         with pytest.raises(DataError, match="drop_last=True leaves nothing"):
@@ -382,10 +384,12 @@ def test_the_loader_overrules_the_arguments_of_fit() -> None:
     np.testing.assert_array_equal(whole(without_seed, 4)["x"], X[permutation(1, 4, ROWS)])
 
 
-@pytest.mark.parametrize("what", ["evaluation", "prediction"])
-def test_a_shuffling_loader_is_evaluated_in_the_order_of_its_rows(what: str) -> None:
+@pytest.mark.parametrize("purpose", ["evaluation", "prediction"])
+def test_a_shuffling_loader_is_evaluated_in_the_order_of_its_rows(purpose: str) -> None:
     np.testing.assert_array_equal(
-        whole(make(DataLoader(X, Y), what=what, targets={} if what == "prediction" else OUT))["x"],
+        whole(
+            make(DataLoader(X, Y), purpose=purpose, targets={} if purpose == "prediction" else OUT)
+        )["x"],
         X,
     )
 
@@ -396,7 +400,7 @@ def test_numbered_batches_are_shuffled_as_batches_and_told_of_the_epochs_end() -
     for epoch in range(3):
         order = permutation(3, epoch, 3)
         np.testing.assert_array_equal(
-            whole(data, epoch)["x"], np.concatenate([with_batch_size()[i][0] for i in order])
+            whole(data, epoch)["x"], np.concatenate([three_batches()[i][0] for i in order])
         )
     assert numbered.ended == 3
     next(data.batches(3))
@@ -410,7 +414,7 @@ def test_columns_are_shuffled_by_rows() -> None:
 
 
 def test_foreign_loaders_are_told_the_epoch() -> None:
-    loader = Iterable(with_batch_size())
+    loader = Iterable(three_batches())
     data = make(loader)
     whole(data, 5)
     whole(data, 6)
@@ -446,7 +450,7 @@ def test_a_generator_of_the_callers_is_left_open_and_one_of_ours_is_closed() -> 
 
     def batches() -> Iterator[Any]:
         try:
-            yield from with_batch_size()
+            yield from three_batches()
         finally:
             closed.append(True)
 
@@ -480,7 +484,7 @@ AB = [spec("a", "N", 2), spec("b", "N", 1)]
     ],
 )
 def test_several_inputs_by_name_or_in_order(x: Any) -> None:
-    arrays = whole(make(x, inputs=AB, targets={}, what="prediction"))
+    arrays = whole(make(x, inputs=AB, targets={}, purpose="prediction"))
     np.testing.assert_array_equal(arrays["a"], X)
     np.testing.assert_array_equal(arrays["b"], Y)
 
@@ -488,7 +492,7 @@ def test_several_inputs_by_name_or_in_order(x: Any) -> None:
 def test_a_table_feeds_several_inputs_by_its_columns() -> None:
     columns = [spec("b", "N", 1), spec("a", "N", 1)]
     arrays = whole(
-        make(Table({"a": X[:, 0], "b": X[:, 1]}), inputs=columns, targets={}, what="prediction")
+        make(Table({"a": X[:, 0], "b": X[:, 1]}), inputs=columns, targets={}, purpose="prediction")
     )
     np.testing.assert_array_equal(arrays["a"], X[:, :1])
     np.testing.assert_array_equal(arrays["b"], X[:, 1:])
@@ -572,7 +576,7 @@ def test_narrowing_warns_once_and_at_the_callers_line() -> None:
     with pytest.warns(
         UserWarning, match=r"^'a' is float64 and was converted to float32; 'b' is float64.*astype"
     ) as record:
-        make({"a": double, "b": Y.astype(np.float64)}, inputs=AB, targets={}, what="prediction")
+        make({"a": double, "b": Y.astype(np.float64)}, inputs=AB, targets={}, purpose="prediction")
     assert [w.filename for w in record] == [__file__]
     with pytest.warns(UserWarning, match="float64") as record:
         whole(make([(double[:4], Y[:4]), (double[4:], Y[4:])]))
@@ -595,7 +599,7 @@ def test_labels_and_weights_are_checked_once_for_arrays_and_per_batch_for_stream
     whole(data), whole(data)
     assert calls == [ROWS]
     calls.clear()
-    whole(make(with_batch_size(), targets={"out": Counting()}))
+    whole(make(three_batches(), targets={"out": Counting()}))
     assert calls == [4, 4, 2]
 
 
@@ -676,7 +680,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
         ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size is a number of rows, got 2.5"),
         ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*leave out y"),
         (
-            {"x": with_batch_size(), "sample_weight": W},
+            {"x": three_batches(), "sample_weight": W},
             "list gives batches.*leave out sample_weight",
         ),
     ],
@@ -690,15 +694,15 @@ def test_prediction_takes_no_labels_and_lets_nan_pass() -> None:
     for x in (
         X,
         (X, Y)[:1],
-        with_batch_size(),
+        three_batches(),
         NAMED,
         DataLoader(X, Y, W, batch_size=SIZE),
         Columns(NAMED),
     ):
-        arrays = whole(make(x, targets={}, what="prediction"))
+        arrays = whole(make(x, targets={}, purpose="prediction"))
         assert list(arrays) == ["x"]
         np.testing.assert_array_equal(arrays["x"], X)
-    assert np.isnan(whole(make(with_nan(X, 1), targets={}, what="prediction"))["x"][1]).all()
+    assert np.isnan(whole(make(with_nan(X, 1), targets={}, purpose="prediction"))["x"][1]).all()
 
 
 # ---------------------------------------------------------------------- a batch dimension that is a
@@ -726,7 +730,7 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
     with pytest.raises(
         DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"
     ):
-        list(make(with_batch_size(), inputs=FIXED).batches(0))
+        list(make(three_batches(), inputs=FIXED).batches(0))
 
 
 def test_a_fixed_batch_dimension_that_is_met() -> None:
@@ -734,7 +738,7 @@ def test_a_fixed_batch_dimension_that_is_met() -> None:
         make(X[:8], Y[:8], inputs=FIXED, batch_size=4),
         make(X[:4], Y[:4], inputs=FIXED, batch_size=2**62),
         make(DataLoader(X, Y, batch_size=4, drop_last=True), inputs=FIXED),
-        make(with_batch_size()[:2], inputs=FIXED),
+        make(three_batches()[:2], inputs=FIXED),
     ):
         assert {batch.rows for batch in data.batches(0)} == {4}
 
@@ -786,7 +790,7 @@ def test_one_hot_labels_have_the_class_of_their_one() -> None:
             make(X[:1], np.array(several), targets={"out": OneHot()}, class_weight={0: 2.0})
 
 
-@pytest.mark.parametrize("x", [(X, Y, W), (DataLoader(X, Y, W),), (with_batch_size(),), (NAMED,)])
+@pytest.mark.parametrize("x", [(X, Y, W), (DataLoader(X, Y, W),), (three_batches(),), (NAMED,)])
 def test_class_weights_beside_sample_weights_are_refused(x: tuple[Any, ...]) -> None:
     with pytest.raises(SettingError, match="class_weight or sample_weight, not both"):
         list(make(*x, class_weight={0: 1.0}).batches(0))
@@ -865,7 +869,7 @@ def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
     ):
         with pytest.raises(SettingError, match=message):
             validation_split(X[:rows], Y[:rows], None, fraction)
-    for data in (DataLoader(X, Y), with_batch_size(), Numbered(), lambda: iter(with_batch_size())):
+    for data in (DataLoader(X, Y), three_batches(), Numbered(), lambda: iter(three_batches())):
         with pytest.raises(SettingError, match="validation_split cuts arrays"):
             validation_split(data, None, None, 0.5)
     with pytest.raises(DataError, match="unequal"):
@@ -882,7 +886,7 @@ def test_the_loader_gives_batches_built_like_its_data(prefetch: int) -> None:
     )
     batches = list(loader)
     assert len(batches) == len(loader) == 3
-    for (x, y, w), (a, b, c) in zip(batches, with_batch_size()):
+    for (x, y, w), (a, b, c) in zip(batches, three_batches()):
         np.testing.assert_equal(x, {"a": a, "b": b})
         np.testing.assert_equal(y, [b, c])
         np.testing.assert_equal(w, c)
@@ -994,7 +998,7 @@ def test_the_thread_is_never_further_ahead_than_told() -> None:
             made.append(number)
             yield number
 
-    ahead = Ahead(numbers(), 3)
+    ahead = PrefetchIterator(numbers(), 3)
     for taken in range(10):
         assert next(ahead) == taken
         assert len(made) <= taken + 1 + 3
@@ -1004,7 +1008,7 @@ def test_the_thread_is_never_further_ahead_than_told() -> None:
 
 def test_what_goes_wrong_in_the_background_is_raised_in_the_loop_with_its_traceback() -> None:
     class Failing(Source):
-        what = "training"
+        purpose = "training"
 
         def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
             yield from make(X, Y).batches(0)
@@ -1040,7 +1044,7 @@ def test_torch_data() -> None:
     for _ in range(2):
         np.testing.assert_equal(whole(data), expected)
     np.testing.assert_equal(whole(make(x, y, w)), expected)
-    assert list(whole(make(loader, targets={}, what="prediction"))) == ["x"]
+    assert list(whole(make(loader, targets={}, purpose="prediction"))) == ["x"]
     with pytest.raises(
         DataError, match=r"torch Dataset \(TensorDataset\).*torch.utils.data.DataLoader"
     ):

@@ -17,7 +17,7 @@ import pytest
 
 import onnxfit
 from onnxfit.data import DataLoader, Prefetch, permutation, validation_split
-from onnxfit.data.mapped import is_mapped, opened
+from onnxfit.data.mapped import is_mapped, open_paths
 from onnxfit.errors import DataError, InstallationError, SettingError
 from tests.data.test_data import (
     FIXED,
@@ -30,8 +30,8 @@ from tests.data.test_data import (
     make,
     spec,
     threads,
+    three_batches,
     whole,
-    with_batch_size,
     with_nan,
 )
 from tests.models import convolutional, linear, two_inputs
@@ -139,7 +139,7 @@ def test_files_give_the_batches_of_arrays(kind: str, tmp_path: Path) -> None:
         for _ in range(2):
             batches = list(data.batches(0))
             assert [batch.rows for batch in batches] == [4, 4, 2]
-            for batch, (x, y, w) in zip(batches, with_batch_size()):
+            for batch, (x, y, w) in zip(batches, three_batches()):
                 arrays = batch.arrays()
                 buffers = {name: np.zeros_like(array) for name, array in arrays.items()}
                 batch.write(buffers)
@@ -182,7 +182,7 @@ def test_files_are_predicted_in_their_order(kind: str, tmp_path: Path) -> None:
     given = KINDS[kind](tmp_path)
     if isinstance(given[0], onnxfit.data.Loader):
         given[0].shuffle = True
-    with make(given[0], targets={}, what="prediction") as data:
+    with make(given[0], targets={}, purpose="prediction") as data:
         arrays = whole(data)
     np.testing.assert_array_equal(arrays.pop("x"), X)
     assert not arrays
@@ -237,9 +237,9 @@ def test_what_is_mapped_and_what_is_a_copy_of_it(tmp_path: Path) -> None:
         3.0,
     ):
         assert not is_mapped(copy)
-    assert all(map(is_mapped, opened(archive(tmp_path / "all.npz", **NAMED)).values()))
+    assert all(map(is_mapped, open_paths(archive(tmp_path / "all.npz", **NAMED)).values()))
     names = ["cat", "dog.npy.txt"]
-    assert opened(names) is names
+    assert open_paths(names) is names
 
 
 def test_an_archives_arrays_are_those_numpy_reads(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_an_archives_arrays_are_those_numpy_reads(tmp_path: Path) -> None:
         "a": rng.random((5, 3, 2)), "b/c": np.asfortranarray(rng.random((4, 3)).astype(">f4")), "ü" * 90: np.arange(7, dtype=np.int8),
         "scalar": np.float32(3.5), "empty": np.zeros((0, 3), np.float32), "yes": np.array([True, False]),
     }  # fmt: skip
-    for name, found in opened(archive(tmp_path / "all.npz", **arrays)).items():
+    for name, found in open_paths(archive(tmp_path / "all.npz", **arrays)).items():
         np.testing.assert_array_equal(found, arrays.pop(name), strict=True)
     assert not arrays
 
@@ -293,7 +293,7 @@ def test_maps_are_checked_before_the_first_step_and_batch_by_batch(tmp_path: Pat
         make(x)
     with pytest.raises(DataError, match="empty"):
         make(
-            {"x": opened(archive(tmp_path / "none.npz", x=X[:0]))["x"]},
+            {"x": open_paths(archive(tmp_path / "none.npz", x=X[:0]))["x"]},
             mapped(tmp_path / "y.npy", Y)[:0],
         )
     with pytest.raises(DataError, match="Pass batch_size=4; drop_last=True"):
@@ -324,11 +324,11 @@ def test_class_weights_and_several_inputs_of_maps(tmp_path: Path) -> None:
     given = {"a": tmp_path / "x.npy", "b": Y[:, 0], "scale": np.float32(0.5)}
     arrays = [
         batch.arrays()
-        for batch in make(given, inputs=both, targets={}, what="prediction").batches(0)
+        for batch in make(given, inputs=both, targets={}, purpose="prediction").batches(0)
     ]
     np.testing.assert_array_equal(np.concatenate([batch["b"] for batch in arrays]), Y)
     assert [batch["scale"] for batch in arrays] == [0.5] * 3
-    arrays = whole(make([tmp_path / "x.npy", Y], inputs=both[:2], targets={}, what="prediction"))
+    arrays = whole(make([tmp_path / "x.npy", Y], inputs=both[:2], targets={}, purpose="prediction"))
     np.testing.assert_array_equal(arrays["a"], X)
 
 
@@ -514,7 +514,7 @@ def test_several_inputs_train_from_columns(tmp_path: Path) -> None:
 
 def test_a_table_of_arrow_feeds_by_its_columns() -> None:
     given, inputs = pa.table({"b": X[:, 1], "a": X[:, 0]}), [spec("a", "N", 1), spec("b", "N", 1)]
-    arrays = whole(make(given, inputs=inputs, targets={}, what="prediction"))
+    arrays = whole(make(given, inputs=inputs, targets={}, purpose="prediction"))
     np.testing.assert_array_equal(arrays["a"], X[:, :1])
 
 
@@ -696,7 +696,7 @@ def test_images_are_shuffled_by_seed_and_epoch_and_predicted_in_order(pictures: 
         order = permutation(3, epoch, 6)
         np.testing.assert_array_equal(x, plain[order])
         np.testing.assert_array_equal(y, loader.labels[order])
-    with make(loader, inputs=[spec("x", "N", 3, 2, 2)], targets={}, what="prediction") as data:
+    with make(loader, inputs=[spec("x", "N", 3, 2, 2)], targets={}, purpose="prediction") as data:
         np.testing.assert_array_equal(whole(data)["x"], plain)
 
 
@@ -813,7 +813,7 @@ def test_batches_are_made_while_the_loop_is_busy() -> None:
     made, working = [threading.Event() for _ in range(4)], threading.current_thread()
 
     def batches() -> Iterator[Any]:
-        for event, batch in zip(made, [*with_batch_size(), with_batch_size()[0]]):
+        for event, batch in zip(made, [*three_batches(), three_batches()[0]]):
             assert threading.current_thread() is not working
             event.set()
             yield batch
@@ -835,7 +835,7 @@ class Interrupted:
                 raise OSError("no such disk")
             except OSError as error:
                 raise RuntimeError(f"batch {number} is lost") from error
-        return with_batch_size()[number]
+        return three_batches()[number]
 
 
 @pytest.mark.parametrize("data", [Interrupted(), lambda: map(Interrupted().__getitem__, range(3))])
@@ -863,7 +863,7 @@ def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_c
     def batches() -> Iterator[Any]:
         try:
             while True:
-                yield with_batch_size()[0]
+                yield three_batches()[0]
         finally:
             closed.append(threading.current_thread())
 
@@ -884,7 +884,7 @@ def test_a_generator_that_is_prefetched_is_closed_in_its_thread_and_one_of_the_c
 
 
 def test_close_ends_the_thread_of_a_pass_under_way() -> None:
-    prefetching = Prefetch(with_batch_size(), depth=1)
+    prefetching = Prefetch(three_batches(), depth=1)
     running = iter(prefetching)
     next(running)
     assert threads()
@@ -896,7 +896,7 @@ def test_close_ends_the_thread_of_a_pass_under_way() -> None:
 
 def test_fit_ends_the_threads_it_began() -> None:
     trainer = onnxfit.Trainer(linear(2), loss="mse")
-    data = Prefetch([(x, y) for x, y, _ in with_batch_size()])
+    data = Prefetch([(x, y) for x, y, _ in three_batches()])
     assert (
         len(
             trainer.fit(
@@ -918,14 +918,14 @@ def test_fit_ends_the_threads_it_began() -> None:
     [
         ((X,), r"DataLoader\(X, y, prefetch=2\)"),
         (({"x": X},), "DataLoader"),
-        ((with_batch_size(), 0), "depth >= 1, got 0"),
+        ((three_batches(), 0), "depth >= 1, got 0"),
     ],
 )
 def test_what_prefetch_is_not_for(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Prefetch(*arguments)
     with pytest.raises(SettingError, match="Prefetch gives batches"):
-        make(Prefetch(with_batch_size()), Y)
+        make(Prefetch(three_batches()), Y)
 
 
 # ---------------------------------------------------------------------- the page about data
