@@ -1,4 +1,4 @@
-"""Files of columns that pyarrow reads: their columns, their groups of rows, and the numbers in them."""
+"""Columns of Parquet and Arrow files, read by pyarrow a group of rows at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays on disk: .npy and .npz files are mapped into memory, and a batch reads its own rows only."""
+"""Arrays on disk: .npy and .npz files, mapped into memory and read batch by batch."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Source(ABC):
                 " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most sources hold nothing
         """End background threads."""
 
     def __enter__(self: S) -> S:
