@@ -43,7 +43,7 @@ class DatasetSource(RowSource, StreamSource):
         return cls(adapter, data, Batching(batch_size, adapter.seed if shuffle else None))
 
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
-        for index in self._indices(epoch, skip):
+        for index in self.indices(epoch, skip):
             yield self._dataset[index if isinstance(index, slice) else index.tolist()]
 
 

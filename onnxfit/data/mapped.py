@@ -47,7 +47,7 @@ class MappedSource(RowSource, StreamSource):
         adapter.convert(self._select(slice(0, 1)))
 
     def items(self, epoch: int, skip: int) -> Iterator[MatchedData]:
-        return (self._select(index) for index in self._indices(epoch, skip))
+        return (self._select(index) for index in self.indices(epoch, skip))
 
     def convert(self, item: MatchedData) -> Batch:
         return self.adapter.matched_batch(item)

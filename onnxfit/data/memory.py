@@ -57,7 +57,7 @@ class ArraySource(RowSource):
         size = self._full_rows
         full, rest = divmod(self.rows, size)
         signature = self._data.signature(size)
-        indices = self._indices(epoch, skip)
+        indices = self.indices(epoch, skip)
         for index in islice(indices, max(full - skip, 0)):
             yield Batch(size, signature, columns, scalars, index)
         for index in indices:

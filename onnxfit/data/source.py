@@ -192,7 +192,7 @@ class RowSource(Source):
         """Rows of a full batch; a batch size may exceed the data."""
         return max(min(self.batch_size, self.rows), 1)
 
-    def _indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
+    def indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
         """Return the row numbers of each batch of a pass, without the first `skip`."""
         return batch_indices(
             self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
