@@ -11,6 +11,8 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
+__all__ = ["export"]
+
 
 @click.command(short_help="Write the model of a checkpoint as .onnx.")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="CHECKPOINT")

@@ -13,6 +13,8 @@ from onnxfit.errors import SettingError
 from onnxfit.gradients import SOURCES
 from onnxfit.runtime.backends import BACKENDS
 
+__all__ = ["fit"]
+
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(dir_okay=False)
@@ -82,8 +84,11 @@ _FILE = click.Path(dir_okay=False)
 @click.option(
     "--validation-split",
     type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
-    metavar="PART",
-    help="The same with the last PART of the data, between 0 and 1, which is not trained on.",
+    metavar="FRACTION",
+    help=(
+        "The same with the last FRACTION of the rows, above 0 and below 1, which are not trained"
+        " on."
+    ),
 )
 @click.option(
     "--clip-norm",
@@ -182,12 +187,12 @@ _FILE = click.Path(dir_okay=False)
     "--tensorboard",
     type=click.Path(file_okay=False),
     metavar="FOLDER",
-    help="Write curves and the graph there, for tensorboard --logdir.",
+    help="Write curves and the graph there, for `tensorboard --logdir FOLDER`.",
 )
 @config_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 @options.as_json
-def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
+def fit(overwrite: bool, quiet: bool, as_json: bool, **fit_options: Any) -> None:
     """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best
     with --early-stopping.
 
@@ -199,27 +204,27 @@ def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
         --epochs 10 --metrics accuracy --validation-split 0.2 \\
         --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
     """
-    if not (typed["output"] or typed["checkpoint"]):
+    if not (fit_options["output"] or fit_options["checkpoint"]):
         raise click.UsageError(
             "Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE,"
             " or both."
         )
-    if typed["validation_data"] and typed["validation_split"]:
+    if fit_options["validation_data"] and fit_options["validation_split"]:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")
-    typed = job.absolute(typed)
-    if typed["checkpoint"]:
-        _make_room(job.CheckpointLayout(typed["checkpoint"]), overwrite)
-    job.run(typed, quiet=quiet, as_json=as_json)
+    fit_options = job.with_absolute_paths(fit_options)
+    if fit_options["checkpoint"]:
+        _delete_checkpoints(job.CheckpointLayout(fit_options["checkpoint"]), overwrite)
+    job.run(fit_options, quiet=quiet, as_json=as_json)
 
 
-def _make_room(place: job.CheckpointLayout, overwrite: bool) -> None:
-    """An earlier training's checkpoints are neither replaced nor mixed with new ones unasked."""
-    found = place.checkpoints()
-    if found and not overwrite:
+def _delete_checkpoints(layout: job.CheckpointLayout, overwrite: bool) -> None:
+    """Delete the checkpoints of an earlier training. SettingError unless told to."""
+    paths = layout.checkpoints()
+    if paths and not overwrite:
         raise SettingError(
-            f"{str(place.folder)!r} has a checkpoint of an earlier training, {found[0].name}:"
+            f"{str(layout.folder)!r} has a checkpoint of an earlier training, {paths[0].name}:"
             " `onnxfit resume` goes on with it, --overwrite deletes it and begins anew; or give"
             " this training another folder."
         )
-    for path in filter(is_checkpoint, found):
+    for path in filter(is_checkpoint, paths):
         path.unlink()

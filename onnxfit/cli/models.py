@@ -1,4 +1,4 @@
-"""What a command is given as a model: a .onnx, or a checkpoint."""
+"""Models that commands take: a .onnx, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.training import checkpoint
 
-# a checkpoint holds no code: without these it can be read even where they were somebody's own
+# Settings that a checkpoint cannot hold if they were classes of the user's own: it holds no code.
+# With these in their place, it can always be read.
 WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a file is a checkpoint (a zip archive), and not a model."""
+    """Return whether a file is a checkpoint (a zip archive), as opposed to a model."""
     return zipfile.is_zipfile(path)
 
 
 def model_of(path: str) -> onnx.ModelProto:
-    """The model of a .onnx, or the trained one of a checkpoint, with its tensors for outputs."""
+    """Return the model of a .onnx, or the trained one of a checkpoint.
+
+    Outputs that are no tensors are left out. ModelError where none remains.
+    """
     model = checkpoint.load(path, WITHOUT_CODE).model if is_checkpoint(path) else load_model(path)
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
     if not tensors:
@@ -43,8 +47,9 @@ def model_of(path: str) -> onnx.ModelProto:
 def predict(
     model: onnx.ModelProto, x: Any, batch_size: int, device: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Every output for every row, from the model as it stands: it needs no weight, no loss and no
-    gradient.
+    """Return a dict output -> array with a row for each row of `x`.
+
+    The model is run as it is, so that it needs neither weights nor a loss nor gradients.
     """
     target = Device.parse(device)
     session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")

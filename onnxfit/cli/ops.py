@@ -9,6 +9,8 @@ import click
 
 from onnxfit.gradients import coverage
 
+__all__ = ["ops"]
+
 
 @click.command(short_help="List the operators of ONNX and their gradients.")
 @click.argument("operators", nargs=-1)
@@ -30,6 +32,7 @@ def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
         click.echo(coverage.as_markdown(), nl=False)
         return
     chosen = coverage.operators(operators)
-    click.echo(
-        json.dumps([asdict(o) for o in chosen], indent=2) if as_json else coverage.as_text(chosen)
-    )
+    if as_json:
+        click.echo(json.dumps([asdict(operator) for operator in chosen], indent=2))
+    else:
+        click.echo(coverage.as_text(chosen))

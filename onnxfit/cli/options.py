@@ -1,4 +1,4 @@
-"""Options that several commands have, and how results are printed."""
+"""Options that several commands have, and the printing of results."""
 
 from __future__ import annotations
 
@@ -76,24 +76,25 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 
 def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
-    """Loss and metrics, one a line, or as one JSON object."""
+    """Print loss and metrics, one a line, or as one JSON object."""
     if as_json:
         click.echo(json.dumps(plain(figures), indent=2))
         return
     width = max(map(len, figures), default=0)
     for name, value in figures.items():
         array = np.asarray(value)
-        text = (
-            f"{value:.6g}"
-            if array.ndim == 0
-            else "\n" + "\n".join("  " + "  ".join(map(str, row)) for row in np.atleast_2d(array))
-        )
+        if array.ndim:
+            rows = ["  " + "  ".join(map(str, row)) for row in np.atleast_2d(array)]
+            text = "\n" + "\n".join(rows)
+        else:
+            text = f"{value:.6g}"
         click.echo(f"{name:<{width}}  {text}")
 
 
 def plain(value: Any) -> Any:
-    """Anything made of figures as JSON has it, where numbers that are not finite are the strings
-    NaN, Infinity and -Infinity.
+    """Return nested figures in the types of JSON.
+
+    Floats that are not finite become the strings NaN, Infinity and -Infinity.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}

@@ -28,7 +28,7 @@ from tests.models import convolutional, mlp, two_inputs, two_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 70  # not a multiple of the batch size
-COMMANDS = sorted(main.commands)
+COMMANDS = sorted(main.list_commands(click.Context(main)))
 
 
 @pytest.fixture
@@ -213,9 +213,11 @@ class TestFit:
 
 class TestSettings:
     def test_metrics_take_logits_where_the_loss_does(self) -> None:
-        loss = settings.loss_of(["binary_cross_entropy:from_logits=true"])
-        assert settings.metrics_of(['binary_accuracy:name="b"'], loss)[0].from_logits
-        assert not settings.metrics_of(["binary_accuracy:from_logits=false"], loss)[0].from_logits
+        loss = settings.parse_loss(["binary_cross_entropy:from_logits=true"])
+        assert settings.parse_metrics(['binary_accuracy:name="b"'], loss)[0].from_logits
+        assert not settings.parse_metrics(["binary_accuracy:from_logits=false"], loss)[
+            0
+        ].from_logits
 
     @pytest.mark.parametrize(
         ("option", "value", "message"),
@@ -264,7 +266,7 @@ class TestSettings:
         assert option.split("=")[0] in refused(*FIT, option, "-o", "t.onnx", code=2)
 
     def test_the_penalty_of_every_weight_comes_last(self) -> None:
-        assert list(settings.penalty_of(["0.5", "fc*=1", "fc1*=l1:2"])) == ["fc*", "fc1*", "*"]
+        assert list(settings.parse_penalty(["0.5", "fc*=1", "fc1*=l1:2"])) == ["fc*", "fc1*", "*"]
 
     def test_given_twice(self, folder: Path) -> None:
         assert "twice" in refused(*FIT, "--loss", "mse", "-o", "t.onnx")
@@ -615,7 +617,7 @@ class TestStopAndGoOn:
     ) -> None:
         monkeypatch.setattr(
             job.Interruption,
-            "_obey",
+            "_raise_signal",
             lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)],
         )
         result = call(*LONG, "--checkpoint", "c/")
@@ -752,6 +754,12 @@ class TestProcesses:
 EPOCHS = 150
 
 
+def command(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
+
+
 class TestHelp:
     @pytest.mark.parametrize("name", COMMANDS)
     def test_every_command_teaches(self, name: str) -> None:
@@ -760,15 +768,15 @@ class TestHelp:
         assert (
             re.search(rf"^ +onnxfit {name} ", text, re.MULTILINE) or f"  onnxfit {name}\n" in text
         )
-        for parameter in main.commands[name].params:
+        for parameter in command(name).params:
             if isinstance(parameter, click.Option):
                 assert parameter.help, parameter.name
                 assert parameter.help.endswith("."), parameter.name
 
     def test_examples_use_options_that_exist(self) -> None:
-        for name, command in main.commands.items():
+        for name in COMMANDS:
             text = done(name, "--help").replace("\\\n", " ")
-            known = {option for parameter in command.params for option in parameter.opts}
+            known = {option for parameter in command(name).params for option in parameter.opts}
             for line in re.findall(rf"^ +onnxfit {name}\b(.*)$", text, re.MULTILINE):
                 assert {word for word in shlex.split(line) if re.match(r"--?[a-z]", word)} <= known
 
