@@ -133,7 +133,7 @@ _FILE = click.Path(dir_okay=False)
     type=click.Choice(list(BACKENDS)),
     default="full",
     show_default=True,
-    help="A step as one graph, or as one for each pass.",
+    help="A step as one graph (full), or as graphs of the forward and the backward pass.",
 )
 @click.option(
     "--gradient",

@@ -71,7 +71,7 @@ def _newest(layout: job.CheckpointLayout) -> Path | None:
         try:
             checkpoint.load(path, WITHOUT_CODE)
         except CheckpointError as error:
-            click.echo(f"Warning: {error} It is passed over.", err=True)
+            click.echo(f"Warning: {error} It is skipped.", err=True)
         else:
             return path
     return None

@@ -1,7 +1,9 @@
 """Data: arrays, loaders and iterables become batches that fit the model's inputs.
 
-Data that does not fit is one error, which says why. A class in the `__all__` of a module here is
-found by its base: a `Source` makes batches of the data that it accepts, a `Loader` is such data.
+Data that does not fit is one error, which says why.
+
+To add a kind of data, add a module with its classes in `__all__`. `fit` finds a `Source` there, and
+asks it which data it accepts; a `Loader` is accepted without a source of its own.
 """
 
 from onnxfit.data.adapter import DataAdapter

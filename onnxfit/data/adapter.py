@@ -74,8 +74,7 @@ class DataAdapter:
     - `targets`: a dict output -> Target of the outputs that need labels, in the model's order.
       Prediction ignores it.
     - `purpose`: "training", "validation", "evaluation" or "prediction". Messages name it; loaders
-      shuffle for training only; prediction passes over labels and sample weights, and lets NaN
-      pass.
+      shuffle for training only; prediction ignores labels and sample weights, and accepts NaN.
     - `seed`: decides the order of rows where they are shuffled. A loader's own seed comes first.
     - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
 
@@ -152,18 +151,18 @@ class DataAdapter:
 
         DataError where it does not fit the model.
         """
-        x, y, sample_weight = item, None, None
+        elements: Sequence[Any] = (item,)
         if isinstance(item, (tuple, list)):
             if not 1 <= len(item) <= 3:
                 raise DataError(
                     f"a batch is (x,), (x, y) or (x, y, sample_weight), got {len(item)} items. "
                     "Several inputs are a tuple or dict inside: ((a, b), y)."
                 )
-            x, y, sample_weight = (*item, None, None)[:3]
-        return self.matched_batch(self.match(x, y, sample_weight))
+            elements = item
+        return self.matched_batch(self.match(*elements))
 
     def matched_batch(self, matched: MatchedData) -> Batch:
-        """Return a batch of data that `match` has matched. DataError where it does not fit."""
+        """Return a batch of `matched`, the result of `match`. DataError where it does not fit."""
         data = self.convert(matched)
         rows = data.rows
         fixed = self.fixed_input
@@ -194,7 +193,7 @@ class DataAdapter:
         return MatchedData(inputs, labels, sample_weight)
 
     def convert(self, matched: MatchedData) -> ConvertedData:
-        """Check and cast matched data. DataError where it does not fit the model."""
+        """Check and cast `matched`, the result of `match`. DataError where it does not fit."""
         inputs = [in_shape(as_array(matched.inputs[spec.name], spec), spec) for spec in self.inputs]
         labels = {
             output: as_array(value, _label_name(output)) for output, value in matched.labels.items()
@@ -325,7 +324,7 @@ class DataAdapter:
         return {output: labels[output] for output in self.targets}
 
     def _without_targets(self, kind: str, default: T) -> T:
-        """Return `default` in prediction, which passes over labels and weights.
+        """Return `default` in prediction, which ignores labels and weights.
 
         DataError otherwise, where they would be lost silently.
         """

@@ -37,9 +37,9 @@ class Loader(ABC):
     - `drop_last`: leave out a last batch that is shorter.
     - `prefetch`: batches that a background thread prepares ahead; 0 for no thread.
 
-    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each whole pass is the next
-    epoch. `state_dict` says where a pass stands; after `load_state_dict` the next iteration goes on
-    there. In `Trainer.fit` the trainer counts the epochs.
+    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each complete iteration is the
+    next epoch. `state_dict` holds the position in an epoch; after `load_state_dict` the next
+    iteration goes on from there. In `Trainer.fit` the trainer counts the epochs.
 
     DataError: no batch is left. SettingError: an impossible batch size or number of batches.
     """
@@ -62,7 +62,7 @@ class Loader(ABC):
         self.drop_last = bool(drop_last)
         self.prefetch = prefetch
         self.epoch = 0
-        self._batch = 0  # batches of the current pass that were yielded
+        self._batch = 0  # batches of the current epoch that were yielded
         self._skip = 0
         self._running: list[PrefetchIterator[Any]] = []
         if not len(self):
@@ -73,15 +73,15 @@ class Loader(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-        """Return an iterator over the batches of one pass.
+        """Return an iterator over the batches of one epoch.
 
-        - `epoch`: the number of the pass, which with `seed` decides the order of rows.
+        - `epoch`: the number of the epoch, from 0, which with `seed` decides the order of rows.
         - `skip`: the number of batches at the beginning that are left out.
         - `seed`: None keeps the order of the rows.
         """
 
     def __len__(self) -> int:
-        """Return the number of batches in a pass."""
+        """Return the number of batches in an epoch."""
         return count_steps(self.rows, self.batch_size, self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -205,8 +205,8 @@ class DataLoader(Loader):
       arrays; 0 for no thread.
 
     Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, built like `X` and `y`, and each
-    whole pass is the next epoch. `state_dict` says where a pass stands; after `load_state_dict` the
-    next iteration goes on there.
+    complete iteration is the next epoch. `state_dict` holds the position in an epoch; after
+    `load_state_dict` the next iteration goes on from there.
 
     DataError: no rows, unequal numbers of rows, or not arrays of numbers. SettingError: an
     impossible setting.

@@ -102,7 +102,9 @@ def validation_split(
         raise SettingError(
             f"validation_split is a fraction of the rows, between 0 and 1, got {fraction}."
         )
-    x, y, sample_weight = open_paths(x), open_paths(y), open_paths(sample_weight)
+    x = open_paths(x)
+    y = open_paths(y)
+    sample_weight = open_paths(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
             f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself"

@@ -38,7 +38,7 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
 def batch_indices(
     rows: int, size: int, steps: int, seed: int | None, epoch: int, skip: int
 ) -> Iterator[slice | Array]:
-    """Return the rows of each batch of a pass, without the first `skip` batches.
+    """Return the rows of each batch of an epoch, without the first `skip` batches.
 
     They are slices if `seed` is None, and otherwise pieces of the epoch's permutation.
     """
@@ -50,7 +50,7 @@ def batch_indices(
 
 
 def count_steps(rows: int, batch_size: int, drop_last: bool) -> int:
-    """Return the number of batches in a pass."""
+    """Return the number of batches in an epoch."""
     return rows // batch_size if drop_last else -(-rows // batch_size)
 
 

@@ -30,7 +30,7 @@ class Prefetch:
       torch DataLoader, a function that returns an iterator.
     - `depth`: how many batches are ready at most, 1 or more.
 
-    In `fit` the thread also checks, casts and copies. The thread ends with the pass, and with
+    In `fit` the thread also checks, casts and copies. The thread ends with the epoch, and with
     `close`. Its exceptions are raised where the batch is asked for, with their traceback. A thread
     hides waiting (disk, network) and what numpy, Pillow or pyarrow compute; Python code still
     competes with the training loop for the interpreter.
@@ -54,7 +54,7 @@ class Prefetch:
         self._running: list[PrefetchIterator[Any]] = []
 
     def __len__(self) -> int:
-        """Return the number of batches in a pass. TypeError where the data has no length."""
+        """Return the number of batches in an epoch. TypeError where the data has no length."""
         return len(self.data)
 
     def __iter__(self) -> Iterator[Any]:

@@ -28,14 +28,14 @@ It = TypeVar("It", bound=Iterator[Any])
 
 
 class Source(ABC):
-    """Data that gives batches: `batches(epoch)` is one pass over it.
+    """Data that gives batches, those of one epoch at a time.
 
     A subclass that a module of `onnxfit.data` lists in its `__all__` is used by `fit` for the data
     that its `accepts` recognises.
 
     - `purpose`: "training", "validation", "evaluation" or "prediction", for messages.
-    - `rows`, `steps` (batches in a pass) and `batch_size` are None where only the data can tell.
-    - `re_iterable` is False for data that can be passed over only once.
+    - `rows`, `steps` (batches in an epoch) and `batch_size` are None where only the data can tell.
+    - `re_iterable` is False for data that can be iterated only once.
     - `priority`: sources of higher priority are asked first. A source for one type of object keeps
       0; sources for anything that follows a protocol, such as iterables, have less.
     - `takes_labels`: whether y and sample_weight may be passed beside the data. Otherwise the data
@@ -78,9 +78,9 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Return an iterator over one pass.
+        """Return an iterator over the batches of one epoch.
 
-        - `epoch`: the number of the pass, which decides the order of rows.
+        - `epoch`: the number of the epoch, from 0, which decides the order of rows.
         - `skip`: the number of batches at the beginning that are left out.
         """
 
@@ -99,7 +99,7 @@ class Source(ABC):
         )
 
     def require_re_iterable(self, passes: int) -> None:
-        """DataError if `passes` is above 1 and the data can be passed over only once."""
+        """DataError if data that can be iterated only once is needed for `passes` > 1 epochs."""
         if passes > 1 and not self.re_iterable:
             raise DataError(
                 f"The {self.purpose} data is an iterator, which can be passed over once, and"
@@ -193,7 +193,7 @@ class RowSource(Source):
         return max(min(self.batch_size, self.rows), 1)
 
     def indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
-        """Return the row numbers of each batch of a pass, without the first `skip`."""
+        """Return the row numbers of each batch of an epoch, without the first `skip`."""
         return batch_indices(
             self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
         )

@@ -24,7 +24,7 @@ class StreamSource(Source):
 
     @abstractmethod
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
-        """Return the batches of a pass as the data gives them, without the first `skip`."""
+        """Return the batches of an epoch as the data gives them, without the first `skip`."""
 
     def convert(self, item: Any) -> Batch:
         """Return an item as a Batch. DataError where it does not fit the model."""
@@ -111,7 +111,7 @@ class IndexedSource(ProtocolSource):
 class IterableSource(ProtocolSource):
     """Iterables of batches in their own order, which may depend on the epoch (`set_epoch`).
 
-    An iterator can be passed over once, and stays open after a pass that is left early.
+    An iterator can be iterated only once, and stays open after an epoch that is left early.
     """
 
     priority: ClassVar[int] = -40
@@ -131,7 +131,7 @@ class IterableSource(ProtocolSource):
 
 
 class FunctionSource(ProtocolSource):
-    """Functions that return an iterator of batches, and are called for each pass."""
+    """Functions that return an iterator of batches, and are called for each epoch."""
 
     priority: ClassVar[int] = -50
 
