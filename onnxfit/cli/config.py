@@ -24,7 +24,7 @@ def config_option(command: Any) -> Any:
         metavar="FILE",
         help=(
             'Options from FILE: .yaml (needs pip install "onnxfit[yaml]") or .json, such as'
-            " `epochs: 10` and `metrics: [accuracy]`. Those on the command line win."
+            " `epochs: 10` and `metrics: [accuracy]`. Options on the command line override them."
         ),
     )(command)
 

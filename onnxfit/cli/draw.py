@@ -17,7 +17,7 @@ __all__ = ["draw"]
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .png or .txt; else standard output.",
+    help="The file to write: .svg, .png or .txt. By default standard output.",
 )
 @click.option(
     "--format",

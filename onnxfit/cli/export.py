@@ -27,13 +27,12 @@ __all__ = ["export"]
     "--averaged",
     is_flag=True,
     help=(
-        "Take the averages that an optimizer with ema_momentum keeps, such as"
+        "Use the averaged weights of an optimizer with ema_momentum, such as"
         " adam:ema_momentum=0.99."
     ),
 )
 def export(path: str, output: Path, averaged: bool) -> None:
-    """Write the model in CHECKPOINT as a .onnx for inference: the original with the trained weights
-    in place.
+    """Write the model in CHECKPOINT, with the trained weights, as a .onnx for inference.
 
     \b
     onnxfit export checkpoints/last.onnxfit -o trained.onnx

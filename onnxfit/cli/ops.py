@@ -17,8 +17,7 @@ __all__ = ["ops"]
 @click.option("--markdown", is_flag=True, help="Print the page docs/operators.md.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """List the operators of ONNX and how the gradient passes each; all, or those named in
-    OPERATORS.
+    """List the operators of ONNX and how each is differentiated: all, or those in OPERATORS.
 
     \b
     onnxfit ops

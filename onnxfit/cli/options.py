@@ -20,10 +20,9 @@ data = click.option(
     required=True,
     type=_FILE,
     help=(
-        "The data: a .npz whose arrays are called like the model's inputs and outputs, or X and y,"
-        " and sample_weight if there are any; a .csv of numbers under a line of names; or a .npy"
-        " for each array, X.npy before y.npy, by repeating this option. A .npy may be larger than"
-        " memory."
+        "The data: a .npz whose arrays have the names of the model's inputs and outputs, or X and"
+        " y, and perhaps sample_weight; a .csv of numbers under a line of names; or a .npy for each"
+        " array, X.npy before y.npy, by repeating this option. A .npy may be larger than memory."
     ),
 )
 label = click.option(
@@ -31,8 +30,8 @@ label = click.option(
     multiple=True,
     metavar="COLUMN",
     help=(
-        "The column of a .csv with the labels; may be repeated. By default the one called like the"
-        " model's output, or y or label."
+        "The column of a .csv with the labels; may be repeated. By default the one with the name of"
+        " the model's output, or y or label."
     ),
 )
 loss = click.option(
@@ -41,9 +40,9 @@ loss = click.option(
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "What to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (a name that"
-        " does not exist lists all); for several outputs OUTPUT=NAME, once for each. Without it,"
-        " the model's own scalar output `loss`."
+        "The loss to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (an unknown"
+        " name lists all); for several outputs OUTPUT=NAME, once for each. By default the model's"
+        " own scalar output `loss`."
     ),
 )
 metrics = click.option(
@@ -52,8 +51,8 @@ metrics = click.option(
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "A figure to report: accuracy, top_k_accuracy:k=3, r2, ... (a name that does not exist"
-        " lists all); may be repeated."
+        "A metric to report: accuracy, top_k_accuracy:k=3, r2, ... (an unknown name lists all); may"
+        " be repeated."
     ),
 )
 batch_size = click.option(
@@ -70,7 +69,7 @@ device = click.option(
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="cpu, cuda or cuda:N, as far as the installed onnxruntime offers it.",
+    help="cpu, cuda or cuda:N, if the installed onnxruntime has it.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

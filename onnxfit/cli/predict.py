@@ -21,8 +21,8 @@ __all__ = ["predict"]
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
-        "The file to write: .npy for one output, .npz for any number, .csv for tables; else"
-        " standard output, as .csv."
+        "The file to write: .npy for one output, .npz for any number, .csv for tables. By default"
+        " CSV on standard output."
     ),
 )
 @options.batch_size
