@@ -80,7 +80,8 @@ class Source(ABC):
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Return an iterator over the batches of one epoch.
 
-        - `epoch`: the number of the epoch, from 0, which decides the order of rows.
+        - `epoch`: the number of the data epoch, from 0, which decides the order of rows. It is that
+          of the epoch of `fit`, unless `steps_per_epoch` is set.
         - `skip`: the number of batches at the beginning that are left out.
         """
 
