@@ -1,10 +1,10 @@
-"""Binary classification both ways, on raw scores and on probabilities, against LogisticRegression.
+"""Binary classification on raw scores and on probabilities, compared with LogisticRegression.
 
     python examples/binary_classification.py [--out docs/gallery]
 
-One model ends in a raw score, trained with "bce_with_logits"; the other has a Sigmoid behind it and
-is trained with "bce". Both minimise the mean of the logistic loss plus |w|^2 / (2 C n), which is
-LogisticRegression(C=C) divided by C n, and must find its coefficients.
+One model ends in a raw score and is trained with "bce_with_logits". The other ends in a Sigmoid and
+is trained with "bce". Both minimise the mean of the logistic loss plus |w|^2 / (2 C n), the
+objective of LogisticRegression(C=C) divided by C n, and must find the same coefficients.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/digits.py [--epochs 30]
 
-Writes digits.onnx (untrained), trained.onnx, digits.png (the curves), checkpoints/ and runs/ into
-the current folder; ends with an error if the validation accuracy stays below 97 % or the trained
-file does not predict what the trainer predicts.
+The current folder then has digits.onnx (untrained), trained.onnx, digits.png (the curves),
+checkpoints/ and runs/. The example ends with an error if the validation accuracy stays below 97 %,
+or if the trained file and the trainer predict differently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(epochs: int) -> None:
         images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
     )
 
-    onnx.save(convolutional(), "digits.onnx")  # from here on there is only the file
+    onnx.save(convolutional(), "digits.onnx")  # from here on only the file is used
     trainer = onnxfit.Trainer(
         "digits.onnx",
         loss="cross_entropy",
@@ -100,7 +100,7 @@ look at      digits.png
 
 
 def draw(history: onnxfit.callbacks.History, path: str) -> None:
-    """Loss and accuracy per epoch, training and validation, as two panels."""
+    """Plot loss and accuracy of training and validation for each epoch, in two panels."""
     style = {
         "axes.edgecolor": FAINT,
         "axes.labelcolor": INK,

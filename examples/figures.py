@@ -1,6 +1,4 @@
-"""What the figures of the examples share: where they are written, how they look, how their numbers
-are stored.
-"""
+"""Helpers for the figures of the examples: their folder, their look, and their numbers as CSV."""
 
 from __future__ import annotations
 
@@ -39,8 +37,9 @@ STYLE = {
 
 
 def arguments(text: str, quick: str = "") -> argparse.Namespace:
-    """`--out FOLDER`, the current one by default, which is made; and `--quick`, if there is
-    something that it makes short.
+    """Parse `--out FOLDER` (by default the current folder), and create the folder.
+
+    There is an option `--quick`, too, if `quick` describes it.
     """
     parser = argparse.ArgumentParser(description=text.partition("\n")[0])
     parser.add_argument(
@@ -57,7 +56,7 @@ def arguments(text: str, quick: str = "") -> argparse.Namespace:
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """One column for each entry; floats with six digits."""
+    """Write a column for each entry, with floats of six digits."""
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(columns)
@@ -70,7 +69,7 @@ def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 def panels(
     title: str, rows: int = 1, columns: int = 2, height: float = 4.1
 ) -> tuple[Any, list[Any]]:
-    """A figure of so many panels, under a title that says what was found."""
+    """Return a figure with so many panels, under a title that states the result."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             rows, columns, figsize=(9.6, height), dpi=110, layout="constrained", squeeze=False
@@ -86,7 +85,7 @@ def panels(
 
 
 def label(panel: Any, title: str, x: str, y: str = "", legend: str = "best") -> None:
-    """Title and axes of a panel, and its legend where there are labels."""
+    """Set the title and axes of a panel, and its legend if there are labels."""
     with plt.rc_context(STYLE):
         panel.set_title(title)
         panel.set_xlabel(x)
@@ -96,7 +95,7 @@ def label(panel: Any, title: str, x: str, y: str = "", legend: str = "best") -> 
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write the figure as a PNG of few colours, without a date or a version in it."""
+    """Write the figure as a PNG of few colours, without a date or a version."""
     picture = io.BytesIO()
     with plt.rc_context(STYLE):
         figure.savefig(picture, format="png")
@@ -105,7 +104,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def reduce_colors(picture: io.BytesIO, path: Path) -> int:
-    """Write a PNG again with few colours; returns its width."""
+    """Write a PNG with few colours, and return its width in pixels."""
     with Image.open(picture) as image:
         image.convert("RGB").quantize(COLORS, kmeans=1).save(path, format="PNG", optimize=True)
         return image.width

@@ -1,5 +1,6 @@
-"""Fine-tuning: a network that knows the digits 0-4 learns 5-9 by its last layer alone; no other
-weight changes by a bit.
+"""Fine-tuning: a network trained on the digits 0-4 learns 5-9 with its last layer alone.
+
+All other weights stay the same, bit for bit.
 """
 
 from __future__ import annotations

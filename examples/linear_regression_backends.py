@@ -1,10 +1,10 @@
-"""Linear regression with both backends, against scikit-learn.
+"""Linear regression with both backends, compared with scikit-learn.
 
     python examples/linear_regression_backends.py [--out docs/gallery]
 
 Gradient descent over all rows at once, with the whole step as one graph ("full") and as separate
-ones ("forward_backward"): the two must take the same way, and arrive at the coefficients of
-LinearRegression.
+graphs ("forward_backward"). Both must have the same weights after every step, and arrive at the
+coefficients of LinearRegression.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""A training loop in numpy, with no framework around it: an encoder and a decoder, two models,
-learn together.
+"""A training loop written in numpy, in which two models, an encoder and a decoder, learn together.
 
     python examples/loop_in_numpy.py [--out docs/gallery]
 
-The loss is computed here, and so is its gradient; the decoder turns that into a gradient for its
-input, which is what the encoder needs. At the end the weights are compared with those that `fit`
-finds for the two models joined into one file.
+The loop computes the loss and its gradient. The decoder turns that into the gradient of its input,
+which the encoder continues with. At the end the weights are compared with those that `fit` finds
+for the two models joined into one file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main() -> None:
     encoding, decoding = dense(64, 48, CODE, seed=1), dense(CODE, 48, 64, seed=2)
     adam = onnxfit.optimizers.Adam(0.002)
 
-    # neither has a loss
+    # neither model has a loss
     encoder = onnxfit.Trainer(encoding, optimizer=adam, backend="forward_backward")
     decoder = onnxfit.Trainer(decoding, optimizer=adam, backend="forward_backward")
     by_hand = []

@@ -1,11 +1,10 @@
-"""A multilayer perceptron with Nesterov momentum and an L2 penalty, beside scikit-learn's
-MLPRegressor.
+"""A multilayer perceptron with Nesterov momentum and an L2 penalty, compared with MLPRegressor.
 
     python examples/mlp_regression.py [--out docs/gallery]
 
-Both start with the same weights and see the same batches, so that not only what they reach can be
-compared but every epoch. MLPRegressor minimises half the squared error, and divides alpha |w|^2 / 2
-by the size of the batch: the loss and the penalty here say the same.
+Both start with the same weights and see the same batches, so that every epoch can be compared.
+MLPRegressor minimises half the squared error, and divides alpha |w|^2 / 2 by the size of the batch;
+the loss and the penalty here do the same.
 """
 
 from __future__ import annotations
@@ -69,14 +68,14 @@ def main() -> None:
         n_iter_no_change=np.inf,
         warm_start=True,  # begin with what is in coefs_ and intercepts_
     )
-    sklearn.partial_fit(x_train, y_train[:, 0])  # makes them; what they are is replaced
+    sklearn.partial_fit(x_train, y_train[:, 0])  # creates the weights, which are then replaced
     initial = {
         tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
     }
     sklearn.coefs_ = [initial[f"fc{i}.weight"].T.copy() for i in (1, 2, 3)]
     sklearn.intercepts_ = [initial[f"fc{i}.bias"].copy() for i in (1, 2, 3)]
     with warnings.catch_warnings():
-        # so many epochs and no more are what is wanted
+        # scikit-learn warns that it has not converged, which is intended
         warnings.simplefilter("ignore", ConvergenceWarning)
         sklearn.fit(x_train, y_train[:, 0])
     theirs = [float(loss) for loss in sklearn.loss_curve_[-EPOCHS:]]

@@ -1,6 +1,4 @@
-"""The untrained models of the examples: plain ONNX with random weights, as any exporter would write
-them.
-"""
+"""The untrained models of the examples: plain ONNX with random weights, as exporters write it."""
 
 from __future__ import annotations
 

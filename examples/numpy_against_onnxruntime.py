@@ -1,9 +1,9 @@
-"""numpy against onnxruntime, on simple functions of vectors from 10 to a million numbers.
+"""numpy compared with onnxruntime on simple functions of vectors of 10 to a million numbers.
 
     python examples/numpy_against_onnxruntime.py [--out docs/gallery] [--quick]
 
-Both compute with one thread, on float32; what an onnxruntime call takes includes handing over the
-arrays. Two of the graphs are written here, two are onnxfit's own: a loss, and an optimizer's
+Both compute with one thread, in float32. The time of an onnxruntime call includes passing the
+arrays. Two of the graphs are written here; the other two are onnxfit's: a loss, and an optimizer's
 update. Before anything is timed, the results must agree.
 """
 
@@ -24,8 +24,8 @@ from figures import BLUE, ORANGE, arguments, label, panels, save, write_csv
 import onnxfit
 
 SIZES = [10, 100, 1000, 10_000, 100_000, 1_000_000]
-# seconds: a call is repeated until it has taken that long, and the best of five such runs counts
-LEAST = 0.01
+# A call is repeated until so many seconds have passed; the best of five such runs counts.
+MIN_SECONDS = 0.01
 Feeds = dict[str, np.ndarray]
 
 LINE = """<ir_version: 10, opset_import: ["": 21]>
@@ -135,10 +135,10 @@ def main() -> None:
 
 
 def seconds(call: Callable[[], Any], quick: bool) -> float:
-    """The time of one call."""
+    """Return the seconds that one call takes."""
     number, best = 1, float("inf")
-    while (took := timed(call, number)) < LEAST and not quick:
-        number = max(2 * number, int(1.2 * number * LEAST / took))
+    while (took := timed(call, number)) < MIN_SECONDS and not quick:
+        number = max(2 * number, int(1.2 * number * MIN_SECONDS / took))
     for _ in range(1 if quick else 5):
         best = min(best, timed(call, number))
     return best / number

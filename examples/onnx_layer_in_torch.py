@@ -1,11 +1,10 @@
-"""A layer from a .onnx file in the middle of a PyTorch network, trained by torch.optim, beside the
-same network in torch alone.
+"""A layer from a .onnx file inside a PyTorch network, compared with the same network in PyTorch.
 
     python examples/onnx_layer_in_torch.py [--out docs/gallery]
 
-Both start with the same weights and see the same batches; ends with an error if their weights drift
-apart by more than 1e-4. Writes onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png
-(the curves).
+Both are trained by torch.optim, start with the same weights and see the same batches. The example
+ends with an error if their weights come to differ by more than 1e-4. It writes
+onnx_layer_in_torch.csv (the losses) and onnx_layer_in_torch.png (the curves).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main() -> None:
     options = arguments(__doc__)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = dense(16, 32, 16)  # Gemm, Relu, Gemm, as any exporter would write it
+    model = dense(16, 32, 16)  # Gemm, Relu, Gemm, as exporters write it
 
     middle = OnnxModule(model, threads=1)
     mixed = torch.nn.Sequential(
@@ -61,7 +60,7 @@ def main() -> None:
             losses[name].append(train_epoch(network, optimizers[name], x, y, order))
         apart.append(difference(alone, mixed))
 
-    trained = middle.export()  # the .onnx file again, with what torch.optim made of its weights
+    trained = middle.export()  # the .onnx file with the weights that torch.optim has trained
     (output,) = trained.graph.output
     onnx.checker.check_model(trained)
 
@@ -118,7 +117,7 @@ def main() -> None:
 
 
 def spirals(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points on two arms of a spiral, with a little noise; which arm is what is to be learned."""
+    """Return points on two arms of a spiral, with a little noise, and the arm of each as label."""
     rng = np.random.default_rng(0)
     arm = rng.integers(0, 2, rows)
     along = np.sqrt(rng.uniform(0.05, 1, rows))

@@ -1,5 +1,6 @@
-"""Two outputs, two losses, one trunk: where a body is (regression) and on which side of a line
-(classification).
+"""Two outputs with a loss each: a body's position (regression) and its side of a line (classes).
+
+Both outputs share the hidden layer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The graphs of a training step, drawn: one of them with backend "full", five with
-"forward_backward".
+"""Pictures of the graphs of a training step: one with backend "full", five with "forward_backward".
 
     python examples/step_graphs.py [--out docs/gallery]
 
-Needs Graphviz, which `pip install "onnxfit[draw]"` brings. The model is a small perceptron with a
-penalty on its first weight. Every graph becomes an SVG and a PNG: step_graphs_full (a box for each
-part), step_graphs_forward, ..._loss, ..._backward, ..._penalty, ..._update; and
-step_graphs_full_nodes, with a box for each node, an SVG alone. How many nodes there are of each
-operator is in step_graphs.csv.
+The example needs Graphviz, which `pip install "onnxfit[draw]"` installs. The model is a small
+perceptron with a penalty on its first weight. Every graph becomes an SVG and a PNG:
+step_graphs_full (a box for each stage), step_graphs_forward, ..._loss, ..._backward, ..._penalty,
+..._update. step_graphs_full_nodes has a box for each node, as an SVG only. step_graphs.csv counts
+the nodes of each operator.
 """
 
 from __future__ import annotations

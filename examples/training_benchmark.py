@@ -1,16 +1,15 @@
-"""The same training four times: onnxfit with both backends, scikit-learn and PyTorch; the time
-beside the loss reached.
+"""The time of the same training in onnxfit (with both backends), scikit-learn and PyTorch.
 
     python examples/training_benchmark.py [--out docs/gallery] [--quick]
 
-Same data, batches and order, learning rate, number of steps and initial weights; half the squared
-error, plain gradient descent. A comparison counts only if all arrive at the same loss, to 1e-3
-relative: otherwise this ends with an error. Each one runs in a process of its own with one thread,
-since the thread pools of onnxruntime and PyTorch would wait for each other. PyTorch is left out
-where it is not installed.
+All have the same data, batches and order, learning rate, number of steps and initial weights. They
+minimise half the squared error by plain gradient descent. A comparison counts only if all arrive at
+the same loss, to 1e-3 relative: otherwise the example ends with an error. Each training runs in its
+own process with one thread, since the thread pools of onnxruntime and PyTorch would wait for each
+other. PyTorch is left out if it is not installed.
 
-The time is that of a whole training divided by its steps, the median of nine, after one that does
-not count. Building the trainer is not part of it.
+The time is that of a whole training divided by its steps, the median of nine trainings after one
+for warming up. It does not include building the trainer.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ PROBLEMS = {
     ),
 }
 
-# A contender gives, for a problem, a function that puts the initial weights back, one that trains,
-# and one that tells the weights.
+# For a problem, a contender returns three functions: the first restores the initial weights, the
+# second trains, and the third returns the weights.
 Training = tuple[Callable[[], Any], Callable[[], Any], Callable[[], Weights]]
 
 
@@ -162,11 +161,11 @@ def with_sgd_regressor(problem: Problem) -> Training:
 
 
 def with_mlp_regressor(problem: Problem) -> Training:
-    """Without hidden layers it is a linear regression."""
+    """MLPRegressor, which is a linear regression if there are no hidden layers."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
 
-    # so many epochs and no more are what is wanted
+    # scikit-learn warns that it has not converged, which is intended
     warnings.simplefilter("ignore", ConvergenceWarning)
     X, y = problem.data()
     layers = range(1, len(problem.sizes))
@@ -183,7 +182,7 @@ def with_mlp_regressor(problem: Problem) -> Training:
         n_iter_no_change=np.inf,
         warm_start=True,  # begin with what is in coefs_ and intercepts_
     )
-    model.partial_fit(X, y[:, 0])  # makes them
+    model.partial_fit(X, y[:, 0])  # creates them
 
     def reset() -> None:
         model.coefs_ = [initial[f"fc{i}.weight"].T.copy() for i in layers]
@@ -231,7 +230,7 @@ def with_torch(problem: Problem) -> Training:
                 loss = 0.5 * torch.nn.functional.mse_loss(network(xb), yb)
                 loss.backward()
                 optimizer.step()
-                total += loss.item() * len(xb)  # the others tell the loss of every epoch, too
+                total += loss.item() * len(xb)  # the others compute the loss of every epoch, too
             losses.append(total / len(X))
         return losses
 

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Atomic writing of files: a file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -12,33 +12,41 @@ from typing import BinaryIO
 
 from onnxfit.errors import CheckpointError
 
-ASIDE = ".onnxfit.{}.part"
+TEMPORARY_NAME = ".onnxfit.{}.part"
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Call `write` with a file beside `path`, flush it to the disk, then rename:
+    """Write a file so that it is at any moment either the old one or the complete new one.
 
-    `path` is the old file or the whole new one.
+    - `path`: the file. Missing parent folders are created; a link stays a link.
+    - `write`: called with a temporary file beside `path`, open for binary writing. The temporary
+      file is then flushed to the disk and renamed.
 
-    Missing parent folders are made. When it returns, file and name outlive a power cut.
-    CheckpointError where the folder or the disk refuses; what else `write` raises is raised on.
-    Either way nothing is left behind, and an old file is as it was.
+    Return `path`, as a Path. After that, the file and its name survive a power cut. CheckpointError
+    where the folder or the disk refuses; other exceptions of `write` are raised as they are. After
+    an exception no temporary file is left, and an old file is unchanged.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = write_atomically(f"{folder}/new/a.txt", lambda file: file.write(b"a"))
+    ...     path.read_bytes()
+    b'a'
     """
     path = Path(path)
     try:
-        target = Path(os.path.realpath(path))  # a link stays a link
+        target = Path(os.path.realpath(path))  # so that a link stays one
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         _make_folder(target.parent)
-        aside = target.with_name(ASIDE.format(uuid.uuid4().hex))
+        temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
         try:
-            with open(aside, "xb") as file:
+            with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, target)
+            os.replace(temporary, target)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
     except OSError as error:
@@ -49,15 +57,18 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:
-    """Delete what killed processes were writing into a folder: files aside that nobody has written
-    to for so long.
+    """Delete the temporary files that killed processes left in a folder.
+
+    - `folder`: the folder, without those in it.
+    - `seconds`: how long a file must not have been written to, since another process may still be
+      writing it.
     """
-    for path in Path(folder).glob(ASIDE.format("*")):
+    for path in Path(folder).glob(TEMPORARY_NAME.format("*")):
         try:
             if time.time() - path.stat().st_mtime >= seconds:
                 path.unlink()
         except OSError:
-            pass  # another process was faster, or may do what this one may not
+            pass  # another process was faster, or this one has no permission
 
 
 def _make_folder(folder: Path) -> None:
@@ -70,9 +81,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; where a system has no such thing, it keeps them in
-    order by itself.
-    """
+    """Flush the names in a folder to the disk. Systems other than POSIX do so by themselves."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -13,7 +13,7 @@ import numpy as np
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
-from onnxfit.data import Batch, Source, source
+from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.data import validation_split as split_rows
 from onnxfit.errors import SettingError
 from onnxfit.graph.reading import ModelSource, read_model
@@ -317,18 +317,15 @@ class Trainer(SavedTrainer):
                 f"This trainer has no loss, which {what} needs: give it loss=..., or train by"
                 " forward, backward and apply_gradients."
             )
-        return source(
-            x,
-            y,
-            sample_weight,
-            inputs=recipe.inputs,
-            targets={} if what == "prediction" else recipe.targets,
-            batch_size=ALL_ROWS if batch_size is None else batch_size,
-            shuffle=shuffle,
+        adapter = DataAdapter(
+            recipe.inputs,
+            recipe.targets,
+            purpose=what,
             seed=self.seed,
             class_weight=class_weight,
-            what=what,
         )
+        size = ALL_ROWS if batch_size is None else batch_size
+        return adapter.source(x, y, sample_weight, batch_size=size, shuffle=shuffle)
 
     def _predict(
         self,

@@ -1,34 +1,39 @@
-"""The command line: `onnxfit --help`. A module for each command."""
+"""The command line: `onnxfit --help`.
+
+A module whose `__all__` names a click command of the module's own name adds that command, and
+nothing else has to be edited. A command's module is imported when the command is run.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import click
 
 from onnxfit import __version__
-from onnxfit.cli.draw import draw
-from onnxfit.cli.evaluate import evaluate
-from onnxfit.cli.export import export
-from onnxfit.cli.fit import fit
-from onnxfit.cli.inspect import inspect
-from onnxfit.cli.ops import ops
-from onnxfit.cli.predict import predict
-from onnxfit.cli.resume import resume
 from onnxfit.errors import OnnxfitError
 
+__all__ = ["main"]
 
-class _Group(click.Group):
-    """What goes wrong is one message on standard error and an exit code, not a traceback; a warning
-    is a line.
+# the order of `onnxfit --help`, which is that of use; other commands follow by name
+COMMAND_ORDER = ("fit", "resume", "evaluate", "predict", "export", "inspect", "ops", "draw")
+
+
+class CommandGroup(click.Group):
+    """Commands that are found by their modules, and whose errors are messages.
+
+    An error is one message on standard error and an exit code, not a traceback. A warning is one
+    line on standard error.
     """
 
     def invoke(self, ctx: click.Context) -> object:
         with warnings.catch_warnings():
-            warnings.showwarning = _show
+            warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
             except OnnxfitError as error:
@@ -38,12 +43,10 @@ class _Group(click.Group):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 ctx.exit(1)
             except OSError as error:
-                where = (
-                    f"{os.fspath(error.filename)!r}: "
-                    if isinstance(error.filename, (str, os.PathLike))
-                    else ""
-                )
-                raise click.ClickException(f"{where}{error.strerror or error}") from error
+                message = error.strerror or str(error)
+                if isinstance(error.filename, (str, os.PathLike)):
+                    message = f"{os.fspath(error.filename)!r}: {message}"
+                raise click.ClickException(message) from error
             except MemoryError as error:
                 raise click.ClickException(f"Not enough memory. {error}".rstrip()) from error
             except KeyboardInterrupt:
@@ -51,15 +54,31 @@ class _Group(click.Group):
                 ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order of use, not of the alphabet
+        names = [name for name in _module_names() if self.get_command(ctx, name)]
+        first = [name for name in COMMAND_ORDER if name in names]
+        return first + sorted(set(names) - set(first))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _module_names():
+            return None
+        module = import_module(f"{__name__}.{cmd_name}")
+        if cmd_name not in getattr(module, "__all__", ()):
+            return None
+        command = getattr(module, cmd_name)
+        return command if isinstance(command, click.Command) else None
 
 
-def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+def _module_names() -> list[str]:
+    return [info.name for info in iter_modules(__path__)]
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"Warning: {message}", err=True)
 
 
 @click.group(
-    cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 @click.version_option(__version__, prog_name="onnxfit")
 def main() -> None:
@@ -74,7 +93,3 @@ def main() -> None:
     for machines. Exit codes: 0 for success, 1 for a failure, which is one message on standard
     error, 2 for a wrong option, 130 after Ctrl-C.
     """
-
-
-for command in (fit, resume, evaluate, predict, export, inspect, ops, draw):
-    main.add_command(command)

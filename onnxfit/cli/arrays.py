@@ -1,8 +1,7 @@
-"""Files of data: .npz, .npy and .csv become the inputs, labels and sample weights of a model, and
-predictions become files.
+"""Files of data: .npz, .npy and .csv are read as inputs, labels and weights, and written.
 
-Only numpy reads them, and no pickle, so that a stranger's file runs no code. A .npy is mapped into
-memory and read as batches need it.
+Only numpy reads them, without pickle, so that a stranger's file runs no code. A .npy is mapped into
+memory, and read batch by batch.
 """
 
 from __future__ import annotations
@@ -28,72 +27,73 @@ from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
 
 Array = npt.NDArray[Any]
-X_NAMES = ("X", "x")  # what the only input may be called in a .npz, besides its own name
-# what the only output with a loss may be called in a .npz or .csv
+# names that the only input may have in a .npz, besides its own
+X_NAMES = ("X", "x")
+# names that the labels of the only output with a loss may have in a .npz or .csv
 Y_NAMES = ("y", "Y", "label", "labels")
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a command reads of a file: the model's inputs, and the labels of `outputs`; a prediction
-    passes over these.
+    """Arrays that a command reads from files.
+
+    - `inputs`: the model's inputs.
+    - `outputs`: the outputs whose labels are read.
+    - `labels`: the columns of a .csv with labels, where they have other names than the output.
+    - `predicting`: labels and sample weights are ignored.
     """
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[str]
-    # the columns of a .csv that are labels, where they have names of their own
     labels: Sequence[str] = ()
     predicting: bool = False
 
 
-# x, y, sample_weight, as Trainer takes them
+# x, y and sample_weight, as Trainer takes them
 Data = tuple[dict[str, Array], "dict[str, Array] | None", "Array | None"]
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
-    """The model's inputs."""
-    own = {tensor.name for tensor in model.graph.initializer}
-    specs = []
-    for value in model.graph.input:
-        if value.name not in own:
-            tensor = value.type.tensor_type
-            if not tensor.elem_type:
-                raise DataError(
-                    f"The input {value.name!r} is no tensor, and files hold tensors: use onnxfit"
-                    " from Python."
-                )
-            dims = [
-                d.dim_value if d.HasField("dim_value") else d.dim_param or None
-                for d in tensor.shape.dim
-            ]
-            shape = tuple(dims) if tensor.HasField("shape") else None
-            specs.append(
-                TensorSpec(
-                    value.name,
-                    np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)),
-                    shape,
-                )
-            )
-    return specs
+    """Return the model's inputs. DataError where one is no tensor."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [_spec_of(value) for value in model.graph.input if value.name not in initializers]
 
 
-def read(paths: Sequence[str], wanted: DataRequest) -> Data:
-    """Inputs, labels and sample weights.
+def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor_type = value.type.tensor_type
+    if not tensor_type.elem_type:
+        raise DataError(
+            f"The input {value.name!r} is no tensor, and files hold tensors: use onnxfit from"
+            " Python."
+        )
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
+    if not tensor_type.HasField("shape"):
+        return TensorSpec(value.name, dtype, None)
+    dims = [
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None
+        for d in tensor_type.shape.dim
+    ]
+    return TensorSpec(value.name, dtype, tuple(dims))
 
-    DataError for a file that is damaged, or does not have what the model needs.
+
+def read(paths: Sequence[str], request: DataRequest) -> Data:
+    """Return the inputs, labels and sample weights in the files.
+
+    DataError for a file that is damaged, or lacks an array that the model needs.
     """
     kinds = {Path(path).suffix.lower() for path in paths}
     if kinds == {".npy"}:
-        return _read_npy(paths, wanted)
+        return _read_npy(paths, request)
     if len(paths) != 1 or kinds - {".npz", ".csv"}:
         raise DataError(
             "Data is one .npz, one .csv, or a .npy for each array (X.npy, then y.npy), got"
             f" {', '.join(paths)}."
         )
-    if wanted.labels and kinds != {".csv"}:
+    if request.labels and kinds != {".csv"}:
         raise DataError(f"--label names columns of a .csv, and {paths[0]!r} is none.")
+    read_file = _read_csv if kinds == {".csv"} else _read_npz
     try:
-        return (_read_csv if kinds == {".csv"} else _read_npz)(paths[0], wanted)
+        return read_file(paths[0], request)
     except DataError:
         raise
     except _UNREADABLE as error:
@@ -113,109 +113,100 @@ _UNREADABLE = (
 
 
 def _line(error: Exception) -> str:
+    """Return the message of an error on one line."""
     text = " ".join(str(error).split())
-    return (
-        "it holds Python objects, which may run code."
-        if "allow_pickle" in text
-        else text or type(error).__name__
-    )
+    if "allow_pickle" in text:
+        return "it holds Python objects, which may run code."
+    return text or type(error).__name__
 
 
-def _read_npz(path: str, wanted: DataRequest) -> Data:
+def _read_npz(path: str, request: DataRequest) -> Data:
     with (
-        open(path, "rb") as opened,
-        zipfile.ZipFile(opened),
-        np.load(opened, allow_pickle=False) as file,
+        open(path, "rb") as archive,
+        zipfile.ZipFile(archive),
+        np.load(archive, allow_pickle=False) as file,
     ):
         names = list(file.files)
-        x = {spec.name: spec.name for spec in wanted.inputs if spec.name in names}
-        if not x and len(wanted.inputs) == 1:
-            x = _named(wanted.inputs[0].name, X_NAMES, names)
+        x = {spec.name: spec.name for spec in request.inputs if spec.name in names}
+        if not x and len(request.inputs) == 1:
+            x = _first_of(X_NAMES, request.inputs[0].name, names)
         y = {
             output: output
-            for output in wanted.outputs
+            for output in request.outputs
             if output in names and output not in x.values()
         }
-        if not y and len(wanted.outputs) == 1:
-            y = _named(wanted.outputs[0], Y_NAMES, {*names} - {*x.values()})
-        _check(
-            path,
-            "array",
-            names,
-            [*x, *([] if wanted.predicting else y)],
-            [*x.values(), *y.values(), SAMPLE_WEIGHT],
-            wanted,
-        )
+        if not y and len(request.outputs) == 1:
+            y = _first_of(Y_NAMES, request.outputs[0], {*names} - {*x.values()})
+        known = [*x.values(), *y.values(), SAMPLE_WEIGHT]
+        _check(path, "array", names, [*x, *y], known, request)
         inputs = {key: file[name] for key, name in x.items()}
-        if wanted.predicting:
+        if request.predicting:
             return inputs, None, None
-        weights = (
-            file[SAMPLE_WEIGHT]
-            if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in x.values()
-            else None
-        )
+        weights = None
+        if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in x.values():
+            weights = file[SAMPLE_WEIGHT]
         return inputs, {key: file[name] for key, name in y.items()} or None, weights
 
 
-def _named(key: str, names: Sequence[str], there: Collection[str]) -> dict[str, str]:
-    """The first of some names that a file has."""
-    found = [name for name in names if name in there]
-    return {key: found[0]} if found else {}
+def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[str, str]:
+    """Return `key` with the first of some names that a file has, if it has any."""
+    matches = [name for name in names if name in present]
+    return {key: matches[0]} if matches else {}
 
 
-def _read_npy(paths: Sequence[str], wanted: DataRequest) -> Data:
-    names = [*(spec.name for spec in wanted.inputs), *([] if wanted.predicting else wanted.outputs)]
+def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
+    names = [spec.name for spec in request.inputs]
+    if not request.predicting:
+        names += request.outputs
     arrays: list[Array] = []
     for path in paths:
         try:
             arrays.append(np.lib.format.open_memmap(path, mode="r"))
         except _UNREADABLE as error:
             raise DataError(f"{path!r} cannot be read: {_line(error)}") from None
-    most = len(names) + (not wanted.predicting and bool(wanted.outputs))
-    if not len(names) <= len(arrays) <= most:
-        more = f", and {SAMPLE_WEIGHT} if there are any" if most > len(names) else ""
+    may_have_weights = not request.predicting and bool(request.outputs)
+    if not len(names) <= len(arrays) <= len(names) + may_have_weights:
+        more = f", and {SAMPLE_WEIGHT} if there are any" if may_have_weights else ""
         raise DataError(
             f"{len(paths)} of {len(names)} arrays: give a .npy for each, in this order:"
             f" {', '.join(names)}{more}."
         )
-    count = len(wanted.inputs)
-    x, y = dict(zip(names[:count], arrays)), dict(zip(names[count:], arrays[count:]))
+    count = len(request.inputs)
+    x = dict(zip(names[:count], arrays))
+    y = dict(zip(names[count:], arrays[count:]))
     return x, y or None, arrays[-1] if len(arrays) > len(names) else None
 
 
-def _read_csv(path: str, wanted: DataRequest) -> Data:
+def _read_csv(path: str, request: DataRequest) -> Data:
     columns = _columns(path)
-    several = [spec.name for spec in wanted.inputs] if len(wanted.inputs) > 1 else []
-    y = _label_columns(path, [name for name in columns if name not in several], wanted)
-    taken = {name for names in y.values() for name in names} | {SAMPLE_WEIGHT} - {*several}
-    features = [name for name in columns if name not in taken]
-    found = (
-        [name for name in several if name in columns]
-        if several
-        else [wanted.inputs[0].name]
-        if features
-        else []
-    )
-    _check(
-        path,
-        "column",
-        list(columns),
-        [*found, *([] if wanted.predicting else y)],
-        [*taken, *(several or features)],
-        wanted,
-    )
-    x = {name: columns[name] for name in several} or {
-        found[0]: np.stack([columns[name] for name in features], axis=1)
-    }
-    inputs = {spec.name: _as_input(x[spec.name], spec) for spec in wanted.inputs}
-    if wanted.predicting:
+    names = [spec.name for spec in request.inputs]
+    several = len(names) > 1
+    y = _label_columns(path, [n for n in columns if not (several and n in names)], request)
+    not_inputs = {column for columns_of_y in y.values() for column in columns_of_y}
+    if not (several and SAMPLE_WEIGHT in names):
+        not_inputs.add(SAMPLE_WEIGHT)
+    features = [name for name in columns if name not in not_inputs]
+    if several:
+        present = [name for name in names if name in columns]
+        known = [*not_inputs, *names]
+    else:
+        present = names if features else []
+        known = [*not_inputs, *features]
+    _check(path, "column", list(columns), [*present, *y], known, request)
+    if several:
+        x = {name: columns[name] for name in names}
+    else:
+        x = {names[0]: np.stack([columns[name] for name in features], axis=1)}
+    inputs = {spec.name: _as_input(x[spec.name], spec) for spec in request.inputs}
+    if request.predicting:
         return inputs, None, None
-    labels = {output: _as_labels([columns[name] for name in names]) for output, names in y.items()}
-    return inputs, labels or None, columns.get(SAMPLE_WEIGHT) if SAMPLE_WEIGHT in taken else None
+    labels = {output: _as_labels([columns[name] for name in of]) for output, of in y.items()}
+    weights = columns.get(SAMPLE_WEIGHT) if SAMPLE_WEIGHT in not_inputs else None
+    return inputs, labels or None, weights
 
 
 def _columns(path: str) -> dict[str, Array]:
-    """A table of numbers under a line of names."""
+    """Return the columns of a table of numbers under a line of names."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         header = [name.strip() for name in next(csv.reader(file), [])]
         if not header or len(set(header)) < len(header) or "" in header:
@@ -224,7 +215,7 @@ def _columns(path: str) -> dict[str, Array]:
                 f" {', '.join(header) or 'nothing'}."
             )
         with warnings.catch_warnings():
-            # of a file without rows, for which there is an error below
+            # numpy warns of a file without rows, for which there is an error below
             warnings.simplefilter("ignore")
             table = np.loadtxt(
                 file, delimiter=",", ndmin=2, comments=None, dtype=np.float64, quotechar='"'
@@ -238,65 +229,75 @@ def _columns(path: str) -> dict[str, Array]:
     return dict(zip(header, table.T))
 
 
-def _label_columns(path: str, header: Sequence[str], wanted: DataRequest) -> dict[str, list[str]]:
-    """Output -> the columns with its labels."""
-    if wanted.labels:
-        missing = [name for name in wanted.labels if name not in header]
-        if missing and not wanted.predicting:
+def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> dict[str, list[str]]:
+    """Return a dict output -> the columns with its labels."""
+    if request.labels:
+        missing = [name for name in request.labels if name not in header]
+        if missing and not request.predicting:
             raise DataError(
                 f"{path!r} has no column {', '.join(map(repr, missing))} for labels; it has"
                 f" {', '.join(header)}."
             )
-        if len(wanted.outputs) != 1 and not wanted.predicting:
-            outputs = ", ".join(wanted.outputs) or "none"
+        if len(request.outputs) != 1 and not request.predicting:
+            outputs = ", ".join(request.outputs) or "none"
             raise DataError(
                 f"--label is for a model with one output that has a loss; these are {outputs}. Call"
                 " the columns as they are."
             )
-        return {wanted.outputs[0]: [name for name in wanted.labels if name in header]}
-    found = {output: [output] for output in wanted.outputs if output in header}
-    if not found and (len(wanted.outputs) == 1 or wanted.predicting):
-        found = {key: [name] for key, name in _named(wanted.outputs[0], Y_NAMES, header).items()}
-    return found
+        return {request.outputs[0]: [name for name in request.labels if name in header]}
+    columns = {output: [output] for output in request.outputs if output in header}
+    if not columns and (len(request.outputs) == 1 or request.predicting):
+        first = _first_of(Y_NAMES, request.outputs[0], header)
+        columns = {output: [name] for output, name in first.items()}
+    return columns
 
 
 def _check(
     path: str,
     kind: str,
-    there: Sequence[str],
-    found: Sequence[str],
-    known: Sequence[str],
-    wanted: DataRequest,
+    names: Sequence[str],
+    matched: Collection[str],
+    known: Collection[str],
+    request: DataRequest,
 ) -> None:
-    """DataError for an input or label that the file does not have, and for what it has besides:
-    that may be a name misspelt.
+    """DataError for inputs and labels that a file lacks, and for names that nothing reads.
+
+    These may be misspelt.
+
+    - `kind`: "array" or "column".
+    - `names`: all the file has. `known`: those of them that are read.
+    - `matched`: the inputs and outputs that were found.
     """
-    inputs = [str(spec) for spec in wanted.inputs if spec.name not in found]
-    outputs = (
-        [] if wanted.predicting else [output for output in wanted.outputs if output not in found]
+    inputs = [str(spec) for spec in request.inputs if spec.name not in matched]
+    outputs: list[str] = []
+    surplus: list[str] = []
+    if not request.predicting:
+        outputs = [output for output in request.outputs if output not in matched]
+        surplus = [name for name in names if name not in known]
+    problems = []
+    if inputs:
+        problems.append(f"no {kind} for the input {', '.join(inputs)}")
+    if outputs:
+        problems.append(f"no {kind} with the labels of {', '.join(outputs)}")
+    if surplus:
+        problems.append(f"{kind}s that nothing reads ({', '.join(surplus)})")
+    if not problems:
+        return
+    hint = "one for each"
+    if kind == "column":
+        hint = "name labels by --label"
+    elif len(request.inputs) == 1 and len(request.outputs) <= 1:
+        hint = "or name them X and y"
+    raise DataError(
+        f"{path!r} has {' and '.join(problems)}. It has {', '.join(names) or 'nothing'}. "
+        f"Name {kind}s like inputs and outputs, {hint}; {SAMPLE_WEIGHT} is optional."
     )
-    surplus = [] if wanted.predicting else [name for name in there if name not in known]
-    wrong = [f"no {kind} for the input {', '.join(inputs)}"] if inputs else []
-    wrong += [f"no {kind} with the labels of {', '.join(outputs)}"] if outputs else []
-    wrong += [f"{kind}s that nothing reads ({', '.join(surplus)})"] if surplus else []
-    if wrong:
-        only = len(wanted.inputs) == 1 and len(wanted.outputs) <= 1
-        names = (
-            "name labels by --label"
-            if kind == "column"
-            else "or name them X and y"
-            if only
-            else "one for each"
-        )
-        raise DataError(
-            f"{path!r} has {' and '.join(wrong)}. It has {', '.join(there) or 'nothing'}. "
-            f"Name {kind}s like inputs and outputs, {names}; {SAMPLE_WEIGHT} is optional."
-        )
 
 
 def _as_input(array: Array, spec: TensorSpec) -> Array:
-    """Columns in the type of an input, and in its shape where its sizes are known: an image may be
-    a row.
+    """Return columns in the type of an input, and in its shape where its sizes are known.
+
+    A row of the file may so be an image.
     """
     if spec.dtype.kind == "f":
         array = array.astype(spec.dtype)
@@ -311,18 +312,20 @@ def _as_input(array: Array, spec: TensorSpec) -> Array:
 
 
 def _as_labels(columns: Sequence[Array]) -> Array:
-    """Whole numbers may be classes; a loss that wants floats makes floats of them."""
+    """Return the labels of an output, as integers if all are whole.
+
+    Whole numbers may be classes. A loss that needs floats casts them.
+    """
     array = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-    return (
-        array.astype(np.int64)
-        if np.isfinite(array).all() and np.array_equal(array, np.rint(array))
-        else array
-    )
+    if np.isfinite(array).all() and np.array_equal(array, np.rint(array)):
+        return array.astype(np.int64)
+    return array
 
 
 def write(path: Path, outputs: Mapping[str, Array]) -> None:
-    """Predictions as .npy (one output), .npz (each under its name) or .csv (one row a line); whole,
-    or not there.
+    """Write predictions as .npy (one output), .npz (each under its name) or .csv (one row a line).
+
+    The file is written atomically.
     """
     kind = path.suffix.lower()
     if kind == ".csv":
@@ -348,8 +351,9 @@ def check_output(path: Path, outputs: Sequence[str]) -> None:
 
 
 def as_csv(outputs: Mapping[str, Array]) -> str:
-    """A line of names, then a line for each row; a matrix has a column `<output>_<number>` for each
-    of its own. DataError beyond matrices.
+    """Return a line of names, then a line for each row.
+
+    A matrix has a column `<output>_<number>` for each of its own. DataError for other shapes.
     """
     header: list[str] = []
     columns: list[Array] = []

@@ -1,4 +1,4 @@
-"""`--config`: options from a file. What stands on the command line wins."""
+"""`--config`: options from a file, which those on the command line override."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnxfit.errors import InstallationError, SettingError, UnknownNameError
 
 
 def config_option(command: Any) -> Any:
+    """Add `--config` to a command."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -23,83 +24,82 @@ def config_option(command: Any) -> Any:
         metavar="FILE",
         help=(
             'Options from FILE: .yaml (needs pip install "onnxfit[yaml]") or .json, such as'
-            " `epochs: 10` and `metrics: [accuracy]`. Those on the command line win."
+            " `epochs: 10` and `metrics: [accuracy]`. Options on the command line override them."
         ),
     )(command)
 
 
 def _apply(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Make the file's options the defaults of this command; click then converts and checks them as
-    if they had been typed.
+    """Make the file's options the defaults of this command.
+
+    click then converts and checks them as if they had been typed.
     """
     if path is not None and not ctx.resilient_parsing:
         ctx.default_map = defaults(read(path), ctx.command, path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The file's mapping of options.
+    """Return the dict of options in a file.
 
-    SettingError for anything else, InstallationError for YAML without PyYAML.
+    SettingError where it has something else. InstallationError for YAML without PyYAML.
     """
     text = path.read_bytes()
     try:
         if path.suffix == ".json":
-            found = json.loads(text)
+            contents = json.loads(text)
         else:
-            yaml = _yaml(path)
-            try:
-                # makes no objects, so that a stranger's file runs no code
-                found = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ValueError(error) from None
+            contents = _load_yaml(text, path)
     except (ValueError, RecursionError) as error:
         raise SettingError(
             f"{str(path)!r} cannot be read: {' '.join(str(error).split())}"
         ) from None
-    if found is None:
+    if contents is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(contents, dict):
         raise SettingError(
-            f"{str(path)!r} holds a {type(found).__name__}, expected options, such as `epochs: 10`."
+            f"{str(path)!r} holds a {type(contents).__name__}, expected options, such as"
+            " `epochs: 10`."
         )
-    return found
+    return contents
 
 
 def defaults(options: Mapping[Any, Any], command: click.Command, path: Path) -> dict[str, Any]:
-    """The options under click's names for them.
+    """Return the options under click's names for them.
 
-    Both `batch-size` and `batch_size` will do; null is as if the line were not there.
+    `batch-size` and `batch_size` are the same option. An option that is null is left out.
     """
     known = {
         _names(p)[0]: p
         for p in command.params
         if p.name != "config" and not getattr(p, "is_eager", False)
     }
-    by_any = {name: key for key, p in known.items() for name in _names(p)}
-    found = {}
+    aliases = {alias: name for name, p in known.items() for alias in _names(p)}
+    values = {}
     for key, value in options.items():
         name = str(key).replace("_", "-")
-        if name not in by_any:
+        if name not in aliases:
             raise UnknownNameError(
                 f"option of `onnxfit {command.name}`, as {str(path)!r} has it,", key, known
             )
-        parameter = known[by_any[name]]
-        if parameter.name in found:
-            raise SettingError(f"{str(path)!r} gives {by_any[name]} twice.")
+        parameter = known[aliases[name]]
+        if parameter.name in values:
+            raise SettingError(f"{str(path)!r} gives {aliases[name]} twice.")
         if value is not None:
-            found[str(parameter.name)] = _as_typed(value, parameter, name, path)
-    return found
+            values[str(parameter.name)] = _as_typed(value, parameter, name, path)
+    return values
 
 
 def _names(parameter: click.Parameter) -> list[str]:
-    """An option's long name, or an argument's name."""
+    """Return an option's long names, or an argument's name."""
     names = [name.removeprefix("--") for name in parameter.opts if name.startswith("--")]
     return names or [str(parameter.name).replace("_", "-")]
 
 
 def _as_typed(value: Any, parameter: click.Parameter, name: str, path: Path) -> Any:
-    """A value as it would have been typed: numbers and names; where an option may be repeated, a
-    list, or a mapping KEY=VALUE.
+    """Return a value as it would have been typed.
+
+    An option that may be repeated takes a list, or a dict whose items become KEY=VALUE.
+    SettingError for anything that cannot be typed.
     """
     flag = bool(getattr(parameter, "is_flag", False))
     if flag is not isinstance(value, bool):
@@ -112,19 +112,24 @@ def _as_typed(value: Any, parameter: click.Parameter, name: str, path: Path) -> 
             raise SettingError(f"{str(path)!r} has {name}: {value!r}, expected one value.")
         return value
     if isinstance(value, dict):
-        value = [
-            f"{key}={one}"
-            for key, many in value.items()
-            for one in (many if isinstance(many, list) else [many])
-        ]
-    return [str(one) for one in (value if isinstance(value, list) else [value])]
+        return [f"{key}={item}" for key, items in value.items() for item in _as_list(items)]
+    return [str(item) for item in _as_list(value)]
 
 
-def _yaml(path: Path) -> Any:
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _load_yaml(text: bytes, path: Path) -> Any:
     try:
-        return importlib.import_module("yaml")
+        yaml = importlib.import_module("yaml")
     except ImportError:
         raise InstallationError(
             f'{str(path)!r} needs PyYAML: pip install "onnxfit[yaml]", or write the options as'
             " .json."
         ) from None
+    try:
+        # safe_load makes no objects, so that a stranger's file runs no code
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from None

@@ -8,6 +8,8 @@ import click
 
 from onnxfit import drawing
 
+__all__ = ["draw"]
+
 
 @click.command(short_help="Draw a graph, or list it as text.")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))
@@ -15,21 +17,21 @@ from onnxfit import drawing
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write: .svg, .png or .txt; else standard output.",
+    help="The file to write: .svg, .png or .txt. By default standard output.",
 )
 @click.option(
     "--format",
-    "form",
+    "file_format",
     type=click.Choice(drawing.FORMATS),
-    help="Whatever the suffix of the file; text if there is no file.",
+    help="The format, by default that of the file's suffix, or text if there is no file.",
 )
 @click.option(
     "--depth",
     type=click.IntRange(min=1),
     metavar="N",
-    help="One box per scope of N steps; 1 leaves the parts of a training step.",
+    help="Draw one box for each scope at depth N; 1 shows the stages of a training step.",
 )
-def draw(model: str, output: Path | None, form: str | None, depth: int | None) -> None:
+def draw(model: str, output: Path | None, file_format: str | None, depth: int | None) -> None:
     """Draw the graph of MODEL, or list it as text: a line per node.
 
     Pictures need pip install "onnxfit[draw]"; text does not.
@@ -38,6 +40,6 @@ def draw(model: str, output: Path | None, form: str | None, depth: int | None) -
     onnxfit draw model.onnx
     onnxfit draw train.onnx -o step.svg --depth 2
     """
-    drawn = drawing.draw(model, output, format=form, depth=depth)
+    drawn = drawing.draw(model, output, format=file_format, depth=depth)
     if output is None:
         click.echo(drawn, nl=isinstance(drawn, str))

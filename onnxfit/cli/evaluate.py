@@ -1,4 +1,4 @@
-"""`onnxfit evaluate`: how good a model is."""
+"""`onnxfit evaluate`: loss and metrics of a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from onnxfit.cli import arrays, options, settings
 from onnxfit.cli.config import config_option
 from onnxfit.cli.models import is_checkpoint
 from onnxfit.trainer import Trainer
+
+__all__ = ["evaluate"]
 
 
 @click.command(short_help="Print loss and metrics over data.")
@@ -39,13 +41,13 @@ def evaluate(
     \b
     onnxfit evaluate trained.onnx --data test.npz --loss cross_entropy --metrics accuracy
     """
-    given: dict[str, Any] = {"device": device}
+    trainer_settings: dict[str, Any] = {"device": device}
     if loss or not is_checkpoint(model):
-        given["loss"] = settings.loss_of(loss)
+        trainer_settings["loss"] = settings.parse_loss(loss)
     if metrics:
-        given["metrics"] = settings.metrics_of(metrics, given.get("loss"))
-    trainer = Trainer.load(model, **given) if is_checkpoint(model) else Trainer(model, **given)
-    wanted = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)
-    options.print_figures(
-        trainer.evaluate(*arrays.read(data, wanted), batch_size=batch_size), as_json
-    )
+        trainer_settings["metrics"] = settings.parse_metrics(metrics, trainer_settings.get("loss"))
+    make_trainer = Trainer.load if is_checkpoint(model) else Trainer
+    trainer = make_trainer(model, **trainer_settings)
+    request = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)
+    figures = trainer.evaluate(*arrays.read(data, request), batch_size=batch_size)
+    options.print_figures(figures, as_json)

@@ -11,6 +11,8 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
+__all__ = ["export"]
+
 
 @click.command(short_help="Write the model of a checkpoint as .onnx.")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="CHECKPOINT")
@@ -25,13 +27,12 @@ from onnxfit.training import checkpoint
     "--averaged",
     is_flag=True,
     help=(
-        "Take the averages that an optimizer with ema_momentum keeps, such as"
+        "Use the averaged weights of an optimizer with ema_momentum, such as"
         " adam:ema_momentum=0.99."
     ),
 )
 def export(path: str, output: Path, averaged: bool) -> None:
-    """Write the model in CHECKPOINT as a .onnx for inference: the original with the trained weights
-    in place.
+    """Write the model in CHECKPOINT, with the trained weights, as a .onnx for inference.
 
     \b
     onnxfit export checkpoints/last.onnxfit -o trained.onnx

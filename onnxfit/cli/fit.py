@@ -13,6 +13,8 @@ from onnxfit.errors import SettingError
 from onnxfit.gradients import SOURCES
 from onnxfit.runtime.backends import BACKENDS
 
+__all__ = ["fit"]
+
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(dir_okay=False)
@@ -50,7 +52,7 @@ _FILE = click.Path(dir_okay=False)
     default=1,
     show_default=True,
     metavar="N",
-    help="Passes over the data, 1 or more.",
+    help="Train for N epochs, 1 or more.",
 )
 @options.batch_size
 @click.option(
@@ -59,8 +61,8 @@ _FILE = click.Path(dir_okay=False)
     multiple=True,
     metavar="PATTERN",
     help=(
-        "Train only the weights called so, such as 'head.*'; may be repeated, '!PATTERN' leaves"
-        " out. By default all."
+        "Train only the weights whose names match, such as 'head.*'; may be repeated, and"
+        " '!PATTERN' excludes. By default all."
     ),
 )
 @click.option(
@@ -68,8 +70,8 @@ _FILE = click.Path(dir_okay=False)
     multiple=True,
     metavar="[PATTERN=]NUMBER",
     help=(
-        "Add NUMBER times the sum of the squared weights to the loss, or of their absolute values"
-        " as l1:NUMBER; of all weights, or those called like PATTERN. May be repeated."
+        "Add NUMBER times the sum of the squared weights to the loss, or with l1:NUMBER the sum of"
+        " their absolute values; of all weights, or of those that match PATTERN. May be repeated."
     ),
 )
 @options.metrics
@@ -82,20 +84,23 @@ _FILE = click.Path(dir_okay=False)
 @click.option(
     "--validation-split",
     type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
-    metavar="PART",
-    help="The same with the last PART of the data, between 0 and 1, which is not trained on.",
+    metavar="FRACTION",
+    help=(
+        "The same with the last FRACTION of the rows, above 0 and below 1, which are not trained"
+        " on."
+    ),
 )
 @click.option(
     "--clip-norm",
     type=_POSITIVE,
     metavar="NORM",
-    help="Scale the gradients so that their common L2 norm is at most NORM, above 0.",
+    help="Scale the gradients so that their common L2 norm is at most NORM, a number above 0.",
 )
 @click.option(
     "--clip-value",
     type=_POSITIVE,
     metavar="VALUE",
-    help="Cut every element of the gradients to at most VALUE, above 0, either way.",
+    help="Clip every element of the gradients to [-VALUE, VALUE]; VALUE is above 0.",
 )
 @click.option(
     "--accumulate",
@@ -121,14 +126,14 @@ _FILE = click.Path(dir_okay=False)
     type=click.Choice(["train", "frozen"]),
     default="train",
     show_default=True,
-    help="BatchNormalization by each batch, or by its running statistics as they are.",
+    help="Let BatchNormalization use the statistics of each batch, or its running statistics.",
 )
 @click.option(
     "--backend",
     type=click.Choice(list(BACKENDS)),
     default="full",
     show_default=True,
-    help="A step as one graph, or as one for each pass.",
+    help="A step as one graph (full), or as graphs of the forward and the backward pass.",
 )
 @click.option(
     "--gradient",
@@ -137,7 +142,7 @@ _FILE = click.Path(dir_okay=False)
     show_default=True,
     help=(
         "Gradients from the rules of `onnxfit ops` (onnx), from onnxruntime's training build"
-        " (onnxruntime), or from whichever knows every operator."
+        " (onnxruntime), or from the one that has a gradient for every operator (auto)."
     ),
 )
 @options.device
@@ -146,8 +151,8 @@ _FILE = click.Path(dir_okay=False)
     type=click.IntRange(min=0),
     metavar="PATIENCE",
     help=(
-        "Stop after PATIENCE epochs without a better val_loss (or loss, where nothing validates),"
-        " and go back to the weights of the best epoch."
+        "Stop after PATIENCE epochs without a better val_loss (or loss, without validation data),"
+        " and restore the weights of the best epoch."
     ),
 )
 @click.option(
@@ -155,14 +160,14 @@ _FILE = click.Path(dir_okay=False)
     "--output",
     type=_FILE,
     metavar="FILE",
-    help="Write the trained model there, as .onnx: the original with the new weights in place.",
+    help="The .onnx file to write: the original model with the trained weights.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(),
     metavar="FOLDER/FILE",
     help=(
-        "Save the whole state of the training there after every epoch and on Ctrl-C, for `onnxfit"
+        "Save the whole state of the training after every epoch and on Ctrl-C, for `onnxfit"
         " resume`. {epoch} and {val_loss:.3f} in FILE keep several; a folder alone keeps"
         " last.onnxfit."
     ),
@@ -170,56 +175,56 @@ _FILE = click.Path(dir_okay=False)
 @click.option(
     "--overwrite",
     is_flag=True,
-    help=(
-        "Begin anew where --checkpoint has the checkpoints of an earlier training, which are"
-        " deleted."
-    ),
+    help=("Delete the checkpoints of an earlier training that --checkpoint names, and begin anew."),
 )
 @click.option(
-    "--csv", type=_FILE, metavar="FILE", help="Write the figures of every epoch there, a line each."
+    "--csv",
+    type=_FILE,
+    metavar="FILE",
+    help="Write loss and metrics of every epoch to FILE, one epoch a line.",
 )
 @click.option(
     "--tensorboard",
     type=click.Path(file_okay=False),
     metavar="FOLDER",
-    help="Write curves and the graph there, for tensorboard --logdir.",
+    help="Write curves and the graph to FOLDER, for `tensorboard --logdir FOLDER`.",
 )
 @config_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 @options.as_json
-def fit(overwrite: bool, quiet: bool, as_json: bool, **typed: Any) -> None:
+def fit(overwrite: bool, quiet: bool, as_json: bool, **fit_options: Any) -> None:
     """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best
     with --early-stopping.
 
-    After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation;
-    with --checkpoint it can go on later as if nothing had happened: onnxfit resume.
+    After Ctrl-C (or a request to terminate), training stops at the end of the batch or validation.
+    With --checkpoint, `onnxfit resume` later goes on as if nothing had happened.
 
     \b
     onnxfit fit model.onnx --data digits.npz --loss cross_entropy --optimizer adam \\
         --epochs 10 --metrics accuracy --validation-split 0.2 \\
         --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
     """
-    if not (typed["output"] or typed["checkpoint"]):
+    if not (fit_options["output"] or fit_options["checkpoint"]):
         raise click.UsageError(
             "Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE,"
             " or both."
         )
-    if typed["validation_data"] and typed["validation_split"]:
+    if fit_options["validation_data"] and fit_options["validation_split"]:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")
-    typed = job.absolute(typed)
-    if typed["checkpoint"]:
-        _make_room(job.CheckpointLayout(typed["checkpoint"]), overwrite)
-    job.run(typed, quiet=quiet, as_json=as_json)
+    fit_options = job.with_absolute_paths(fit_options)
+    if fit_options["checkpoint"]:
+        _delete_checkpoints(job.CheckpointLayout(fit_options["checkpoint"]), overwrite)
+    job.run(fit_options, quiet=quiet, as_json=as_json)
 
 
-def _make_room(place: job.CheckpointLayout, overwrite: bool) -> None:
-    """An earlier training's checkpoints are neither replaced nor mixed with new ones unasked."""
-    found = place.checkpoints()
-    if found and not overwrite:
+def _delete_checkpoints(layout: job.CheckpointLayout, overwrite: bool) -> None:
+    """Delete the checkpoints of an earlier training. SettingError unless told to."""
+    paths = layout.checkpoints()
+    if paths and not overwrite:
         raise SettingError(
-            f"{str(place.folder)!r} has a checkpoint of an earlier training, {found[0].name}:"
+            f"{str(layout.folder)!r} has a checkpoint of an earlier training, {paths[0].name}:"
             " `onnxfit resume` goes on with it, --overwrite deletes it and begins anew; or give"
             " this training another folder."
         )
-    for path in filter(is_checkpoint, found):
+    for path in filter(is_checkpoint, paths):
         path.unlink()

@@ -9,6 +9,8 @@ import click
 
 from onnxfit.gradients import SOURCES, inspection
 
+__all__ = ["inspect"]
+
 
 @click.command(short_help="Say what of a model trains, and what is in the way.")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False))

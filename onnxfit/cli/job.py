@@ -1,4 +1,4 @@
-"""A training as the command line gives it: run it, note it beside its checkpoints, go on with it."""
+"""Trainings with the options of `onnxfit fit`, which are noted for `onnxfit resume`."""
 
 from __future__ import annotations
 
@@ -13,25 +13,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import click
 
-from onnxfit.callbacks import Callback, CSVLogger, EarlyStopping, Logs, ModelCheckpoint, TensorBoard
-from onnxfit.cli import arrays, options, settings
+from onnxfit.callbacks import (
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    History,
+    Logs,
+    ModelCheckpoint,
+    TensorBoard,
+)
+from onnxfit.cli import arrays, settings
+from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
-Options = dict[str, Any]  # of `onnxfit fit`, by click's names for them, as typed
-_NUMBER = r"[-+ ,.%\da-f]*(?:nan|inf)?"  # what a field of a template becomes
-PATHS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
+Options = dict[str, Any]  # of `onnxfit fit`, by click's names for them, with the values typed
+PATH_OPTIONS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
+# passed on to Trainer as they are
+TRAINER_OPTIONS = (
+    "backend",
+    "gradient",
+    "device",
+    "seed",
+    "batch_norm",
+    "clip_norm",
+    "clip_value",
+    "accumulate",
+)
+# matches the text that a field of a template is formatted to
+_FIELD_PATTERN = r"[-+ ,.%\da-f]*(?:nan|inf)?"
 
 
 class CheckpointLayout:
-    """Where a training's checkpoints lie: files of one folder whose names fill a template, and its
-    options beside them.
+    """The files of `--checkpoint`: checkpoints whose names fill a template, and their options.
+
+    All lie in one folder. The template may be a folder, for one file `last.onnxfit`.
+
+    - `path`: the template of the checkpoints' names, with the folder.
+    - `interrupted`: the checkpoint that is written after Ctrl-C.
+    - `options_path`: the JSON file with the options of the training.
     """
 
     def __init__(self, template: str) -> None:
@@ -40,8 +66,7 @@ class CheckpointLayout:
             path = path / f"last{checkpoint.SUFFIX}"
         self.path = path
         self.folder = path.parent
-        parts = list(_parse(path.name))
-        if any(field is not None for _, field in _parse(str(self.folder))):
+        if any(field is not None for _, field in _fields(str(self.folder))):
             raise SettingError(
                 "--checkpoint takes fields such as {epoch} in the name of the file, not of its"
                 f" folder; got {template!r}."
@@ -51,34 +76,39 @@ class CheckpointLayout:
                 f"--checkpoint writes a whole training state and no .onnx, got {template!r};"
                 " --output writes the model."
             )
-        plain = "".join(text + (field or "") for text, field in parts)
-        self.interrupted = self.folder / (plain if plain == path.name else f"interrupted-{plain}")
-        self.note = self.folder / f"{plain}.json"
-        self._names = re.compile(
-            "".join(
-                re.escape(text) + (_NUMBER if field is not None else "") for text, field in parts
-            )
-        )
+        name = ""  # of the file, with fields by their names
+        pattern = ""
+        for text, field in _fields(path.name):
+            name += text + (field or "")
+            pattern += re.escape(text)
+            if field is not None:
+                pattern += _FIELD_PATTERN
+        self.interrupted = self.folder / (name if name == path.name else f"interrupted-{name}")
+        self.options_path = self.folder / f"{name}.json"
+        self._pattern = re.compile(pattern)
 
-    def has(self, path: Path) -> bool:
-        """Whether a file is called like one of these checkpoints."""
-        return bool(self._names.fullmatch(path.name)) or path.name == self.interrupted.name
+    def matches(self, path: Path) -> bool:
+        """Return whether a file has the name of one of these checkpoints."""
+        return bool(self._pattern.fullmatch(path.name)) or path.name == self.interrupted.name
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints there are, the newest first."""
-        found = [
+        """Return the checkpoints that exist, the newest first."""
+        paths = [
             path
             for path in self.folder.glob("*")
-            if path.is_file() and path != self.note and self.has(path)
+            if path.is_file() and path != self.options_path and self.matches(path)
         ]
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+        return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
-    def write_note(self, typed: Options, *, finished: bool = False) -> None:
-        text = json.dumps({"onnxfit": "fit", "finished": finished, "options": typed}, indent=2)
-        write_atomically(self.note, lambda file: file.write(text.encode()))
+    def write_options(self, fit_options: Options, *, finished: bool = False) -> None:
+        """Write the options, and whether the training is finished, beside the checkpoints."""
+        contents = {"onnxfit": "fit", "finished": finished, "options": fit_options}
+        text = json.dumps(contents, indent=2)
+        write_atomically(self.options_path, lambda file: file.write(text.encode()))
 
 
-def _parse(template: str) -> Iterator[tuple[str, str | None]]:
+def _fields(template: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the texts of a template, each with the name of the field after it, or None."""
     try:
         for text, field, _, _ in string.Formatter().parse(template):
             yield text, field
@@ -88,155 +118,183 @@ def _parse(template: str) -> Iterator[tuple[str, str | None]]:
         ) from None
 
 
-def note_of(path: Path) -> tuple[Options, bool]:
-    """The options noted beside the checkpoints of a folder, or beside one of them, and whether that
-    training came to its end.
+def read_options(path: Path) -> tuple[Options, bool]:
+    """Return the options of the training at `path`, and whether it is finished.
+
+    `path` is one of its checkpoints, or the folder of them. CheckpointError where there are no
+    options, or those of several trainings.
     """
     folder = path if path.is_dir() else path.parent
-    found = []
-    for note in sorted(folder.glob("*.json")):
+    candidates = []
+    for options_path in sorted(folder.glob("*.json")):
         try:
-            contents = json.loads(note.read_bytes())
+            contents = json.loads(options_path.read_bytes())
             if contents["onnxfit"] == "fit" and (
-                path.is_dir() or _place(contents["options"], folder).has(path)
+                path.is_dir() or _layout(contents["options"], folder).matches(path)
             ):
-                found.append((note, contents))
+                candidates.append((options_path, contents))
         except (ValueError, KeyError, TypeError):
-            continue  # somebody else's
-    if len(found) != 1:
-        there = (
-            f"has those of {len(found)} ({', '.join(note.name for note, _ in found)}): name a"
-            " checkpoint"
-            if found
-            else "has none"
-        )
+            continue  # a file of somebody else's
+    if len(candidates) != 1:
+        problem = "has none"
+        if candidates:
+            names = ", ".join(options_path.name for options_path, _ in candidates)
+            problem = f"has those of {len(candidates)} ({names}): name a checkpoint"
         raise CheckpointError(
             f"`onnxfit fit --checkpoint` notes its options beside its checkpoints; {str(folder)!r}"
-            f" {there}."
+            f" {problem}."
         )
-    contents = found[0][1]
-    return {
-        **contents["options"],
-        "checkpoint": str(_place(contents["options"], folder).path),
-    }, bool(contents["finished"])
+    ((_, contents),) = candidates
+    layout = _layout(contents["options"], folder)
+    return {**contents["options"], "checkpoint": str(layout.path)}, bool(contents["finished"])
 
 
-def _place(typed: Options, folder: Path) -> CheckpointLayout:
-    """The place of noted options, in the folder where they were found: it may have been moved."""
-    return CheckpointLayout(str(folder.resolve() / CheckpointLayout(typed["checkpoint"]).path.name))
+def _layout(fit_options: Options, folder: Path) -> CheckpointLayout:
+    """Return the layout of options found in `folder`, which may have been moved there."""
+    name = CheckpointLayout(fit_options["checkpoint"]).path.name
+    return CheckpointLayout(str(folder.resolve() / name))
 
 
-def absolute(typed: Options) -> Options:
-    """Options that mean the same in another working folder."""
+def with_absolute_paths(fit_options: Options) -> Options:
+    """Return options that mean the same in another working folder."""
 
-    def resolved(value: Any) -> Any:
+    def absolute(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [resolved(one) for one in value]
+            return [absolute(path) for path in value]
+        if value is None:
+            return None
         slash = "/" if str(value).endswith("/") else ""
-        return None if value is None else os.path.abspath(value) + slash
+        return os.path.abspath(value) + slash
 
-    return {name: resolved(value) if name in PATHS else value for name, value in typed.items()}
+    return {
+        name: absolute(value) if name in PATH_OPTIONS else value
+        for name, value in fit_options.items()
+    }
 
 
-def run(typed: Options, *, quiet: bool, as_json: bool, start: Path | None = None) -> None:
-    """Train as the options say, from the beginning or from a checkpoint; print the figures.
+def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None = None) -> None:
+    """Train as the options say, and print the loss and metrics.
 
-    After Ctrl-C the state is saved where the options have a checkpoint, and the process exits with
-    130.
+    The training begins from the checkpoint `start`, if there is one. After Ctrl-C the state is
+    saved where the options have a checkpoint, and the process exits with 130.
     """
-    place = CheckpointLayout(typed["checkpoint"]) if typed["checkpoint"] else None
-    trainer = Trainer.load(start) if start else _trainer(typed)
-    wanted = arrays.DataRequest(
-        arrays.inputs_of(trainer.model), list(trainer.objectives), typed["label"]
+    layout = None
+    if fit_options["checkpoint"]:
+        layout = CheckpointLayout(fit_options["checkpoint"])
+    trainer = Trainer.load(start) if start else _trainer(fit_options)
+    request = arrays.DataRequest(
+        arrays.inputs_of(trainer.model), list(trainer.objectives), fit_options["label"]
     )
-    x, y, sample_weight = arrays.read(typed["data"], wanted)
-    validation = arrays.read(typed["validation_data"], wanted) if typed["validation_data"] else None
-    stopping = None
-    if typed["early_stopping"] is not None:
-        monitor = "val_loss" if validation or typed["validation_split"] else "loss"
-        stopping = EarlyStopping(
-            monitor=monitor, patience=typed["early_stopping"], restore_best_weights=True
-        )
+    data = arrays.read(fit_options["data"], request)
+    validation = None
+    if fit_options["validation_data"]:
+        validation = arrays.read(fit_options["validation_data"], request)
+    stopping = _early_stopping(fit_options)
+    callbacks = [*([stopping] if stopping else []), *_writers(fit_options, layout)]
+    if layout:
+        layout.write_options(fit_options)
+    history = _fit(trainer, fit_options, data, validation, callbacks, layout, quiet)
+    if fit_options["output"]:
+        trainer.export(fit_options["output"])
+    if layout:
+        layout.write_options(fit_options, finished=True)
+    _print_report(trainer, history, stopping, fit_options["output"], as_json)
+
+
+def _trainer(fit_options: Options) -> Trainer:
+    loss = settings.parse_loss(fit_options["loss"])
+    return Trainer(
+        fit_options["model"],
+        weights=list(fit_options["weights"]) or None,
+        loss=loss,
+        penalty=settings.parse_penalty(fit_options["penalty"]),
+        optimizer=settings.parse_optimizer(fit_options["optimizer"], fit_options["learning_rate"]),
+        metrics=settings.parse_metrics(fit_options["metrics"], loss),
+        **{name: fit_options[name] for name in TRAINER_OPTIONS},
+    )
+
+
+def _early_stopping(fit_options: Options) -> EarlyStopping | None:
+    patience = fit_options["early_stopping"]
+    if patience is None:
+        return None
+    validates = fit_options["validation_data"] or fit_options["validation_split"]
+    monitor = "val_loss" if validates else "loss"
+    return EarlyStopping(monitor=monitor, patience=patience, restore_best_weights=True)
+
+
+def _writers(fit_options: Options, layout: CheckpointLayout | None) -> list[Callback]:
+    """Return the callbacks that write the files of the options."""
+    callbacks: list[Callback] = []
+    if layout:
+        callbacks.append(ModelCheckpoint(layout.path))
+    if fit_options["csv"]:
+        callbacks.append(CSVLogger(fit_options["csv"]))
+    if fit_options["tensorboard"]:
+        callbacks.append(TensorBoard(fit_options["tensorboard"]))
+    return callbacks
+
+
+def _fit(
+    trainer: Trainer,
+    fit_options: Options,
+    data: arrays.Data,
+    validation: arrays.Data | None,
+    callbacks: list[Callback],
+    layout: CheckpointLayout | None,
+    quiet: bool,
+) -> History:
+    """Train until the end, or until a signal ends the process."""
     interruption = Interruption()
-    callbacks: list[Callback] = [stopping] if stopping else []
-    if place:
-        callbacks.append(ModelCheckpoint(place.path))
-    if typed["csv"]:
-        callbacks.append(CSVLogger(typed["csv"]))
-    if typed["tensorboard"]:
-        callbacks.append(TensorBoard(typed["tensorboard"]))
-    if place:
-        place.write_note(typed)
     try:
         with interruption.listening():
-            history = trainer.fit(
-                x,
-                y,
-                sample_weight,
-                epochs=typed["epochs"],
-                batch_size=typed["batch_size"],
+            return trainer.fit(
+                *data,
+                epochs=fit_options["epochs"],
+                batch_size=fit_options["batch_size"],
                 validation_data=validation,
-                validation_split=typed["validation_split"] or 0.0,
+                validation_split=fit_options["validation_split"] or 0.0,
                 callbacks=[*callbacks, interruption],
                 verbose=0 if quiet else "auto",
             )
     except Interrupted as interrupted:
-        _leave(trainer, place, interrupted.signal)
-    if typed["output"]:
-        trainer.export(typed["output"])
-    if place:
-        place.write_note(typed, finished=True)
+        _save_and_exit(trainer, layout, interrupted.signal)
+
+
+def _print_report(
+    trainer: Trainer,
+    history: History,
+    stopping: EarlyStopping | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Print the loss and metrics of the last epoch, or of the best with early stopping."""
     epochs = history.epoch
-    best = (
-        epochs.index(stopping.best_epoch)
-        if stopping and stopping.best_epoch in epochs
-        else len(epochs) - 1
-    )
+    best = len(epochs) - 1
+    if stopping and stopping.best_epoch in epochs:
+        best = epochs.index(stopping.best_epoch)
     figures = {
         name: values[best] for name, values in history.history.items() if len(values) == len(epochs)
     }
+    report: dict[str, Any]
     if as_json:
         report = {
             "figures": figures,
             "epochs": len(epochs),
             "stopped": trainer.stop_reason,
             "history": history.history,
+            "output": output,
         }
-        options.print_figures({**report, "output": typed["output"]}, as_json=True)
     else:
-        options.print_figures(
-            {"epochs": len(epochs), **({"best_epoch": best + 1} if stopping else {}), **figures},
-            as_json=False,
-        )
-
-
-def _trainer(typed: Options) -> Trainer:
-    loss = settings.loss_of(typed["loss"])
-    return Trainer(
-        typed["model"],
-        weights=list(typed["weights"]) or None,
-        loss=loss,
-        penalty=settings.penalty_of(typed["penalty"]),
-        optimizer=settings.optimizer_of(typed["optimizer"], typed["learning_rate"]),
-        metrics=settings.metrics_of(typed["metrics"], loss),
-        **{
-            name: typed[name]
-            for name in (
-                "backend",
-                "gradient",
-                "device",
-                "seed",
-                "batch_norm",
-                "clip_norm",
-                "clip_value",
-                "accumulate",
-            )
-        },
-    )
+        report = {"epochs": len(epochs)}
+        if stopping:
+            report["best_epoch"] = best + 1
+        report |= figures
+    print_figures(report, as_json=as_json)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C (or a request to terminate) was obeyed where nothing is half done."""
+    """Ctrl-C, or a request to terminate, raised between two batches or epochs."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -244,58 +302,58 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption(Callback):
-    """Stops training at the end of the batch, or validation, in which a signal comes; a second one
-    stops at once, wherever that is.
+    """Stops training after a signal, at the end of the batch or validation.
+
+    A second signal stops at once, wherever the process is.
     """
 
-    phase: ClassVar[str] = "checkpoint"  # loggers are told of this moment when training goes on
+    # Loggers are called for the same batch or epoch when training is resumed.
+    phase: ClassVar[str] = "checkpoint"
 
     def __init__(self) -> None:
         self.signal = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self._obey()
+        self._raise_signal()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        # else it is at its end anyway
+        # otherwise training ends anyway
         if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:
-            self._obey()
+            self._raise_signal()
 
-    def _obey(self) -> None:
+    def _raise_signal(self) -> None:
         if self.signal:
             raise Interrupted(self.signal)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch the signals meanwhile, except those that the process was told to ignore (nohup)."""
-        numbers = (
-            [signal.SIGINT, signal.SIGTERM]
-            if threading.current_thread() is threading.main_thread()
-            else []
-        )
-        before = {number: signal.getsignal(number) for number in numbers}
+        """Catch signals inside the block, except those that the process ignores (nohup)."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = [signal.SIGINT, signal.SIGTERM] if in_main_thread else []
+        handlers = {number: signal.getsignal(number) for number in numbers}
 
-        def note(number: int, _: FrameType | None) -> None:
+        def on_signal(number: int, _: FrameType | None) -> None:
             self.signal = number
-            for other, handler in before.items():
+            for other, handler in handlers.items():
                 signal.signal(other, handler)
 
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, note)
+                signal.signal(number, on_signal)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-def _leave(trainer: Trainer, place: CheckpointLayout | None, number: int) -> None:
-    """Save what there is, say how to go on, and exit as a process that the signal ended."""
-    if place:
-        trainer.save(place.interrupted)
-        click.echo(f"Interrupted; the state is in {place.interrupted}. To go on:", err=True)
-        click.echo(f"  onnxfit resume {shlex.quote(str(place.interrupted))}", err=True)
+def _save_and_exit(trainer: Trainer, layout: CheckpointLayout | None, number: int) -> NoReturn:
+    """Save the state, say how to go on, and exit as a process that the signal ended."""
+    if layout:
+        path = layout.interrupted
+        trainer.save(path)
+        click.echo(f"Interrupted; the state is in {path}. To go on:", err=True)
+        click.echo(f"  onnxfit resume {shlex.quote(str(path))}", err=True)
     else:
         click.echo(
             "Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on"

@@ -1,4 +1,4 @@
-"""What a command is given as a model: a .onnx, or a checkpoint."""
+"""Models that commands take: a .onnx, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.cli.arrays import inputs_of
-from onnxfit.data import source
+from onnxfit.data import DataAdapter
 from onnxfit.errors import ModelError
 from onnxfit.graph.reading import load_model
 from onnxfit.runtime.backends.backend import run_on
@@ -20,17 +20,21 @@ from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.training import checkpoint
 
-# a checkpoint holds no code: without these it can be read even where they were somebody's own
+# Settings that a checkpoint cannot hold if they were classes of the user's own: it holds no code.
+# With these in their place, it can always be read.
 WITHOUT_CODE: dict[str, Any] = {"loss": None, "penalty": None, "optimizer": "sgd", "metrics": ()}
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a file is a checkpoint (a zip archive), and not a model."""
+    """Return whether a file is a checkpoint (a zip archive), as opposed to a model."""
     return zipfile.is_zipfile(path)
 
 
 def model_of(path: str) -> onnx.ModelProto:
-    """The model of a .onnx, or the trained one of a checkpoint, with its tensors for outputs."""
+    """Return the model of a .onnx, or the trained one of a checkpoint.
+
+    Outputs that are no tensors are left out. ModelError where none remains.
+    """
     model = checkpoint.load(path, WITHOUT_CODE).model if is_checkpoint(path) else load_model(path)
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
     if not tensors:
@@ -43,27 +47,19 @@ def model_of(path: str) -> onnx.ModelProto:
 def predict(
     model: onnx.ModelProto, x: Any, batch_size: int, device: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Every output for every row, from the model as it stands: it needs no weight, no loss and no
-    gradient.
+    """Return a dict output -> array with a row for each row of `x`.
+
+    The model is run as it is, so that it needs neither weights nor a loss nor gradients.
     """
-    place = Device.parse(device)
-    session = BoundSession(model, DoubleBufferedState({}, place), place, None, "prediction")
-    parts: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
-    with source(
-        x,
-        None,
-        None,
-        inputs=inputs_of(model),
-        targets={},
-        batch_size=batch_size,
-        shuffle=False,
-        seed=0,
-        what="prediction",
-    ) as data:
+    target = Device.parse(device)
+    session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")
+    batches: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
+    adapter = DataAdapter(inputs_of(model), {}, purpose="prediction")
+    with adapter.source(x, batch_size=batch_size) as data:
         for batch in data.batches(0):
             for name, array in run_on(session, batch).prediction().items():
-                parts[name].append(array)
+                batches[name].append(array)
     return {
         name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
-        for name, arrays in parts.items()
+        for name, arrays in batches.items()
     }

@@ -9,14 +9,15 @@ import click
 
 from onnxfit.gradients import coverage
 
+__all__ = ["ops"]
+
 
 @click.command(short_help="List the operators of ONNX and their gradients.")
 @click.argument("operators", nargs=-1)
 @click.option("--markdown", is_flag=True, help="Print the page docs/operators.md.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """List the operators of ONNX and how the gradient passes each; all, or those named in
-    OPERATORS.
+    """List the operators of ONNX and how each is differentiated: all, or those in OPERATORS.
 
     \b
     onnxfit ops
@@ -30,6 +31,7 @@ def ops(operators: tuple[str, ...], markdown: bool, as_json: bool) -> None:
         click.echo(coverage.as_markdown(), nl=False)
         return
     chosen = coverage.operators(operators)
-    click.echo(
-        json.dumps([asdict(o) for o in chosen], indent=2) if as_json else coverage.as_text(chosen)
-    )
+    if as_json:
+        click.echo(json.dumps([asdict(operator) for operator in chosen], indent=2))
+    else:
+        click.echo(coverage.as_text(chosen))

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how results are printed."""
+"""Options that several commands have, and the printing of results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ data = click.option(
     required=True,
     type=_FILE,
     help=(
-        "The data: a .npz whose arrays are called like the model's inputs and outputs, or X and y,"
-        " and sample_weight if there are any; a .csv of numbers under a line of names; or a .npy"
-        " for each array, X.npy before y.npy, by repeating this option. A .npy may be larger than"
-        " memory."
+        "The data: a .npz whose arrays have the names of the model's inputs and outputs, or X and"
+        " y, and perhaps sample_weight; a .csv of numbers under a line of names; or a .npy for each"
+        " array, X.npy before y.npy, by repeating this option. A .npy may be larger than memory."
     ),
 )
 label = click.option(
@@ -31,8 +30,8 @@ label = click.option(
     multiple=True,
     metavar="COLUMN",
     help=(
-        "The column of a .csv with the labels; may be repeated. By default the one called like the"
-        " model's output, or y or label."
+        "The column of a .csv with the labels; may be repeated. By default the one with the name of"
+        " the model's output, or y or label."
     ),
 )
 loss = click.option(
@@ -41,9 +40,9 @@ loss = click.option(
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "What to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (a name that"
-        " does not exist lists all); for several outputs OUTPUT=NAME, once for each. Without it,"
-        " the model's own scalar output `loss`."
+        "The loss to minimise: cross_entropy, mean_squared_error, huber:delta=0.5, ... (an unknown"
+        " name lists all); for several outputs OUTPUT=NAME, once for each. By default the model's"
+        " own scalar output `loss`."
     ),
 )
 metrics = click.option(
@@ -52,8 +51,8 @@ metrics = click.option(
     multiple=True,
     metavar="[OUTPUT=]NAME",
     help=(
-        "A figure to report: accuracy, top_k_accuracy:k=3, r2, ... (a name that does not exist"
-        " lists all); may be repeated."
+        "A metric to report: accuracy, top_k_accuracy:k=3, r2, ... (an unknown name lists all); may"
+        " be repeated."
     ),
 )
 batch_size = click.option(
@@ -70,30 +69,31 @@ device = click.option(
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="cpu, cuda or cuda:N, as far as the installed onnxruntime offers it.",
+    help="cpu, cuda or cuda:N, if the installed onnxruntime has it.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def print_figures(figures: Mapping[str, Any], as_json: bool) -> None:
-    """Loss and metrics, one a line, or as one JSON object."""
+    """Print loss and metrics, one a line, or as one JSON object."""
     if as_json:
         click.echo(json.dumps(plain(figures), indent=2))
         return
     width = max(map(len, figures), default=0)
     for name, value in figures.items():
         array = np.asarray(value)
-        text = (
-            f"{value:.6g}"
-            if array.ndim == 0
-            else "\n" + "\n".join("  " + "  ".join(map(str, row)) for row in np.atleast_2d(array))
-        )
+        if array.ndim:
+            rows = ["  " + "  ".join(map(str, row)) for row in np.atleast_2d(array)]
+            text = "\n" + "\n".join(rows)
+        else:
+            text = f"{value:.6g}"
         click.echo(f"{name:<{width}}  {text}")
 
 
 def plain(value: Any) -> Any:
-    """Anything made of figures as JSON has it, where numbers that are not finite are the strings
-    NaN, Infinity and -Infinity.
+    """Return nested figures in the types of JSON.
+
+    Floats that are not finite become the strings NaN, Infinity and -Infinity.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}

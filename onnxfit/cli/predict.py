@@ -9,6 +9,8 @@ import click
 from onnxfit.cli import arrays, models, options
 from onnxfit.cli.config import config_option
 
+__all__ = ["predict"]
+
 
 @click.command(short_help="Write a model's outputs for data.")
 @click.argument("model", type=options.MODEL)
@@ -19,8 +21,8 @@ from onnxfit.cli.config import config_option
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     help=(
-        "The file to write: .npy for one output, .npz for any number, .csv for tables; else"
-        " standard output, as .csv."
+        "The file to write: .npy for one output, .npz for any number, .csv for tables. By default"
+        " CSV on standard output."
     ),
 )
 @options.batch_size
@@ -37,10 +39,10 @@ def predict(
     as_json: bool,
 ) -> None:
     """Compute the outputs of MODEL, a .onnx or a checkpoint, for every row of the data, in its
-    order. Labels are passed over.
+    order. Labels are ignored.
 
-    Any model will do, whether it can be trained or not. With --output, a line for each output says
-    what was written.
+    MODEL need not be one that can be trained. With --output, a line for each output says what was
+    written.
 
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
@@ -52,15 +54,15 @@ def predict(
     x, _, _ = arrays.read(
         data, arrays.DataRequest(arrays.inputs_of(proto), names, label, predicting=True)
     )
-    found = models.predict(proto, x, batch_size, device)
+    outputs = models.predict(proto, x, batch_size, device)
     if output is not None:
-        arrays.write(output, found)
-        shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in found.items()}
+        arrays.write(output, outputs)
+        shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
         if as_json:
             options.print_figures({"file": str(output), "outputs": shapes}, as_json)
         else:
             click.echo("\n".join(f"{name}: {shape} -> {output}" for name, shape in shapes.items()))
     elif as_json:
-        options.print_figures(found, as_json)
+        options.print_figures(outputs, as_json)
     else:
-        click.echo(arrays.as_csv(found), nl=False)
+        click.echo(arrays.as_csv(outputs), nl=False)

@@ -1,6 +1,6 @@
-"""Losses, metrics, penalties, optimizers and schedules as they are typed:
+"""Losses, metrics, penalties, optimizers and schedules from the text of an option.
 
-NAME, or NAME:SETTING=VALUE,SETTING=VALUE.
+The text is NAME, or NAME:SETTING=VALUE,SETTING=VALUE.
 """
 
 from __future__ import annotations
@@ -16,58 +16,59 @@ from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.registry import registry
 
 
-def loss_of(texts: Sequence[str]) -> Any:
-    """What `Trainer(loss=)` takes, from `NAME` or, for several outputs, `OUTPUT=NAME` each."""
-    found: dict[str | None, Any] = {}
+def parse_loss(texts: Sequence[str]) -> Any:
+    """Return the argument `loss` of Trainer, from NAME, or OUTPUT=NAME for each of several."""
+    by_output: dict[str | None, Any] = {}
     for text in texts:
-        output, name = _keyed(text)
-        if output in found:
+        output, name = _split_key(text)
+        if output in by_output:
             raise SettingError(
                 f"--loss is given twice for {output or 'the output'}; several outputs are --loss"
                 " OUTPUT=NAME each."
             )
-        found[output] = _made("loss", name, losses.Loss) if ":" in name else name
-    if len(found) > 1 and None in found:
+        by_output[output] = _instance("loss", name, losses.Loss) if ":" in name else name
+    if len(by_output) > 1 and None in by_output:
         raise SettingError(
             "--loss is one NAME for the only output, or OUTPUT=NAME for each of several; got"
             f" {' and '.join(texts)}."
         )
-    return found.get(None, found or None)
+    return by_output.get(None, by_output or None)
 
 
-def metrics_of(texts: Sequence[str], loss: Any) -> Any:
-    """What `Trainer(metrics=)` takes; with settings or without, a metric takes outputs as logits
-    where their loss does.
+def parse_metrics(texts: Sequence[str], loss: Any) -> Any:
+    """Return the argument `metrics` of Trainer, from NAME, or OUTPUT=NAME for several outputs.
+
+    A metric takes an output as logits where the output's `loss` does.
     """
-    found: dict[str | None, list[Any]] = {}
+    by_output: dict[str | None, list[Any]] = {}
     for text in texts:
-        output, name = _keyed(text)
+        output, name = _split_key(text)
         metric: Any = name
         if ":" in name:
-            metric = _made("metric", name, metrics.Metric)
+            metric = _instance("metric", name, metrics.Metric)
             its_loss = loss.get(output) if isinstance(loss, Mapping) else loss
             logits = its_loss is not None and getattr(
                 losses.get_loss(its_loss), "from_logits", False
             )
             if logits and hasattr(metric, "from_logits") and "from_logits=" not in name:
                 metric = dataclasses.replace(metric, from_logits=True)
-        found.setdefault(output, []).append(metric)
-    if len(found) > 1 and None in found:
+        by_output.setdefault(output, []).append(metric)
+    if len(by_output) > 1 and None in by_output:
         raise SettingError(
             "--metrics is NAME for the only output, or OUTPUT=NAME for each of several; got"
             f" {' and '.join(texts)}."
         )
-    return found.get(None, found)
+    return by_output.get(None, by_output)
 
 
-def penalty_of(texts: Sequence[str]) -> Any:
-    """What `Trainer(penalty=)` takes:
+def parse_penalty(texts: Sequence[str]) -> Any:
+    """Return the argument `penalty` of Trainer.
 
-    `NUMBER` (L2) or `l1:NUMBER` for every weight, `PATTERN=...` for those that match.
+    A text is NUMBER (L2) or l1:NUMBER for every weight, or PATTERN=... for those that match.
     """
-    found: dict[str, Any] = {}
+    by_pattern: dict[str, Any] = {}
     for text in texts:
-        pattern, value = _keyed(text, r".+")
+        pattern, value = _split_key(text, r".+")
         factor = re.fullmatch(r"(?:(l1|l2):)?([^:]+)", value)
         try:
             number = float(factor[2]) if factor else None
@@ -78,7 +79,7 @@ def penalty_of(texts: Sequence[str]) -> Any:
                 "--penalty is [PATTERN=]NUMBER, [PATTERN=]l1:NUMBER or [PATTERN=]l2:NUMBER, got"
                 f" {text!r}."
             )
-        terms = found.setdefault(pattern or "*", {})
+        terms = by_pattern.setdefault(pattern or "*", {})
         kind = factor[1] or "l2"
         if kind in terms:
             raise SettingError(
@@ -86,40 +87,41 @@ def penalty_of(texts: Sequence[str]) -> Any:
             )
         terms[kind] = number
     # the first pattern that matches a weight counts, so that "every weight" comes last
-    ordered = {key: found[key] for key in sorted(found, key=lambda key: key == "*")}
+    ordered = {key: by_pattern[key] for key in sorted(by_pattern, key=lambda key: key == "*")}
     return {key: penalties.get_penalty(terms) for key, terms in ordered.items()} or None
 
 
-def optimizer_of(text: str, learning_rate: str | None) -> optimizers.Optimizer:
-    """The optimizer called so, with this learning rate: a number, or a schedule with its settings."""
-    made: optimizers.Optimizer = _made("optimizer", text, optimizers.Optimizer)
+def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimizer:
+    """Return the optimizer. Its learning rate is a number, or a schedule with its settings."""
+    optimizer: optimizers.Optimizer = _instance("optimizer", text, optimizers.Optimizer)
     if learning_rate is None:
-        return made
+        return optimizer
     try:
         rate: Any = float(learning_rate)
     except ValueError:
-        rate = _made("schedule, and no number,", learning_rate, schedules.Schedule)
-    return dataclasses.replace(made, learning_rate=rate)
+        rate = _instance("schedule, and no number,", learning_rate, schedules.Schedule)
+    return dataclasses.replace(optimizer, learning_rate=rate)
 
 
-def _keyed(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
+def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
+    """Return the KEY of [KEY=]VALUE, or None, and the VALUE."""
     match = re.fullmatch(rf"(?:({key})=)?(.+)", text, re.DOTALL)
     if match is None:
         raise SettingError("A name is missing: the text is empty.")
     return match[1], match[2]
 
 
-def _made(kind: str, text: str, base: Any) -> Any:
-    """An instance of the class that `text` names, with its settings.
+def _instance(kind: str, text: str, base: Any) -> Any:
+    """Return an instance of the class that `text` names, with its settings.
 
     UnknownNameError for names and settings that do not exist.
     """
     name, _, rest = text.partition(":")
     known = registry(base.__module__, base)
-    found = known.get(name) or known.get(name.lower())
-    if found is None:
+    cls = known.get(name) or known.get(name.lower())
+    if cls is None:
         raise UnknownNameError(kind, name, known)
-    allowed = [field.name for field in dataclasses.fields(found) if field.init]
+    allowed = [field.name for field in dataclasses.fields(cls) if field.init]
     settings = {}
     for entry in re.split(r",(?![^\[]*\])", rest) if rest else []:
         setting, equals, value = entry.partition("=")
@@ -129,17 +131,16 @@ def _made(kind: str, text: str, base: Any) -> Any:
             raise SettingError(f"{text!r} gives {setting} no value: {name}:{setting}=VALUE.")
         settings[setting] = _value(value)
     try:
-        return found(**settings)
-    except (
-        TypeError
-    ) as error:  # a setting that has no default is missing, or has a value of another type
+        return cls(**settings)
+    except TypeError as error:
+        # a setting without a default is missing, or a value is of another type
         raise SettingError(
             f"{text!r} does not make a {kind}: {error}. Settings: {', '.join(allowed)}."
         ) from None
 
 
 def _value(text: str) -> Any:
-    """Numbers, true, false, null and [lists] as in JSON; anything else is text."""
+    """Return a number, true, false, null or [list] as JSON has them; anything else is text."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,6 +1,4 @@
-"""Files of columns, as pyarrow reads them: which columns they have, how many rows in how many
-groups, and the numbers of a group.
-"""
+"""Columns of Parquet and Arrow files, read by pyarrow a group of rows at a time."""
 
 from __future__ import annotations
 
@@ -13,74 +11,89 @@ from typing import Any
 
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
-from onnxfit.data.optional import optional
+from onnxfit.data.optional import import_optional
 from onnxfit.errors import DataError
 
 
 class ColumnFile(ABC):
-    """A file that is opened for every group anew, so that there may be any number of files."""
+    """A file of columns, with its rows in groups.
+
+    The file is opened for every group anew, so that there may be any number of files.
+
+    - `names`: all columns of the file; `columns`: those that are read.
+    - `groups`, `rows`: how many there are.
+    """
 
     path: Path
     names: list[str]
     groups: int
     rows: int
-    columns: list[str]  # those that are read
+    columns: list[str]
 
-    def read(self, group: int, most: int) -> Iterator[dict[str, Array]]:
-        """The columns of a group, in parts of at most `most` rows.
+    def read(self, group: int, max_rows: int) -> Iterator[dict[str, Array]]:
+        """Yield the columns of a group, in tables of at most `max_rows` rows.
 
-        DataError for what is not numbers.
+        DataError for columns that are not numbers.
         """
-        with naming(self.path):
-            for part in self.parts(group, most):
-                for start in range(0, part.num_rows, most):
-                    some = part.slice(start, most)
-                    yield {
-                        name: _numbers(some.column(name), f"column {name!r} of {str(self.path)!r}")
-                        for name in self.columns
-                    }
+        with file_errors(self.path):
+            for batch in self.record_batches(group, max_rows):
+                for start in range(0, batch.num_rows, max_rows):
+                    yield self._numbers(batch.slice(start, max_rows))
+
+    def _numbers(self, batch: Any) -> dict[str, Array]:
+        return {
+            name: _numbers(batch.column(name), f"column {name!r} of {str(self.path)!r}")
+            for name in self.columns
+        }
 
     @abstractmethod
-    def parts(self, group: int, most: int) -> Iterator[Any]:
-        """The group as record batches, of about `most` rows where the format allows."""
+    def record_batches(self, group: int, max_rows: int) -> Iterator[Any]:
+        """Yield the group in record batches, of about `max_rows` rows where the format allows."""
 
 
 class ParquetFile(ColumnFile):
+    """A Parquet file, with its row groups."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metadata = optional("pyarrow.parquet", "parquet", "pyarrow").read_metadata(path)
+        self._metadata = import_optional("pyarrow.parquet", "parquet", "pyarrow").read_metadata(
+            path
+        )
         self.names = self._metadata.schema.to_arrow_schema().names
-        self.groups, self.rows = self._metadata.num_row_groups, self._metadata.num_rows
+        self.groups = self._metadata.num_row_groups
+        self.rows = self._metadata.num_rows
 
-    def parts(self, group: int, most: int) -> Iterator[Any]:
-        with optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(
+    def record_batches(self, group: int, max_rows: int) -> Iterator[Any]:
+        with import_optional("pyarrow.parquet", "parquet", "pyarrow").ParquetFile(
             self.path, metadata=self._metadata
         ) as file:
-            yield from file.iter_batches(most, row_groups=[group], columns=self.columns)
+            yield from file.iter_batches(max_rows, row_groups=[group], columns=self.columns)
 
 
 class ArrowFile(ColumnFile):
-    """Its groups are record batches; where they are not compressed, only those of their bytes are
-    read that are needed.
+    """An Arrow file in the IPC format, whose groups are its record batches.
+
+    The file is mapped into memory, so that only the bytes of the columns asked for are read, unless
+    they are compressed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
-            self.names, self.groups = file.schema.names, file.num_record_batches
+            self.names = file.schema.names
+            self.groups = file.num_record_batches
             self.rows = sum(file.get_batch(group).num_rows for group in range(self.groups))
 
-    def parts(self, group: int, most: int) -> Iterator[Any]:
+    def record_batches(self, group: int, max_rows: int) -> Iterator[Any]:
         with self._open([self.names.index(name) for name in self.columns]) as file:
             yield file.get_batch(group)
 
     @contextmanager
     def _open(self, fields: list[int] | None = None) -> Iterator[Any]:
-        pyarrow, ipc = (
-            optional(module, "parquet", "pyarrow") for module in ("pyarrow", "pyarrow.ipc")
-        )
-        with pyarrow.memory_map(str(self.path)) as source:
-            yield ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=fields))
+        pyarrow = import_optional("pyarrow", "parquet", "pyarrow")
+        ipc = import_optional("pyarrow.ipc", "parquet", "pyarrow")
+        with pyarrow.memory_map(str(self.path)) as file:
+            yield ipc.open_file(file, options=ipc.IpcReadOptions(included_fields=fields))
 
 
 FORMATS: dict[str, type[ParquetFile] | type[ArrowFile]] = {
@@ -89,22 +102,21 @@ FORMATS: dict[str, type[ParquetFile] | type[ArrowFile]] = {
 
 
 def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) -> list[ColumnFile]:
-    """The files, and those of the folders, of which `columns` will be read.
+    """Return the files, and those in the folders, of which `columns` will be read.
 
-    DataError where a file lacks one, or none has a row.
+    DataError where a file lacks a column, or there are no rows.
     """
-    found: list[Path] = []
+    file_paths: list[Path] = []
     for path in map(Path, paths):
-        found += (
-            sorted(p for p in path.rglob("*") if p.suffix in FORMATS and p.is_file())
-            if path.is_dir()
-            else [path]
-        )
+        if path.is_dir():
+            file_paths += sorted(p for p in path.rglob("*") if p.suffix in FORMATS and p.is_file())
+        else:
+            file_paths.append(path)
     files: list[ColumnFile] = []
-    for path in found:
+    for path in file_paths:
         if path.suffix not in FORMATS:
             raise DataError(f"{str(path)!r} is none of {', '.join(FORMATS)}.")
-        with naming(path):
+        with file_errors(path):
             file = FORMATS[path.suffix](path)
         missing = [name for name in columns if name not in file.names]
         if missing:
@@ -123,9 +135,9 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """What pyarrow says of a file that is none of its formats, with the name of the file."""
-    pyarrow = optional("pyarrow", "parquet", "pyarrow")
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise pyarrow's errors as a DataError that names the file."""
+    pyarrow = import_optional("pyarrow", "parquet", "pyarrow")
     try:
         yield
     except FileNotFoundError:
@@ -134,35 +146,39 @@ def naming(path: Path) -> Iterator[None]:
         raise DataError(f"{str(path)!r} cannot be read: {error}") from error
 
 
-def _numbers(column: Any, place: str) -> Array:
-    """A column as an array; lists become further dimensions."""
-    types, compute = (
-        optional("pyarrow.types", "parquet", "pyarrow"),
-        optional("pyarrow.compute", "parquet", "pyarrow"),
-    )
+def _numbers(column: Any, name: str) -> Array:
+    """Return a column as an array. Lists become further dimensions."""
+    types = import_optional("pyarrow.types", "parquet", "pyarrow")
     shape = [len(column)]
     while True:
         if column.null_count:
-            raise DataError(f"{place} has nulls: fill them, or leave these rows out.")
+            raise DataError(f"{name} has nulls: fill them, or leave these rows out.")
         if hasattr(column, "to_numpy_ndarray"):  # tensors of one shape
             array = column.to_numpy_ndarray()
-            return as_array(array.reshape(*shape, *array.shape[1:]), place)
+            return as_array(array.reshape(*shape, *array.shape[1:]), name)
         if hasattr(column, "storage"):
             column = column.storage
         elif types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        elif (
-            types.is_list(column.type)
-            or types.is_large_list(column.type)
-            or types.is_fixed_size_list(column.type)
-        ):
-            lengths = compute.unique(compute.list_value_length(column)).to_pylist()
-            if len(lengths) > 1:
-                raise DataError(
-                    f"{place} has lists of different lengths:"
-                    f" {', '.join(map(str, sorted(lengths)[:5]))}."
-                )
-            shape += lengths
+        elif _is_list(column):
+            shape += _list_lengths(column, name)
             column = column.flatten()
         else:
-            return as_array(column.to_numpy(zero_copy_only=False), place).reshape(shape)
+            return as_array(column.to_numpy(zero_copy_only=False), name).reshape(shape)
+
+
+def _is_list(column: Any) -> bool:
+    types = import_optional("pyarrow.types", "parquet", "pyarrow")
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(is_kind(column.type) for is_kind in kinds)
+
+
+def _list_lengths(column: Any, name: str) -> list[int]:
+    """Return the one length of the lists in a column, if it has any. DataError for several."""
+    compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
+    lengths: list[int] = compute.unique(compute.list_value_length(column)).to_pylist()
+    if len(lengths) > 1:
+        raise DataError(
+            f"{name} has lists of different lengths: {', '.join(map(str, sorted(lengths)[:5]))}."
+        )
+    return lengths

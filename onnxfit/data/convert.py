@@ -1,6 +1,4 @@
-"""One array: read as numbers, then given the shape, type and layout of the input it is for, or
-refused.
-"""
+"""Conversion of one array to the numbers, shape, type and layout that an input of a graph needs."""
 
 from __future__ import annotations
 
@@ -13,37 +11,40 @@ from onnxfit.errors import DataError
 from onnxfit.graph.spec import TensorSpec
 
 
-def as_array(value: Any, place: object) -> Array:
-    """An array of numbers or booleans. DataError for anything else."""
+def as_array(value: Any, name: object) -> Array:
+    """Return `value` as an array of numbers or booleans. DataError for anything else."""
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(
-            f"{place} is a masked array, whose mask would be lost: fill it first, array.filled(0)."
+            f"{name} is a masked array, whose mask would be lost: fill it first, array.filled(0)."
         )
     if hasattr(value, "toarray"):
         raise DataError(
-            f"{place} is sparse ({type(value).__name__}), and models take dense arrays: pass"
+            f"{name} is sparse ({type(value).__name__}), and models take dense arrays: pass"
             " .toarray()."
         )
     try:
         array = np.asarray(value)
     except Exception as error:  # numpy, torch and others each raise their own
         raise DataError(
-            f"{place} cannot become one array (rows of different lengths?): {error}"
+            f"{name} cannot become one array (rows of different lengths?): {error}"
         ) from error
-    # V: bfloat16 and its like
+    # bfloat16 and its like have kind V
     if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.type is not np.void):
         return array
     hint = {"O": "objects", "V": "records", "c": "complex", "M": "dates", "m": "times"}.get(
         array.dtype.kind, "text"
     )
     raise DataError(
-        f"{place} has element type {array.dtype} ({hint}): pass numbers; np.unique(...,"
+        f"{name} has element type {array.dtype} ({hint}): pass numbers; np.unique(...,"
         " return_inverse=True)[1] numbers classes."
     )
 
 
 def in_shape(array: Array, spec: TensorSpec) -> Array:
-    """The array with the rank of the input; the batch dimension is the caller's."""
+    """Return the array with the rank of the input. DataError where its shape does not fit.
+
+    The first dimension is the batch, of any size.
+    """
     shape = spec.shape
     if shape is None:
         return array
@@ -65,7 +66,7 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
 
 
 def in_dtype(array: Array, spec: TensorSpec) -> Array:
-    """The array in the input's element type; what loses more than precision is a DataError."""
+    """Return the array in the input's element type. DataError if more than precision is lost."""
     dtype = spec.dtype
     if array.dtype == dtype:
         return array
@@ -88,19 +89,20 @@ def in_dtype(array: Array, spec: TensorSpec) -> Array:
 
 
 def in_c_order(array: Array) -> Array:
-    """The array in the memory layout that np.take reads; any other it would copy as a whole, for
-    every batch.
+    """Return the array in C order, aligned.
+
+    `np.take` copies an array of any other layout as a whole, for every batch.
     """
-    return (
-        array
-        if array.flags.c_contiguous and array.flags.aligned
-        else np.require(array, requirements=["C", "A"])
-    )
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.require(array, requirements=["C", "A"])
 
 
-def narrows(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    return is_float(given) and is_float(wanted) and given.itemsize > wanted.itemsize
+def narrows(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether a cast from `dtype` to `target` makes floats smaller."""
+    return is_float(dtype) and is_float(target) and dtype.itemsize > target.itemsize
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether the type is one of floats. bfloat16 and its like have kind "V"."""
     return dtype.kind in "fV"

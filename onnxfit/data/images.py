@@ -1,4 +1,4 @@
-"""Folders of images, one folder a class, in batches that are decoded when they come."""
+"""Folders of images, one folder for each class, decoded batch by batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import numpy as np
 
 from onnxfit.data.batch import Array
 from onnxfit.data.loader import Loader
-from onnxfit.data.optional import optional
+from onnxfit.data.optional import import_optional
 from onnxfit.data.order import batch_indices
 from onnxfit.errors import DataError, SettingError
+
+__all__ = ["ImageFolder"]
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -23,26 +25,35 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class ImageFolder(Loader):
-    """The images of a folder, each in the folder of its class: `root/cat/1.png` is of class "cat".
+    """Images in batches, each in the folder of its class: `root/cat/1.png` is of class "cat".
 
-    - Batches are `(x, y)`: x float32 of shape `(batch, channels, height, width)`, $(v / 255 - mean)
-      / std$ for values $v$ from 0 to 255; y int64 of shape `(batch,)`, the place of the class in
-      `classes`. A root without folders gives `(x,)`, its own images.
-    - `size`: (height, width), to which images are scaled, bilinearly. `crop=True` cuts the middle
-      out, so that nothing is distorted.
+    Batches are `(x, y)`. `x` is float32 of shape `(batch, channels, height, width)`, with
+    $(v / 255 - mean) / std$ for values $v$ from 0 to 255. `y` is int64 of shape `(batch,)`, the
+    index of the class in `classes`. A root without folders gives `(x,)`, its own images.
+
+    - `root`: the folder of the folders. Images in subfolders of them count, too; names that begin
+      with a dot are skipped.
+    - `size`: (height, width) in pixels, to which images are scaled bilinearly.
     - `channels`: 1 (grey), 3 (RGB) or 4 (RGBA), to which images are converted.
-    - `mean`, `std`: one number, or one for each channel.
-    - `classes`: the folders to take, in the order that numbers them. By default all of them,
-      sorted.
-    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: as in `DataLoader`; two batches are
-      decoded ahead.
+    - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
+    - `crop`: scale and cut out the middle, so that proportions are kept; otherwise images are
+      squeezed.
+    - `classes`: the folders to read, in the order that numbers them. By default all, sorted.
+    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+    - `shuffle`: give the images a new order every epoch, which depends on `(seed, epoch)` only.
+      Evaluation and prediction keep the order of `files`.
+    - `seed`: an integer; None stands for the trainer's seed, and for 0 without a trainer.
+    - `drop_last`: leave out a last batch that is shorter.
+    - `prefetch`: batches that a background thread decodes ahead; 0 for no thread.
 
-    Images are found in folders of folders, too, by their suffix; what begins with a dot is passed
-    over. `files` lists them.
+    The attribute `files` lists the images, and `labels` has the index of each one's class.
 
     DataError: no images; while batches are made, an image that cannot be decoded, or has more than
-    8 bits a channel, by its name. SettingError: an impossible setting. InstallationError: Pillow is
-    missing.
+    8 bits a channel. The message names the file. SettingError: an impossible setting.
+    InstallationError: Pillow is missing.
+
+        pictures = onnxfit.ImageFolder("pictures", (24, 32), mean=0.5, std=0.25, batch_size=16)
+        trainer.fit(pictures, epochs=5)
     """
 
     def __init__(
@@ -61,7 +72,7 @@ class ImageFolder(Loader):
         drop_last: bool = False,
         prefetch: int = 2,
     ) -> None:
-        optional("PIL.Image", "images", "Pillow")
+        import_optional("PIL.Image", "images", "Pillow")
         if channels not in MODES:
             raise SettingError(
                 f"ImageFolder needs channels 1 (grey), 3 (RGB) or 4 (RGBA), got {channels}."
@@ -69,37 +80,40 @@ class ImageFolder(Loader):
         self.size = _checked_size(size)
         self.channels = channels
         self.crop = bool(crop)
-        self._mean, self._std = (
-            _per_channel(name, value, channels) for name, value in (("mean", mean), ("std", std))
-        )
+        self._mean = _per_channel("mean", mean, channels)
+        self._std = _per_channel("std", std, channels)
         if not np.all(self._std > 0):
             raise SettingError(f"ImageFolder needs std > 0, got {std}.")
         self.root = Path(root)
-        found = sorted(
+        folders = sorted(
             path.name
             for path in self.root.iterdir()
             if path.is_dir() and not path.name.startswith(".")
         )
-        self.classes = tuple(found if classes is None else classes)
-        missing = [name for name in self.classes if name not in found]
+        self.classes = tuple(folders if classes is None else classes)
+        missing = [name for name in self.classes if name not in folders]
         if missing:
             raise DataError(
                 f"{str(self.root)!r} has no folder {', '.join(map(repr, missing))}; there are"
-                f" {', '.join(map(repr, found))}."
+                f" {', '.join(map(repr, folders))}."
             )
-        folders = [(self.root / name, number) for number, name in enumerate(self.classes)]
-        labelled = [
-            (path, label)
-            for folder, label in folders
-            for path in _images(folder, folder.rglob("*"))
-        ]
-        self.labels = np.array([label for _, label in labelled], np.int64)
-        self.files = (
-            [path for path, _ in labelled] if folders else _images(self.root, self.root.iterdir())
-        )
+        self.files, self.labels = self._find_images()
         if not self.files:
             raise DataError(f"{str(self.root)!r} has no images ({', '.join(sorted(SUFFIXES))}).")
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
+
+    def _find_images(self) -> tuple[list[Path], Array]:
+        """Return the images in the order of their classes, and the index of each one's class."""
+        if not self.classes:
+            return _images(self.root, self.root.iterdir()), np.array([], np.int64)
+        files: list[Path] = []
+        labels: list[int] = []
+        for number, name in enumerate(self.classes):
+            folder = self.root / name
+            images = _images(folder, folder.rglob("*"))
+            files += images
+            labels += [number] * len(images)
+        return files, np.array(labels, np.int64)
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
@@ -108,13 +122,11 @@ class ImageFolder(Loader):
             yield (x, self.labels[rows]) if self.classes else (x,)
 
     def _read(self, path: Path) -> Array:
-        """One image of shape `(channels, height, width)`."""
-        image_module, operations = (
-            optional("PIL.Image", "images", "Pillow"),
-            optional("PIL.ImageOps", "images", "Pillow"),
-        )
+        """Return one image as an array of shape `(channels, height, width)`."""
+        images = import_optional("PIL.Image", "images", "Pillow")
+        operations = import_optional("PIL.ImageOps", "images", "Pillow")
         try:
-            with image_module.open(path) as file:
+            with images.open(path) as file:
                 # a palette may hold transparent colours
                 image = file.convert("RGBA") if file.mode == "P" else file
                 if image.mode[0] in "IF":
@@ -128,24 +140,23 @@ class ImageFolder(Loader):
         except Exception as error:  # each format's decoder raises its own
             raise DataError(f"{str(path)!r} cannot be read as an image: {error}") from error
         width_and_height = self.size[::-1]
-        bilinear = image_module.Resampling.BILINEAR
-        image = (
-            operations.fit(image, width_and_height, bilinear)
-            if self.crop
-            else image.resize(width_and_height, bilinear)
-        )
+        bilinear = images.Resampling.BILINEAR
+        if self.crop:
+            image = operations.fit(image, width_and_height, bilinear)
+        else:
+            image = image.resize(width_and_height, bilinear)
         values = np.asarray(image, np.float32).reshape(*self.size, self.channels).transpose(2, 0, 1)
         scaled: Array = (values / np.float32(255) - self._mean) / self._std
         return scaled
 
 
 def _images(root: Path, paths: Iterator[Path]) -> list[Path]:
-    """Images in the order of their names, none of them hidden below `root`."""
+    """Return the images in the order of their names, without those hidden below `root`."""
     return sorted(
         path
         for path in paths
         if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        and not any(name.startswith(".") for name in path.relative_to(root).parts)
     )
 
 
@@ -160,7 +171,7 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Array:
-    """Of shape `(channels, 1, 1)`."""
+    """Return a setting as an array of shape `(channels, 1, 1)`. SettingError where it is none."""
     numbers = np.asarray(value, np.float32)
     if numbers.shape not in ((), (1,), (channels,)) or not np.isfinite(numbers).all():
         raise SettingError(

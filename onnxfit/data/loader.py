@@ -1,28 +1,47 @@
-"""Loaders: data and how it is to be passed over, which also iterate by themselves."""
+"""Loaders: data with a batch size and an order, which `fit` takes and which can be iterated."""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from copy import copy
 from functools import partial
 from typing import Any
 
+from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.convert import as_array
-from onnxfit.data.mapped import opened
+from onnxfit.data.mapped import open_paths
+from onnxfit.data.memory import array_source
 from onnxfit.data.order import batch_indices, checked_batch_size, count_steps
-from onnxfit.data.prefetch import Ahead, close_all, prefetched
-from onnxfit.data.structure import common_rows, leaves_of, map_arrays
+from onnxfit.data.prefetch import PrefetchedSource, PrefetchIterator, close_all, prefetched
+from onnxfit.data.source import Batching, RowSource, Source
+from onnxfit.data.stream import StreamSource
+from onnxfit.data.structure import common_rows, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError
+
+__all__ = ["DataLoader", "Loader", "LoaderSource"]
 
 
 class Loader(ABC):
-    """Rows in batches, in a new order every epoch.
+    """Base class of loaders: rows in batches, in a new order every epoch.
 
-    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each whole pass is the next
-    epoch. `state_dict` says where a pass stands; after `load_state_dict` the next iteration goes on
-    there. In `Trainer.fit` the trainer counts the epochs; evaluation and prediction keep the order
-    of the rows.
+    A subclass implements `batches`, and can then be passed to `fit`.
+
+    - `rows`: the number of rows.
+    - `batch_size`: rows of a batch. The last one may be shorter, unless `drop_last`.
+    - `shuffle`: whether `batches` gets a seed. Evaluation and prediction keep the order of the
+      rows.
+    - `seed`: an integer; None stands for the trainer's seed, and for 0 where the loader is iterated
+      without a trainer.
+    - `drop_last`: leave out a last batch that is shorter.
+    - `prefetch`: batches that a background thread prepares ahead; 0 for no thread.
+
+    Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, and each complete iteration is the
+    next epoch. `state_dict` holds the position in an epoch; after `load_state_dict` the next
+    iteration goes on from there. In `Trainer.fit` the trainer counts the epochs.
+
+    DataError: no batch is left. SettingError: an impossible batch size or number of batches.
     """
 
     def __init__(
@@ -43,9 +62,9 @@ class Loader(ABC):
         self.drop_last = bool(drop_last)
         self.prefetch = prefetch
         self.epoch = 0
-        self._batch = 0  # batches of the pass under way that were handed out
+        self._batch = 0  # batches of the current epoch that were yielded
         self._skip = 0
-        self._running: list[Ahead[Any]] = []
+        self._running: list[PrefetchIterator[Any]] = []
         if not len(self):
             raise DataError(
                 f"drop_last=True leaves nothing: {self.rows} rows are fewer than"
@@ -54,14 +73,21 @@ class Loader(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-        """The batches of a pass without the first `skip`; seed None keeps the order of the rows."""
+        """Return an iterator over the batches of one epoch.
+
+        - `epoch`: the number of the epoch, from 0, which with `seed` decides the order of rows.
+        - `skip`: the number of batches at the beginning that are left out.
+        - `seed`: None keeps the order of the rows.
+        """
 
     def __len__(self) -> int:
-        """Batches in a pass."""
+        """Return the number of batches in an epoch."""
         return count_steps(self.rows, self.batch_size, self.drop_last)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        epoch, skip, self._skip = self.epoch, self._skip, 0
+        epoch = self.epoch
+        skip = self._skip
+        self._skip = 0
         self._batch = skip
         batches = self.batches(epoch, skip, (self.seed or 0) if self.shuffle else None)
         if self.prefetch:
@@ -72,12 +98,16 @@ class Loader(ABC):
         self.set_epoch(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its beginning."""
-        self.epoch, self._batch, self._skip = operator.index(epoch), 0, 0
+        """Let the next iteration be the epoch of number `epoch`, from its beginning."""
+        self.epoch = operator.index(epoch)
+        self._batch = 0
+        self._skip = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, epoch and the batches of it handed out, and what the data must be for them to mean
-        the same: plain numbers.
+        """Return the seed, the epoch and the number of its batches that were yielded.
+
+        The number of rows and the batch size are there, too, since the rest means nothing for
+        others. Everything is a plain number or None.
         """
         return {
             "seed": self.seed,
@@ -88,9 +118,11 @@ class Loader(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Let the next iteration go on where another loader was.
 
-        SettingError where it is of other data or another batch size.
+        - `state`: the result of that loader's `state_dict`.
+
+        SettingError where its number of rows or its batch size differs.
         """
         for name in ("rows", "batch_size"):
             if state[name] != getattr(self, name):
@@ -100,33 +132,81 @@ class Loader(ABC):
                 )
         self.seed = state["seed"]
         self.set_epoch(state["epoch"])
-        self._batch = self._skip = state["batch"]
+        self._batch = state["batch"]
+        self._skip = state["batch"]
 
     def close(self) -> None:
         """End the background thread, if one runs."""
         close_all(self._running)
 
 
+class LoaderSource(RowSource, StreamSource):
+    """A loader, whose own batch size, order and prefetching come before the arguments of `fit`."""
+
+    def __init__(self, adapter: DataAdapter, loader: Loader, seed: int | None) -> None:
+        self._loader = loader
+        batching = Batching(loader.batch_size, seed, loader.drop_last)
+        super().__init__(adapter, loader.rows, batching, type(loader).__name__)
+
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        return isinstance(data, Loader)
+
+    @classmethod
+    def from_data(
+        cls,
+        adapter: DataAdapter,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+    ) -> Source:
+        seed = None
+        if x.shuffle and adapter.purpose == "training":
+            seed = adapter.seed if x.seed is None else x.seed
+        source: Source
+        if isinstance(x, DataLoader):
+            batching = Batching(x.batch_size, seed, x.drop_last)
+            source = array_source(adapter, (x.X, x.y, x.sample_weight), batching)
+        else:
+            source = cls(adapter, x, seed)
+        return PrefetchedSource(source, x.prefetch) if x.prefetch else source
+
+    def with_batch_size(self, batch_size: int, drop_last: bool = False) -> LoaderSource:
+        other = super().with_batch_size(batch_size, drop_last)
+        other._loader = copy(self._loader)  # the caller's own loader stays as it is
+        other._loader.batch_size = other.batch_size
+        other._loader.drop_last = other._batching.drop_last
+        return other
+
+    def items(self, epoch: int, skip: int) -> Iterator[tuple[Any, ...]]:
+        return self._loader.batches(epoch, skip, self._batching.seed)
+
+
 class DataLoader(Loader):
     """Arrays in batches, in a new order every epoch.
 
     - `X`, `y`: an array, a dict name -> array or a list of arrays (several inputs or outputs), or
-      what numpy reads as one (pandas); all with the same number of rows. `sample_weight`: shape
-      `(n,)` or `(n, 1)`. In place of an array stands an `np.memmap` or the path of a .npy file, and
-      in place of a dict that of a .npz: they may be larger than memory, as only the rows of a batch
-      are read.
-    - `batch_size`: rows of a batch. The last one may be shorter, unless `drop_last`.
-    - `shuffle`: the order of rows is a permutation that depends on `(seed, epoch)` only, and every
-      row comes once an epoch. `Trainer.fit` counts the epochs itself; evaluation and prediction
-      keep the order of the arrays.
-    - `seed`: None stands for the trainer's seed, and for 0 where the loader is iterated without a
-      trainer.
-    - `prefetch`: batches that a background thread gathers ahead; worth it for memory-mapped arrays.
-      0: no thread.
+      anything that numpy reads as an array (pandas, torch). All have the same number of rows. The
+      path of a .npy file or an `np.memmap` can stand in the place of an array, and the path of a
+      .npz in the place of a dict. Files may be larger than memory: only the rows of a batch are
+      read.
+    - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`.
+    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+    - `shuffle`: give the rows a new order every epoch, a permutation that depends on `(seed,
+      epoch)` only. Every row comes once an epoch. `Trainer.fit` counts the epochs itself;
+      evaluation and prediction keep the order of the arrays.
+    - `seed`: an integer; None stands for the trainer's seed, and for 0 where the loader is iterated
+      without a trainer.
+    - `drop_last`: leave out a last batch that is shorter.
+    - `prefetch`: batches that a background thread prepares ahead, which helps with memory-mapped
+      arrays; 0 for no thread.
 
     Iterating gives `(x,)`, `(x, y)` or `(x, y, sample_weight)`, built like `X` and `y`, and each
-    whole pass is the next epoch. `state_dict` says where a pass stands; after `load_state_dict` the
-    next iteration goes on there.
+    complete iteration is the next epoch. `state_dict` holds the position in an epoch; after
+    `load_state_dict` the next iteration goes on from there.
 
     DataError: no rows, unequal numbers of rows, or not arrays of numbers. SettingError: an
     impossible setting.
@@ -151,25 +231,26 @@ class DataLoader(Loader):
     ) -> None:
         if sample_weight is not None and y is None:
             raise DataError("DataLoader got sample weights without labels: y is None.")
-        self.X, self.y, self.sample_weight = opened(X), opened(y), opened(sample_weight)
-        given = {"X": self.X, "y": self.y, "sample_weight": self.sample_weight}
-        parts = {name: _arrays(data, name) for name, data in given.items() if data is not None}
-        self._parts = list(parts.values())
-        rows = common_rows(
-            [leaf for name, part in parts.items() for leaf in leaves_of(part, name)], "loader's"
+        self.X = open_paths(X)
+        self.y = open_paths(y)
+        self.sample_weight = open_paths(sample_weight)
+        data = {"X": self.X, "y": self.y, "sample_weight": self.sample_weight}
+        converted = {
+            name: map_arrays(value, partial(as_array, name=name))
+            for name, value in data.items()
+            if value is not None
+        }
+        self._elements = list(converted.values())  # of each batch, a tuple
+        arrays = [array for name, value in converted.items() for array in named_arrays(value, name)]
+        super().__init__(
+            common_rows(arrays, "loader's"), batch_size, shuffle, seed, drop_last, prefetch
         )
-        super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
-            yield tuple(map_arrays(part, partial(_rows, index)) for part in self._parts)
+            yield tuple(map_arrays(data, partial(_rows, index)) for data in self._elements)
 
 
 def _rows(index: Any, array: Any) -> Any:
-    """The rows of an array; a scalar is the same for every row."""
+    """Return the rows of an array. A scalar is the same for every row."""
     return array[index] if array.ndim else array
-
-
-def _arrays(data: Any, place: str) -> Any:
-    """Everything as arrays of numbers."""
-    return map_arrays(data, lambda value: as_array(value, place))

@@ -1,37 +1,66 @@
-"""Arrays on disk: .npy and .npz files are mapped into memory, so that a batch reads its own rows
-and nothing else.
-"""
+"""Arrays on disk: .npy and .npz files, mapped into memory and read batch by batch."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from onnxfit.data.batch import Array
+from onnxfit.data.adapter import DataAdapter, MatchedData
+from onnxfit.data.batch import Array, Batch
+from onnxfit.data.convert import as_array
+from onnxfit.data.source import Batching, RowSource
+from onnxfit.data.stream import StreamSource
+from onnxfit.data.structure import common_rows, select_rows
 from onnxfit.errors import DataError
 
+__all__ = ["MappedSource"]
+
 SUFFIXES = (".npy", ".npz")
-# bytes before the name of a file in a zip archive; its last four are the lengths of name and extra
-# field
-LOCAL_HEADER = 30
-VERSIONS = {
+# Bytes of a zip archive before the name of a member. The last four are the lengths of that name and
+# of the extra field that follows it.
+LOCAL_HEADER_BYTES = 30
+HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 
 
-def opened(data: Any) -> Any:
-    """Data with every path in it replaced by what the file holds, mapped read-only: an array, or a
-    dict name -> array of a .npz.
+class MappedSource(RowSource, StreamSource):
+    """Arrays of which some are on disk.
 
-    DataError: a path of another kind of file, a .npz that is compressed, arrays of Python objects.
-    FileNotFoundError as it is.
+    Each batch is read, checked and cast when it comes; before that, only the first row is. Arrays
+    become this source by `array_source`, which matches them first.
+    """
+
+    def __init__(self, adapter: DataAdapter, matched: MatchedData, batching: Batching) -> None:
+        self._matched = matched.map(
+            lambda name, value: value if hasattr(value, "__array__") else as_array(value, name)
+        )
+        rows = common_rows(self._matched.named_values(), adapter.purpose)
+        super().__init__(adapter, rows, batching)
+        adapter.convert(self._select(slice(0, 1)))
+
+    def items(self, epoch: int, skip: int) -> Iterator[MatchedData]:
+        return (self._select(index) for index in self.indices(epoch, skip))
+
+    def convert(self, item: MatchedData) -> Batch:
+        return self.adapter.matched_batch(item)
+
+    def _select(self, index: slice | Array) -> MatchedData:
+        return self._matched.map(lambda name, value: select_rows(value, index))
+
+
+def open_paths(data: Any) -> Any:
+    """Return data with every path replaced by the contents of the file, mapped read-only.
+
+    A .npy becomes an array, a .npz a dict name -> array. DataError: another kind of file, a .npz
+    that is compressed, arrays of Python objects. FileNotFoundError where there is no file.
     """
     if is_path(data):
         return _map(Path(data))
@@ -39,22 +68,23 @@ def opened(data: Any) -> Any:
         return {
             name: _map(Path(value)) if is_path(value) else value for name, value in data.items()
         }
-    if isinstance(data, (list, tuple)) and any(_names_arrays(item) for item in data):
+    if isinstance(data, (list, tuple)) and any(_is_array_path(item) for item in data):
         return [_map(Path(item)) if is_path(item) else item for item in data]
     return data
 
 
 def is_path(data: Any) -> TypeGuard[str | os.PathLike[str]]:
+    """Return whether data is a string or another path."""
     return isinstance(data, (str, os.PathLike))
 
 
-def _names_arrays(item: Any) -> bool:
-    """Whether an item of a list is a path, and not the name of a class."""
+def _is_array_path(item: Any) -> bool:
+    """Return whether an item of a list is a path, as opposed to the name of a class."""
     return isinstance(item, os.PathLike) or (isinstance(item, str) and item.endswith(SUFFIXES))
 
 
 def is_mapped(array: Any) -> bool:
-    """Whether an array's numbers are in a file that is mapped into memory."""
+    """Return whether an array's numbers are in a file that is mapped into memory."""
     while isinstance(array, (np.ndarray, memoryview)):
         array = array.obj if isinstance(array, memoryview) else array.base
     return isinstance(array, mmap.mmap)
@@ -74,7 +104,7 @@ def _map(path: Path) -> Any:
 
 
 def _map_archive(path: Path) -> dict[str, Array]:
-    """The arrays of a .npz by name: each is a .npy file at some place of the archive."""
+    """Return the arrays of a .npz by name. Each is a .npy file at some offset of the archive."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         return {
             member.filename.removesuffix(".npy"): _map_member(path, file, member)
@@ -90,14 +120,14 @@ def _map_member(path: Path, file: Any, member: zipfile.ZipInfo) -> Array:
             " np.savez_compressed."
         )
     file.seek(member.header_offset)
-    header = file.read(LOCAL_HEADER)
-    file.seek(
-        int.from_bytes(header[-4:-2], "little") + int.from_bytes(header[-2:], "little"), os.SEEK_CUR
-    )
+    header = file.read(LOCAL_HEADER_BYTES)
+    name_bytes = int.from_bytes(header[-4:-2], "little")
+    extra_bytes = int.from_bytes(header[-2:], "little")
+    file.seek(name_bytes + extra_bytes, os.SEEK_CUR)
     version = np.lib.format.read_magic(file)
-    if version not in VERSIONS:
+    if version not in HEADER_READERS:
         raise ValueError(f"{member.filename} is of version {version} of the .npy format.")
-    shape, fortran_order, dtype = VERSIONS[version](file)
+    shape, fortran_order, dtype = HEADER_READERS[version](file)
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python objects.")
     if not np.prod(shape):

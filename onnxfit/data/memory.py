@@ -1,68 +1,97 @@
-"""Data in memory: its batches, and the rows of it that are kept back to validate."""
+"""Arrays: the source of their batches, and the rows of them that are kept back to validate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
-from onnxfit.data.batch import Batch, Source
-from onnxfit.data.feed import DataAdapter, Prepared
-from onnxfit.data.mapped import opened
-from onnxfit.data.order import batch_indices, check_fixed, check_steps, count_steps
-from onnxfit.data.structure import common_rows, holds_arrays, leaves_of, map_arrays, rows_of
+from onnxfit.data.adapter import ConvertedData, DataAdapter
+from onnxfit.data.batch import Batch
+from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
+from onnxfit.data.source import Batching, RowSource, Source
+from onnxfit.data.structure import (
+    common_rows,
+    holds_arrays,
+    map_arrays,
+    named_arrays,
+    select_rows,
+)
 from onnxfit.errors import SettingError
 
+__all__ = ["ArraySource", "validation_split"]
 
-class ArraySource(Source):
-    """Prepared arrays, in batches."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        feed: DataAdapter,
+class ArraySource(RowSource):
+    """Arrays in memory, which are checked and cast once."""
+
+    priority: ClassVar[int] = -10
+    takes_labels: ClassVar[bool] = True
+
+    def __init__(self, adapter: DataAdapter, data: ConvertedData, batching: Batching) -> None:
+        self._data = data
+        super().__init__(adapter, data.rows, batching)
+
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        return is_path(data) or holds_arrays(data)
+
+    @classmethod
+    def from_data(
+        cls,
+        adapter: DataAdapter,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
         batch_size: int,
-        seed: int | None,
-        drop_last: bool,
-    ) -> None:
-        """`seed` None keeps the order of the rows."""
-        rows = prepared.rows
-        check_fixed(feed.fixed, rows, batch_size, drop_last, feed.what)
-        check_steps(rows, batch_size, drop_last, feed.what)
-        self.what, self.rows, self.batch_size = feed.what, rows, batch_size
-        self.steps: int = count_steps(rows, batch_size, drop_last)
-        self._prepared, self._feed, self._seed, self._drop_last = prepared, feed, seed, drop_last
-        self._size = min(batch_size, rows)
-
-    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> ArraySource:
-        return ArraySource(
-            self._prepared,
-            self._feed,
-            batch_size,
-            self._seed,
-            self._drop_last if drop_last is None else drop_last,
-        )
+        shuffle: bool,
+    ) -> Source:
+        batching = Batching(batch_size, adapter.seed if shuffle else None)
+        return array_source(adapter, (x, y, sample_weight), batching)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        columns, scalars, size = self._prepared.columns, self._prepared.scalars, self._size
-        assert self.rows is not None
+        columns = self._data.columns
+        scalars = self._data.scalars
+        size = self._full_rows
         full, rest = divmod(self.rows, size)
-        signature = self._prepared.signature(size)
-        indices = batch_indices(self.rows, size, self.steps, self._seed, epoch, skip)
+        signature = self._data.signature(size)
+        indices = self.indices(epoch, skip)
         for index in islice(indices, max(full - skip, 0)):
             yield Batch(size, signature, columns, scalars, index)
         for index in indices:
-            yield Batch(rest, self._prepared.signature(rest), columns, scalars, index)
+            yield Batch(rest, self._data.signature(rest), columns, scalars, index)
+
+
+def array_source(
+    adapter: DataAdapter, data: tuple[Any, Any, Any], batching: Batching
+) -> ArraySource | MappedSource:
+    """Return the source for `data`, which is x, y and sample_weight.
+
+    If any array is on disk, batches are read, checked and cast when they come.
+    """
+    x, y, sample_weight = map(open_paths, data)
+    matched = adapter.match(x, y, sample_weight)
+    if any(is_mapped(value) for _, value in matched.named_values()):
+        return MappedSource(adapter, matched, batching)
+    return ArraySource(adapter, adapter.convert(matched), batching)
 
 
 def validation_split(
     x: Any, y: Any, sample_weight: Any, fraction: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Training and validation data, each `(x, y, sample_weight)`: the last `fraction` of the rows,
-    as they stand, validates.
+    """Return training and validation data, each as `(x, y, sample_weight)`.
 
-    Of n rows floor(n (1 - fraction)) are trained on, as in Keras.
+    The last rows validate, in their order: of n rows, floor(n (1 - fraction)) are trained on, as
+    in Keras.
+
+    - `x`, `y`, `sample_weight`: arrays, dicts or lists of arrays, paths of .npy and .npz files;
+      `y` and `sample_weight` may be None.
+    - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+
+    SettingError: a fraction that leaves no row on one side, or data that gives batches. DataError:
+    unequal numbers of rows.
 
     >>> import numpy as np
     >>> train, validation = validation_split(np.arange(7), None, None, 0.5)
@@ -71,32 +100,38 @@ def validation_split(
     """
     if not 0 < fraction < 1:
         raise SettingError(
-            f"validation_split is a part of the rows, between 0 and 1, got {fraction}."
+            f"validation_split is a fraction of the rows, between 0 and 1, got {fraction}."
         )
-    x, y, sample_weight = opened(x), opened(y), opened(sample_weight)
+    x = open_paths(x)
+    y = open_paths(y)
+    sample_weight = open_paths(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
             f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself"
             " and pass validation_data, or pass the arrays with validation_split."
         )
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    leaves = [
-        leaf for name, data in given.items() if data is not None for leaf in leaves_of(data, name)
+    data = {"x": x, "y": y, "sample_weight": sample_weight}
+    arrays = [
+        array
+        for name, value in data.items()
+        if value is not None
+        for array in named_arrays(value, name)
     ]
-    rows = common_rows(leaves, "training")
+    rows = common_rows(arrays, "training")
     trained = math.floor(round(rows * (1 - fraction), 9))  # 10 * (1 - 0.9) is a little less than 1
     if not 0 < trained < rows:
         raise SettingError(
             f"validation_split={fraction} of {rows} rows leaves no row for"
             f" {'validation' if trained else 'training'}."
         )
-    first, last = (
-        tuple(_cut(given[name], with_batch_size) for name in given)
-        for with_batch_size in (slice(0, trained), slice(trained, rows))
+    train = slice(0, trained)
+    validation = slice(trained, rows)
+    return (
+        (_select(x, train), _select(y, train), _select(sample_weight, train)),
+        (_select(x, validation), _select(y, validation), _select(sample_weight, validation)),
     )
-    return (first[0], first[1], first[2]), (last[0], last[1], last[2])
 
 
-def _cut(data: Any, rows: slice) -> Any:
-    """Some rows of everything; what has no rows stays."""
-    return None if data is None else map_arrays(data, lambda value: rows_of(value, rows))
+def _select(data: Any, rows: slice) -> Any:
+    """Return some rows of every array. Values without rows stay as they are."""
+    return None if data is None else map_arrays(data, lambda value: select_rows(value, rows))

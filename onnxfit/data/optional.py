@@ -1,4 +1,4 @@
-"""Libraries that only some data needs, imported where it is met."""
+"""Libraries that only some data needs, imported when such data is passed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 from onnxfit.errors import InstallationError
 
 
-def optional(module: str, extra: str, library: str) -> Any:
-    """The module. InstallationError, which says what to install, where it cannot be imported."""
+def import_optional(module: str, extra: str, library: str) -> Any:
+    """Import and return `module`, which comes with `library`.
+
+    InstallationError, which names the `extra` of onnxfit to install, where it is missing.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

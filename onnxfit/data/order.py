@@ -1,4 +1,4 @@
-"""Which rows make which batch: the order of an epoch, cut into batches of a size that was checked."""
+"""The order of rows in an epoch, and their division into batches."""
 
 from __future__ import annotations
 
@@ -12,20 +12,35 @@ from onnxfit.data.batch import Array
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 
+__all__ = ["permutation"]
+
 
 def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
-    """The order of rows in an epoch, or in a block of it, counted from 1: a pure function of its
-    arguments.
+    """Return the order of rows in an epoch, as an int64 array of shape `(rows,)`.
+
+    The order is a pure function of the arguments.
+
+    - `seed`: any integer, taken modulo 2**64.
+    - `epoch`: the number of the epoch, from 0.
+    - `rows`: how many rows there are.
+    - `block`: the number of a block of the epoch whose rows have an order of their own, from 1; 0
+      for the epoch as a whole.
+
+    >>> permutation(0, 0, 5).tolist() == permutation(0, 0, 5).tolist()
+    True
     """
-    entropy = [seed % 2**64, epoch % 2**64, block] if block else [seed % 2**64, epoch % 2**64]
+    entropy = [seed % 2**64, epoch % 2**64]
+    if block:
+        entropy.append(block)
     return np.random.Generator(np.random.PCG64(entropy)).permutation(rows)
 
 
 def batch_indices(
     rows: int, size: int, steps: int, seed: int | None, epoch: int, skip: int
 ) -> Iterator[slice | Array]:
-    """Which rows each batch of a pass has: slices, or parts of the epoch's permutation where there
-    is a seed.
+    """Return the rows of each batch of an epoch, without the first `skip` batches.
+
+    They are slices if `seed` is None, and otherwise pieces of the epoch's permutation.
     """
     starts = range(skip * size, steps * size, size)
     if seed is None:
@@ -35,19 +50,12 @@ def batch_indices(
 
 
 def count_steps(rows: int, batch_size: int, drop_last: bool) -> int:
+    """Return the number of batches in an epoch."""
     return rows // batch_size if drop_last else -(-rows // batch_size)
 
 
-def check_steps(rows: int, batch_size: int, drop_last: bool, what: str) -> None:
-    """DataError where a pass would have no batch."""
-    if not count_steps(rows, batch_size, drop_last):
-        raise DataError(
-            f"drop_last=True leaves nothing of the {what} data: {rows} rows are fewer than"
-            f" batch_size={batch_size}."
-        )
-
-
 def checked_batch_size(batch_size: Any) -> int:
+    """Return the batch size as an int. SettingError where it is none, or below 1."""
     try:
         size = operator.index(batch_size)
     except TypeError:
@@ -62,27 +70,32 @@ def check_fixed(
     rows: int,
     batch_size: int,
     drop_last: bool,
-    what: str,
+    purpose: str,
     loader: str = "DataLoader",
 ) -> None:
-    """DataError where a model's fixed batch dimension and the batches to come differ."""
+    """DataError where the batches to come differ from a model's fixed batch dimension."""
     if fixed is None:
         return
     assert fixed.shape is not None
     needed = fixed.shape[0]
     assert isinstance(needed, int)
-    size, rest = min(batch_size, rows), rows % needed
+    size = min(batch_size, rows)
+    rest = rows % needed
     if size == needed and (drop_last or not rest):
         return
     if rows < needed:
         raise DataError(
-            f"The batch dimension of input {fixed} is fixed, and the {what} data has only {rows}"
-            " rows."
+            f"The batch dimension of input {fixed} is fixed, and the {purpose} data has only"
+            f" {rows} rows."
         )
-    arguments = "x, y" if loader == "DataLoader" else "..."
-    call = f"{loader}({arguments}, batch_size={needed}{', drop_last=True' if rest else ''})"
+    fix = f"Pass batch_size={needed}"
+    if rest:
+        arguments = "x, y" if loader == "DataLoader" else "..."
+        fix += (
+            f"; drop_last=True leaves out the last {rest} rows:"
+            f" {loader}({arguments}, batch_size={needed}, drop_last=True)"
+        )
     raise DataError(
         f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows, and"
-        f" batches of {size} from {rows} rows do not give that. Pass batch_size={needed}"
-        + (f"; drop_last=True leaves out the last {rest} rows: {call}." if rest else ".")
+        f" batches of {size} from {rows} rows do not give that. {fix}."
     )

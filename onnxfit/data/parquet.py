@@ -17,36 +17,47 @@ from onnxfit.data.order import permutation
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
 
-Source = Union[str, "os.PathLike[str]"]
+__all__ = ["ParquetLoader"]
+
+Path = Union[str, "os.PathLike[str]"]
 Columns = Union[str, Sequence[str], Mapping[str, Union[str, Sequence[str]]]]
 Table = dict[str, Array]  # column -> its values, all with the same number of rows
 
 
 class ParquetLoader(Loader):
-    """Columns of Parquet files (.parquet, .pq) and Arrow files (.arrow, .feather: the IPC file
-    format), which may be larger than memory.
+    """Columns of Parquet and Arrow files in batches. The files may be larger than memory.
 
-    - `paths`: a file, several, or a folder of them, whose files are taken in the order of their
-      names. All have the columns asked for.
-    - `inputs`: what x is. A column's name: its values, `(batch,)`, or `(batch, k)` for a column of
-      lists, all of one length. A list of names: those columns side by side, `(batch, columns)`. For
-      several inputs, a dict input name -> one of these.
-    - `labels`, in the same way, is y; `sample_weight` the name of a column.
-    - `dtype`: what floats become, as writers of these files make them double. None: what they are.
-    - `shuffle`: groups of rows come in a new order every epoch, and `buffer` rows of them at a time
-      are mixed; both depend on `(seed, epoch)` only, and every row comes once. Files sorted by
-      class want small groups and a buffer of many groups.
-    - `buffer`: rows that are read and kept at a time.
-    - `batch_size`, `seed`, `drop_last`, `prefetch`: as in `DataLoader`; two batches are made ahead.
+    - `paths`: a file, several, or a folder of them, read in the order of their names. Suffixes:
+      .parquet and .pq; .arrow and .feather for Arrow's IPC file format. All files have the columns
+      asked for.
+    - `inputs`: the columns that x consists of. A column's name gives its values, of shape
+      `(batch,)`, or `(batch, k)` for a column of lists of length k. A list of names gives those
+      columns side by side, of shape `(batch, columns)`. A model with several inputs takes a dict
+      input name -> one of these.
+    - `labels`: the columns that y consists of, in the same way; None for batches without labels.
+    - `sample_weight`: the name of the column with the weights of the rows, or None.
+    - `dtype`: the type that floats are cast to, since writers of these files make them double; None
+      keeps their own.
+    - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
+    - `shuffle`: read the groups of rows in a new order every epoch, and shuffle `buffer` rows at a
+      time. Both orders depend on `(seed, epoch)` only, and every row comes once. Files that are
+      sorted by class need small groups and a buffer of many groups.
+    - `buffer`: rows that are read and kept at a time, 1 or more.
+    - `seed`: an integer; None stands for the trainer's seed, and for 0 without a trainer.
+    - `drop_last`: leave out a last batch that is shorter.
+    - `prefetch`: batches that a background thread reads ahead; 0 for no thread.
 
-    DataError: files without rows or without a column asked for, by name; while batches are made, a
-    column with nulls, text or lists of different lengths. SettingError: an impossible setting.
-    InstallationError: pyarrow is missing.
+    DataError: files without rows or without a column asked for; while batches are made, a column
+    with nulls, text or lists of different lengths. The message names file and column. SettingError:
+    an impossible setting. InstallationError: pyarrow is missing.
+
+        houses = onnxfit.ParquetLoader("houses.parquet", ["height", "width"], labels="price")
+        trainer.fit(houses, epochs=5)
     """
 
     def __init__(
         self,
-        paths: Source | Sequence[Source],
+        paths: Path | Sequence[Path],
         inputs: Columns,
         labels: Columns | None = None,
         sample_weight: str | None = None,
@@ -67,13 +78,16 @@ class ParquetLoader(Loader):
         self.dtype = None if dtype is None else np.dtype(dtype)
         if self.dtype is not None and not is_float(self.dtype):
             raise SettingError(
-                "ParquetLoader's dtype is what floats become, itself a type of floats, got"
+                "ParquetLoader casts floats to dtype, which must be a type of floats, got"
                 f" {self.dtype}."
             )
-        self._parts = [part for part in (inputs, labels, sample_weight) if part is not None]
-        columns = list(dict.fromkeys(name for part in self._parts for name in _names(part)))
+        # of each batch, a tuple
+        self._elements = [
+            columns for columns in (inputs, labels, sample_weight) if columns is not None
+        ]
+        names = [name for columns in self._elements for name in _names(columns)]
         self.files: list[ColumnFile] = column_files(
-            [paths] if isinstance(paths, (str, os.PathLike)) else paths, columns
+            [paths] if isinstance(paths, (str, os.PathLike)) else paths, list(dict.fromkeys(names))
         )
         self._groups = [(file, group) for file in self.files for group in range(file.groups)]
         super().__init__(
@@ -81,38 +95,42 @@ class ParquetLoader(Loader):
         )
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-        size, number, rest = self.batch_size, 0, Table()
+        size = self.batch_size
+        number = 0
+        rest = Table()
         for block in self._blocks(epoch, seed):
-            rest = _joined([rest, block]) if rest else block
+            rest = _concatenate([rest, block]) if rest else block
             full = _rows(rest) // size
             for start in range(0, full * size, size):
                 if number >= skip:
-                    yield self._batch_of(_some(rest, slice(start, start + size)))
+                    yield self._make_batch(_select(rest, slice(start, start + size)))
                 number += 1
-            rest = _some(rest, slice(full * size, None))
+            rest = _select(rest, slice(full * size, None))
         if skip <= number < len(self):
-            yield self._batch_of(rest)
+            yield self._make_batch(rest)
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
-        """Tables of `buffer` rows and a shorter last one; with a seed, the groups they are made of
-        and their rows come in a new order.
+        """Yield tables of `buffer` rows and a shorter last one.
+
+        With a seed, both the groups that they consist of and their rows come in a new order.
         """
-        number, ready = 0, Table()
+        number = 0
+        ready = Table()
         for table in self._tables(epoch, seed):
-            ready = _joined([ready, table]) if ready else table
+            ready = _concatenate([ready, table]) if ready else table
             while _rows(ready) >= self.buffer:
                 number += 1
-                yield _mixed(_some(ready, slice(0, self.buffer)), epoch, seed, number)
-                ready = _some(ready, slice(self.buffer, None))
+                yield _shuffle(_select(ready, slice(0, self.buffer)), epoch, seed, number)
+                ready = _select(ready, slice(self.buffer, None))
         if _rows(ready):
-            yield _mixed(ready, epoch, seed, number + 1)
+            yield _shuffle(ready, epoch, seed, number + 1)
 
     def _tables(self, epoch: int, seed: int | None) -> Iterator[Table]:
-        """The groups, each in tables of at most `buffer` rows."""
-        groups = len(self._groups)
-        for position in (
-            range(groups) if seed is None else permutation(seed, epoch, groups).tolist()
-        ):
+        """Yield the groups, each in tables of at most `buffer` rows."""
+        order = list(range(len(self._groups)))
+        if seed is not None:
+            order = permutation(seed, epoch, len(self._groups)).tolist()
+        for position in order:
             file, group = self._groups[position]
             for table in file.read(group, self.buffer):
                 yield {
@@ -120,31 +138,34 @@ class ParquetLoader(Loader):
                     for name, column in table.items()
                 }
 
-    def _floats(self, array: Array, place: str) -> Array:
-        wanted = self.dtype is not None and is_float(array.dtype)
-        return in_dtype(array, TensorSpec(place, np.dtype(self.dtype), None)) if wanted else array
+    def _floats(self, array: Array, name: str) -> Array:
+        """Return the array with its floats cast to `dtype`."""
+        if self.dtype is None or not is_float(array.dtype):
+            return array
+        return in_dtype(array, TensorSpec(name, self.dtype, None))
 
-    def _batch_of(self, table: Table) -> tuple[Any, ...]:
-        return tuple(self._part(part, table) for part in self._parts)
+    def _make_batch(self, table: Table) -> tuple[Any, ...]:
+        return tuple(self._element(columns, table) for columns in self._elements)
 
-    def _part(self, part: Columns, table: Table) -> Any:
-        if isinstance(part, str):
-            return table[part]
-        if isinstance(part, Mapping):
-            return {name: self._part(columns, table) for name, columns in part.items()}
-        beside = np.concatenate([table[name].reshape(_rows(table), -1) for name in part], axis=1)
-        return self._floats(beside, "columns")  # integers beside floats are double
+    def _element(self, columns: Columns, table: Table) -> Any:
+        """Return x, y or the weights of a batch."""
+        if isinstance(columns, str):
+            return table[columns]
+        if isinstance(columns, Mapping):
+            return {name: self._element(column, table) for name, column in columns.items()}
+        matrices = [table[name].reshape(_rows(table), -1) for name in columns]
+        # numpy makes integers beside float32 double
+        return self._floats(np.concatenate(matrices, axis=1), "columns")
 
 
-def _names(part: Columns) -> list[str]:
-    """Every column that is asked for. SettingError where none is."""
-    if isinstance(part, str):
-        return [part]
-    names = (
-        [name for columns in part.values() for name in _names(columns)]
-        if isinstance(part, Mapping)
-        else list(part)
-    )
+def _names(columns: Columns) -> list[str]:
+    """Return every column that is asked for. SettingError where there is none."""
+    if isinstance(columns, str):
+        return [columns]
+    if isinstance(columns, Mapping):
+        names = [name for column in columns.values() for name in _names(column)]
+    else:
+        names = list(columns)
     if not names:
         raise SettingError(
             "ParquetLoader needs the names of columns wherever there is something to feed, got"
@@ -157,13 +178,13 @@ def _rows(table: Table) -> int:
     return len(next(iter(table.values()), ()))
 
 
-def _some(table: Table, index: Any) -> Table:
+def _select(table: Table, index: Any) -> Table:
     return {name: column[index] for name, column in table.items()}
 
 
-def _joined(tables: list[Table]) -> Table:
-    """One after the other. DataError where lists have another length."""
-    joined = {}
+def _concatenate(tables: list[Table]) -> Table:
+    """Return the rows of all tables as one. DataError where lists have another length."""
+    result = {}
     for name in tables[0]:
         columns = [table[name] for table in tables]
         if len({column.shape[1:] for column in columns}) > 1:
@@ -171,9 +192,12 @@ def _joined(tables: list[Table]) -> Table:
                 f"column {name!r} has rows of different shapes:"
                 f" {', '.join(str(c.shape[1:]) for c in columns)}."
             )
-        joined[name] = np.concatenate(columns)
-    return joined
+        result[name] = np.concatenate(columns)
+    return result
 
 
-def _mixed(table: Table, epoch: int, seed: int | None, number: int) -> Table:
-    return table if seed is None else _some(table, permutation(seed, epoch, _rows(table), number))
+def _shuffle(table: Table, epoch: int, seed: int | None, number: int) -> Table:
+    """Return the rows of block `number` of an epoch in a new order, if there is a seed."""
+    if seed is None:
+        return table
+    return _select(table, permutation(seed, epoch, _rows(table), number))

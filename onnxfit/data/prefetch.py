@@ -1,4 +1,4 @@
-"""Batches gathered ahead, by a thread in the background."""
+"""Batches prepared ahead of the training loop, by a thread in the background."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxfit.data.batch import Batch, Source, ended
+from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.batch import Batch
+from onnxfit.data.source import Source, closing_generator
 from onnxfit.data.structure import holds_arrays
 from onnxfit.errors import SettingError
+
+__all__ = ["Prefetch", "PrefetchedSource"]
 
 T = TypeVar("T")
 
 
 class Prefetch:
-    """Whatever gives batches, with a background thread that has `depth` of them ready: a source as
-    slow as the step then costs next to nothing.
+    """Batches of any kind, of which a background thread keeps some ready.
 
-    `data` is what `fit` takes as batches: a list, an iterable, batches by number, a torch
-    DataLoader, a function that returns an iterator. In `fit` the thread also checks, casts and
-    copies. The thread ends with the pass, and with `close`; what goes wrong in it is raised where
-    the batch is asked for, with the traceback of where it happened. A thread hides waiting (disk,
-    network) and what numpy, Pillow or pyarrow compute; Python code still takes turns with the loop.
+    A source as slow as the training step then costs next to nothing.
+
+    - `data`: anything that `fit` takes as batches: a list, an iterable, batches with numbers, a
+      torch DataLoader, a function that returns an iterator.
+    - `depth`: how many batches are ready at most, 1 or more.
+
+    In `fit` the thread also checks, casts and copies. The thread ends with the epoch, and with
+    `close`. Its exceptions are raised where the batch is asked for, with their traceback. A thread
+    hides waiting (disk, network) and what numpy, Pillow or pyarrow compute; Python code still
+    competes with the training loop for the interpreter.
 
     SettingError: arrays, which `DataLoader(X, y, prefetch=2)` cuts into batches; a depth below 1.
 
@@ -36,42 +44,42 @@ class Prefetch:
     def __init__(self, data: Any, depth: int = 2) -> None:
         if holds_arrays(data):
             raise SettingError(
-                "Prefetch is for what gives batches: DataLoader(X, y, prefetch=2) prefetches"
+                "Prefetch is for data that gives batches: DataLoader(X, y, prefetch=2) prefetches"
                 " arrays."
             )
         if depth < 1:
             raise SettingError(f"Prefetch needs depth >= 1, got {depth}.")
-        self.data, self.depth = data, depth
-        self._running: list[Ahead[Any]] = []
+        self.data = data
+        self.depth = depth
+        self._running: list[PrefetchIterator[Any]] = []
 
     def __len__(self) -> int:
-        """Batches in a pass, where the data knows."""
+        """Return the number of batches in an epoch. TypeError where the data has no length."""
         return len(self.data)
 
     def __iter__(self) -> Iterator[Any]:
-        data = (
-            self.data if hasattr(self.data, "__iter__") or not callable(self.data) else self.data()
-        )
-        return prefetched(
-            islice(data, None) if data is self.data and isinstance(data, Iterator) else data,
-            self.depth,
-            self._running,
-        )
+        data = self.data
+        if not hasattr(data, "__iter__") and callable(data):
+            data = data()
+        elif isinstance(data, Iterator):
+            data = islice(data, None)  # an iterator of the caller's own stays open
+        return prefetched(data, self.depth, self._running)
 
     def close(self) -> None:
         """End the background thread, if one runs."""
         close_all(self._running)
 
 
-class Ahead(Iterator[T]):
-    """An iterator that a background thread keeps `depth` items ahead; its exceptions are raised
-    here, with their traceback.
+class PrefetchIterator(Iterator[T]):
+    """An iterator that a background thread advances, up to `depth` items ahead.
+
+    Exceptions of the thread are raised here, with their traceback.
     """
 
     def __init__(self, items: Iterable[T], depth: int) -> None:
         self._ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-        self._room = threading.Semaphore(depth)
-        self._over = False
+        self._free = threading.Semaphore(depth)
+        self._ended = False
         self._thread = threading.Thread(
             target=self._work, args=(items,), name="onnxfit prefetch", daemon=True
         )
@@ -79,83 +87,99 @@ class Ahead(Iterator[T]):
 
     def _work(self, items: Iterable[T]) -> None:
         try:
-            with ended(iter(items)) as iterator:
-                self._room.acquire()
-                while not self._over:
+            with closing_generator(iter(items)) as iterator:
+                self._free.acquire()
+                while not self._ended:
                     try:
                         item = next(iterator)
                     except StopIteration:
                         break
                     self._ready.put((True, item))
-                    self._room.acquire()
+                    self._free.acquire()
         except BaseException as error:
             self._ready.put((False, error))
         else:
             self._ready.put((False, StopIteration()))
 
     def __next__(self) -> T:
-        if self._over:
+        if self._ended:
             raise StopIteration
-        fine, item = self._ready.get()
-        if not fine:
-            self._over = True
+        is_item, item = self._ready.get()
+        if not is_item:
+            self._ended = True
             raise item
-        self._room.release()
+        self._free.release()
         return item  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the thread; what it gathered is dropped."""
-        self._over = True
-        self._room.release()
+        """End the thread, and drop the items that are ready."""
+        self._ended = True
+        self._free.release()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
 
 class PrefetchedSource(Source):
-    """Another source, gathered in the background."""
+    """Another source, whose batches are prepared in the background."""
 
     def __init__(self, inner: Source, depth: int) -> None:
-        self.what, self.rows, self.steps, self.batch_size = (
-            inner.what,
-            inner.rows,
-            inner.steps,
-            inner.batch_size,
-        )
+        self.purpose = inner.purpose
+        self.rows = inner.rows
+        self.steps = inner.steps
+        self.batch_size = inner.batch_size
         self.re_iterable = inner.re_iterable
         self._inner = inner
         self._depth = depth
-        self._running: list[Ahead[Batch]] = []
+        self._running: list[PrefetchIterator[Batch]] = []
 
-    def with_batch_size(self, batch_size: int, drop_last: bool | None = None) -> PrefetchedSource:
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        return isinstance(data, Prefetch)
+
+    @classmethod
+    def from_data(
+        cls,
+        adapter: DataAdapter,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+    ) -> Source:
+        return cls(adapter.source(x.data, batch_size=batch_size, shuffle=shuffle), x.depth)
+
+    def with_batch_size(self, batch_size: int, drop_last: bool = False) -> PrefetchedSource:
         return PrefetchedSource(self._inner.with_batch_size(batch_size, drop_last), self._depth)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        return prefetched(_gathered(self._inner.batches(epoch, skip)), self._depth, self._running)
+        return prefetched(_copied(self._inner.batches(epoch, skip)), self._depth, self._running)
 
     def close(self) -> None:
         close_all(self._running)
         self._inner.close()
 
 
-def prefetched(items: Iterable[T], depth: int, running: list[Ahead[T]]) -> Iterator[T]:
-    """The items, gathered by a thread that is listed in `running` while it lives."""
-    ahead = Ahead(items, depth)
-    running.append(ahead)
+def prefetched(items: Iterable[T], depth: int, running: list[PrefetchIterator[T]]) -> Iterator[T]:
+    """Yield the items, taken by a thread that is listed in `running` while it lives."""
+    iterator = PrefetchIterator(items, depth)
+    running.append(iterator)
     try:
-        yield from ahead
+        yield from iterator
     finally:
-        ahead.close()
-        running.remove(ahead)
+        iterator.close()
+        running.remove(iterator)
 
 
-def close_all(running: Iterable[Ahead[Any]]) -> None:
-    for ahead in running:
-        ahead.close()
+def close_all(running: Iterable[PrefetchIterator[Any]]) -> None:
+    """Close every iterator."""
+    for iterator in running:
+        iterator.close()
 
 
-def _gathered(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches with their rows copied out."""
-    with ended(batches):
+def _copied(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the same batches with their rows copied out of the arrays."""
+    with closing_generator(batches):
         for batch in batches:
             columns = {
                 name: np.ascontiguousarray(array[batch.index]) for name, array in batch.columns

@@ -1,4 +1,4 @@
-"""Dicts and lists of arrays: which arrays they hold, under which names, and how many rows."""
+"""Dicts and lists of arrays: the arrays they hold, their names, and their number of rows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from onnxfit.errors import DataError
 
 
 def holds_arrays(data: Any) -> bool:
-    """Whether data is in memory as arrays, and not something that gives batches."""
+    """Return whether data consists of arrays in memory, as opposed to giving batches."""
     if isinstance(data, Mapping) or hasattr(data, "__array__") or hasattr(data, "toarray"):
         return True
     return isinstance(data, (list, tuple)) and not (data and all(_is_batch(item) for item in data))
 
 
 def _is_batch(item: Any) -> bool:
-    """Whether an item of a list is a batch, and not an array, a row or a number."""
+    """Return whether an item of a list is a batch, as opposed to an array, a row or a number."""
     return isinstance(item, Mapping) or (
-        isinstance(item, tuple) and any(hasattr(part, "__len__") for part in item)
+        isinstance(item, tuple) and any(hasattr(element, "__len__") for element in item)
     )
 
 
 def is_list_of_arrays(data: Any) -> bool:
+    """Return whether data is a list or tuple of arrays, and not empty."""
     return (
         isinstance(data, (list, tuple))
         and len(data) > 0
@@ -31,75 +32,79 @@ def is_list_of_arrays(data: Any) -> bool:
 
 
 def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
-    """Dicts by name, lists by order, an array for the only one; a table for several is taken by its
-    columns.
+    """Return the arrays of `data` by name.
+
+    A dict goes by its keys, a list by its order, and an array is for the only name. A table is
+    divided into its columns where there are several names.
     """
     if isinstance(data, Mapping):
         return dict(data)
     if hasattr(data, "columns") and len(names) > 1:
-        return {
-            str(column): data[column] for column in getattr(data, "column_names", data.columns)
-        }  # pyarrow's columns are no names
+        # the columns of a pyarrow table are arrays, and their names are in column_names
+        columns = getattr(data, "column_names", data.columns)
+        return {str(column): data[column] for column in columns}
     several = isinstance(data, (list, tuple)) and (len(names) > 1 or is_list_of_arrays(data))
     if not several and len(names) == 1:
         return {names[0]: data}
     if not several or len(data) != len(names):
-        given = f"{len(data)} arrays" if several else f"one {type(data).__name__}"
+        got = f"{len(data)} arrays" if several else f"one {type(data).__name__}"
         raise DataError(
-            f"{given} for {len(names)} {kind}{'s' * (len(names) != 1)}: pass a dict by name or a"
+            f"{got} for {len(names)} {kind}{'s' * (len(names) != 1)}: pass a dict by name or a"
             f" list in the order {', '.join(map(repr, names))}."
             + (" Rows in a list go through np.stack." if len(names) == 1 else "")
         )
     return dict(zip(names, data))
 
 
-def leaves_of(data: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Every array of a dict or list of arrays, and where it stands."""
+def named_arrays(data: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield every array of a dict or list of arrays, or the array itself, with its name."""
     if isinstance(data, Mapping):
-        for name, value in data.items():
-            yield f"{place}[{name!r}]", value
+        for key, value in data.items():
+            yield f"{name}[{key!r}]", value
     elif is_list_of_arrays(data):
         for number, value in enumerate(data):
-            yield f"{place}[{number}]", value
+            yield f"{name}[{number}]", value
     else:
-        yield place, data
+        yield name, data
 
 
 def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
-    """The same dict or list with every array replaced."""
+    """Return the same dict or list with `function` applied to every array."""
     if isinstance(data, Mapping):
         return {name: function(value) for name, value in data.items()}
-    return [function(value) for value in data] if is_list_of_arrays(data) else function(data)
+    if is_list_of_arrays(data):
+        return [function(value) for value in data]
+    return function(data)
 
 
-def common_rows(arrays: Iterable[tuple[object, Any]], what: str) -> int:
-    """The number of rows that all of (place, array) share.
+def common_rows(arrays: Iterable[tuple[object, Any]], purpose: str) -> int:
+    """Return the number of rows that all the pairs (name, array) share.
 
-    DataError where they differ or there are none.
+    DataError where the numbers differ, or there are no rows.
     """
-    sizes = [(place, rows) for place, array in arrays if (rows := length_of(array)) is not None]
+    sizes = [(name, rows) for name, array in arrays if (rows := length_of(array)) is not None]
     if not sizes:
-        raise DataError(f"The {what} data has no array with rows.")
+        raise DataError(f"The {purpose} data has no array with rows.")
     rows = sizes[0][1]
     if any(size != rows for _, size in sizes):
         raise DataError(
-            f"The {what} data has unequal numbers of rows:"
-            f" {', '.join(f'{place} has {size}' for place, size in sizes)}."
+            f"The {purpose} data has unequal numbers of rows:"
+            f" {', '.join(f'{name} has {size}' for name, size in sizes)}."
         )
     if not rows:
-        raise DataError(f"The {what} data is empty: 0 rows.")
+        raise DataError(f"The {purpose} data is empty: 0 rows.")
     return rows
 
 
-def rows_of(value: Any, index: Any) -> Any:
-    """Some rows of an array or table; what has no rows stays."""
+def select_rows(value: Any, index: Any) -> Any:
+    """Return some rows of an array or table. A value without rows is returned as it is."""
     if length_of(value) is None:
         return value
     return value.iloc[index] if hasattr(value, "iloc") else value[index]
 
 
 def length_of(data: Any) -> int | None:
-    """The length of what has one."""
+    """Return the length of data, or None where it has none."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""How much each row counts: sample weights as given, or by the class of the row."""
+"""Weights of the rows: sample weights, or class weights looked up for each row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnxfit.errors import DataError, SettingError
 
 
 def row_weights(sample_weight: Any) -> Array:
+    """Return sample weights as float32 of shape `(rows,)`. DataError for another shape."""
     array = as_array(sample_weight, "sample_weight")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -28,6 +29,10 @@ def row_weights(sample_weight: Any) -> Array:
 def checked_class_weight(
     class_weight: Mapping[int, float] | None, targets: Mapping[str, Target]
 ) -> dict[int, float] | None:
+    """Return class weights as a dict of ints and floats.
+
+    SettingError where they are none, or the model has not exactly one output with labels.
+    """
     if class_weight is None:
         return None
     if len(targets) != 1:
@@ -47,15 +52,13 @@ def checked_class_weight(
 
 
 def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
-    """Each row's weight by its class: its integer label, or the place of the 1 in a one-hot row."""
+    """Return a float32 weight for each row by its class, 1 for classes without a weight.
+
+    The class is the integer label, or the position of the 1 in a one-hot row.
+    """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if (
-        labels.ndim == 2
-        and labels.size
-        and np.all((labels == 0) | (labels == 1))
-        and np.all(labels.sum(axis=1) == 1)
-    ):
+    if labels.ndim == 2 and labels.size and _is_one_hot(labels):
         labels = labels.argmax(axis=1)
     if labels.ndim != 1 or not np.array_equal(labels, np.rint(labels)):
         raise DataError(
@@ -64,3 +67,8 @@ def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
         )
     classes, inverse = np.unique(labels, return_inverse=True)
     return np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)[inverse]
+
+
+def _is_one_hot(labels: Array) -> bool:
+    ones_and_zeros = np.all((labels == 0) | (labels == 1))
+    return bool(ones_and_zeros and np.all(labels.sum(axis=1) == 1))

@@ -964,7 +964,7 @@ def test_the_limits_of_the_batch_size_finder(machine):
     batches = [(ROWS, ROWS), (ROWS, ROWS)]
     for data in (batches, lambda: iter(batches), iter(batches)):
         on = line()
-        with pytest.raises(SettingError, match="come in batches: pass arrays, a DataLoader"):
+        with pytest.raises(SettingError, match=r"comes in batches\. Pass arrays, a DataLoader"):
             fit(BatchSizeFinder(), on=on, x=data, y=None)
         assert on.global_batch == 0
     fixed = onnx.parser.parse_model(

@@ -1,0 +1,350 @@
+"""The data adapter: it matches data with a model's inputs and labels, checks it and casts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from onnxfit.data.batch import Array, Batch, Columns, Target
+from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
+from onnxfit.data.order import checked_batch_size
+from onnxfit.data.source import Source, source_class
+from onnxfit.data.structure import by_name, common_rows
+from onnxfit.data.weights import checked_class_weight, row_weights, weights_by_class
+from onnxfit.errors import DataError, SettingError, warn_user
+from onnxfit.graph.names import SAMPLE_WEIGHT
+from onnxfit.graph.spec import TensorSpec
+
+__all__ = ["DataAdapter"]
+
+T = TypeVar("T")
+
+LABEL_KEYS = ("label", "labels", "y")  # names that data sets have for their only target
+
+
+@dataclass(frozen=True)
+class MatchedData:
+    """Data matched with a model, neither read nor checked yet.
+
+    `inputs` maps each input's name, and `labels` each output's name, to the value passed for it.
+    """
+
+    inputs: Mapping[str, Any]
+    labels: Mapping[str, Any]
+    sample_weight: Any
+
+    def named_values(self) -> list[tuple[str, Any]]:
+        """Return every value with the name that messages have for it."""
+        labels = [(_label_name(output), value) for output, value in self.labels.items()]
+        weights = [] if self.sample_weight is None else [(SAMPLE_WEIGHT, self.sample_weight)]
+        return [*self.inputs.items(), *labels, *weights]
+
+    def map(self, function: Callable[[str, Any], Any]) -> MatchedData:
+        """Return the same with `function(name, value)` in the place of each value."""
+        weights = self.sample_weight
+        return MatchedData(
+            {name: function(name, value) for name, value in self.inputs.items()},
+            {output: function(_label_name(output), value) for output, value in self.labels.items()},
+            None if weights is None else function(SAMPLE_WEIGHT, weights),
+        )
+
+
+@dataclass(frozen=True)
+class ConvertedData:
+    """Arrays in the types and shapes of the graph, in C order."""
+
+    rows: int
+    columns: Columns
+    scalars: Columns
+
+    def signature(self, rows: int) -> str:
+        """Return the names, types and shapes of a batch of so many rows, as one string."""
+        columns = (f"{name}:{a.dtype.str}{(rows, *a.shape[1:])}" for name, a in self.columns)
+        return ";".join((*columns, *(f"{name}:{a.dtype.str}()" for name, a in self.scalars)))
+
+
+class DataAdapter:
+    """Fits data to a model: matches it with inputs and labels by name, checks it and casts it.
+
+    - `inputs`: the TensorSpecs of the model's inputs, in the model's order.
+    - `targets`: a dict output -> Target of the outputs that need labels, in the model's order.
+      Prediction ignores it.
+    - `purpose`: "training", "validation", "evaluation" or "prediction". Messages name it; loaders
+      shuffle for training only; prediction ignores labels and sample weights, and accepts NaN.
+    - `seed`: decides the order of rows where they are shuffled. A loader's own seed comes first.
+    - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
+
+    SettingError: class weights that are no finite numbers, or are for another number of outputs.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        targets: Mapping[str, Target],
+        *,
+        purpose: str = "training",
+        seed: int = 0,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.targets: dict[str, Target] = {} if purpose == "prediction" else dict(targets)
+        self.purpose = purpose
+        self.seed = seed
+        self.class_weight = checked_class_weight(class_weight, self.targets)
+        self._warned = False
+
+    def source(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+    ) -> Source:
+        """Return the source of batches for any kind of data that `fit` takes.
+
+        - `x`: arrays, dicts and lists of arrays, pandas and `DataLoader` are checked and cast here,
+          once. Arrays on disk (`np.memmap`, paths of .npy and .npz files), `ParquetLoader`,
+          `ImageFolder`, Hugging Face datasets, objects with `__len__` and `__getitem__` of
+          batches, iterables of batches and functions that return an iterator are checked and cast
+          batch by batch. `Prefetch` of data that gives batches does the same in a thread.
+        - `y`, `sample_weight`: labels and weights beside arrays. Data that gives batches brings its
+          own.
+        - `batch_size`: rows of a batch, where the data does not come in batches.
+        - `shuffle`: give the rows of arrays, and batches that have numbers, a new order every
+          epoch. Iterables keep their own order, and loaders decide by themselves.
+
+        DataError: the data does not fit the model. SettingError: arguments that exclude each other.
+        """
+        source_type = source_class(x)
+        if source_type is None:
+            kind = "None" if x is None else f"of type {type(x).__name__}"
+            raise DataError(
+                f"The {self.purpose} data is {kind}: expected arrays, a dict or list of arrays, an"
+                " onnxfit.DataLoader, an iterable of batches, or a function that returns an"
+                " iterator of batches."
+            )
+        size = checked_batch_size(batch_size)
+        if not source_type.takes_labels:
+            _refuse_beside_batches(x, y, sample_weight)
+        adapter = copy(self)  # each source warns once
+        adapter._warned = False
+        return source_type.from_data(adapter, x, y, sample_weight, batch_size=size, shuffle=shuffle)
+
+    @property
+    def fixed_input(self) -> TensorSpec | None:
+        """The first input whose batch dimension is a number, or None."""
+        return next(
+            (spec for spec in self.inputs if spec.shape and isinstance(spec.shape[0], int)), None
+        )
+
+    def batch(self, item: Any) -> Batch:
+        """Return a batch made of what a loader gives.
+
+        - `item`: `(x,)`, `(x, y)`, `(x, y, sample_weight)`, an array, or a dict of inputs with the
+          labels beside them.
+
+        DataError where it does not fit the model.
+        """
+        elements: Sequence[Any] = (item,)
+        if isinstance(item, (tuple, list)):
+            if not 1 <= len(item) <= 3:
+                raise DataError(
+                    f"a batch is (x,), (x, y) or (x, y, sample_weight), got {len(item)} items. "
+                    "Several inputs are a tuple or dict inside: ((a, b), y)."
+                )
+            elements = item
+        return self.matched_batch(self.match(*elements))
+
+    def matched_batch(self, matched: MatchedData) -> Batch:
+        """Return a batch of `matched`, the result of `match`. DataError where it does not fit."""
+        data = self.convert(matched)
+        rows = data.rows
+        fixed = self.fixed_input
+        if fixed is not None and fixed.shape is not None and rows != fixed.shape[0]:
+            raise DataError(
+                f"the batch dimension of input {fixed} is fixed, and this batch has {rows} rows."
+                f" Make batches of {fixed.shape[0]}, and leave out a shorter last one"
+                " (drop_last=True)."
+            )
+        return Batch(rows, data.signature(rows), data.columns, data.scalars, slice(0, rows))
+
+    def match(self, x: Any, y: Any = None, sample_weight: Any = None) -> MatchedData:
+        """Match `x`, `y` and `sample_weight` with inputs and outputs, without reading them.
+
+        DataError for data that is missing or left over. SettingError for sample weights beside
+        class weights.
+        """
+        x, y, sample_weight = self._split_dict(x, y, sample_weight)
+        inputs = self._match_inputs(x)
+        labels = self._match_labels(y)
+        if sample_weight is not None and not self.targets:
+            sample_weight = self._without_targets("sample weights", None)
+        if sample_weight is not None and self.class_weight is not None:
+            raise SettingError(
+                "Give class_weight or sample_weight, not both: multiply the class weights into"
+                " sample_weight."
+            )
+        return MatchedData(inputs, labels, sample_weight)
+
+    def convert(self, matched: MatchedData) -> ConvertedData:
+        """Check and cast `matched`, the result of `match`. DataError where it does not fit."""
+        inputs = [in_shape(as_array(matched.inputs[spec.name], spec), spec) for spec in self.inputs]
+        labels = {
+            output: as_array(value, _label_name(output)) for output, value in matched.labels.items()
+        }
+        weights = None
+        if matched.sample_weight is not None:
+            weights = row_weights(matched.sample_weight)
+        label_arrays = [(_label_name(output), array) for output, array in labels.items()]
+        rows = common_rows(
+            [*zip(self.inputs, inputs), *label_arrays, (SAMPLE_WEIGHT, weights)], self.purpose
+        )
+        if self.class_weight is not None:
+            weights = weights_by_class(next(iter(labels.values())), self.class_weight)
+        columns, scalars = self._convert_inputs(inputs, matched.inputs)
+        columns += self._convert_labels(labels)
+        if weights is not None:
+            weights = in_c_order(weights)
+            self._check_numbers(weights, SAMPLE_WEIGHT)
+            columns.append((SAMPLE_WEIGHT, weights))
+        return ConvertedData(rows, tuple(columns), tuple(scalars))
+
+    def _convert_inputs(
+        self, arrays: Sequence[Array], values: Mapping[str, Any]
+    ) -> tuple[list[tuple[str, Array]], list[tuple[str, Array]]]:
+        """Return the inputs with rows and those without, in the types of the graph."""
+        columns: list[tuple[str, Array]] = []
+        scalars: list[tuple[str, Array]] = []
+        narrowed: list[str] = []
+        for spec, array in zip(self.inputs, arrays):
+            # a list of numbers has no type that could be lost
+            typed = hasattr(values[spec.name], "__array__") and array.ndim
+            if typed and narrows(array.dtype, spec.dtype):
+                narrowed.append(f"{spec.name!r} is {array.dtype} and was converted to {spec.dtype}")
+            array = in_c_order(in_dtype(array, spec))
+            self._check_numbers(array, spec)
+            (columns if array.ndim else scalars).append((spec.name, array))
+        if narrowed and not self._warned:
+            self._warned = True
+            warn_user(
+                f"{'; '.join(narrowed)}. Convert once with astype to save time and silence this."
+            )
+        return columns, scalars
+
+    def _convert_labels(self, labels: Mapping[str, Array]) -> list[tuple[str, Array]]:
+        """Return the labels under the names of the graph inputs that take them."""
+        columns = []
+        for output, array in labels.items():
+            if not array.ndim:
+                raise DataError(
+                    f"{_label_name(output)} is a single number, expected one label a row."
+                )
+            array = in_c_order(self.targets[output].prepare(array))
+            self._check_numbers(array, _label_name(output))
+            columns.append((self.targets[output].input, array))
+        return columns
+
+    def _check_numbers(self, array: Array, name: object) -> None:
+        """DataError for NaN, except in prediction.
+
+        A model may know what to do with NaN; a gradient does not.
+        """
+        if self.purpose == "prediction" or not is_float(array.dtype) or not array.size:
+            return
+        # the minimum is NaN if any element is, and needs no array of booleans
+        if np.isnan(array.min()):
+            rows = np.isnan(array).reshape(len(array) if array.ndim else 1, -1)
+            raise DataError(f"{name} is NaN in row {int(rows.any(axis=1).argmax())}.")
+
+    def _split_dict(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        """Return x, y and sample_weight, with labels and weights taken out of a dict of inputs."""
+        if not isinstance(x, Mapping):
+            return x, y, sample_weight
+        names = {spec.name for spec in self.inputs}
+        others = {key: value for key, value in x.items() if key not in names}
+        if self.purpose == "prediction":
+            for key in (*LABEL_KEYS, SAMPLE_WEIGHT):
+                others.pop(key, None)
+        else:
+            if y is None:
+                y = self._pop_labels(others) or None
+            if sample_weight is None:
+                sample_weight = others.pop(SAMPLE_WEIGHT, None)
+        inputs = {spec.name: x[spec.name] for spec in self.inputs if spec.name in x}
+        return inputs | others, y, sample_weight
+
+    def _pop_labels(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Remove the labels of each output from a dict, and return them by output."""
+        labels: dict[str, Any] = {}
+        for output, target in self.targets.items():
+            keys = (output, target.input, *(LABEL_KEYS if len(self.targets) == 1 else ()))
+            present = [key for key in keys if key in values]
+            if present:
+                labels[output] = values.pop(present[0])
+        return labels
+
+    def _match_inputs(self, x: Any) -> dict[str, Any]:
+        names = [spec.name for spec in self.inputs]
+        values = by_name(x, names, "input")
+        missing = [spec for spec in self.inputs if spec.name not in values]
+        surplus = [name for name in values if name not in names]
+        if missing or surplus:
+            raise DataError(
+                f"The {self.purpose} data does not match the model's inputs."
+                + (f" Missing: {'; '.join(map(str, missing))}." if missing else "")
+                + (f" Not an input: {', '.join(map(repr, surplus))}." if surplus else "")
+                + f" Expected: {'; '.join(map(str, self.inputs))}."
+            )
+        return values
+
+    def _match_labels(self, y: Any) -> dict[str, Any]:
+        if not self.targets:
+            return {} if y is None else self._without_targets("labels", {})
+        if y is None:
+            raise DataError(
+                f"The {self.purpose} data has no labels, and the loss of"
+                f" {', '.join(map(repr, self.targets))} needs them: pass y, or batches (x, y)."
+            )
+        outputs = {target.input: output for output, target in self.targets.items()}
+        labels = {
+            outputs.get(name, name): value
+            for name, value in by_name(y, list(self.targets), "output with a loss").items()
+        }
+        if set(labels) != set(self.targets):
+            raise DataError(
+                f"The labels are for {', '.join(map(repr, labels)) or 'nothing'}; "
+                f"the outputs with a loss are {', '.join(map(repr, self.targets))}."
+            )
+        return {output: labels[output] for output in self.targets}
+
+    def _without_targets(self, kind: str, default: T) -> T:
+        """Return `default` in prediction, which ignores labels and weights.
+
+        DataError otherwise, where they would be lost silently.
+        """
+        if self.purpose != "prediction":
+            raise DataError(
+                f"The model computes its own loss, so that {kind} have no place: feed them as"
+                f" inputs. The inputs are {'; '.join(map(str, self.inputs))}."
+            )
+        return default
+
+
+def _label_name(output: str) -> str:
+    """Return the name that messages have for the labels of an output."""
+    return f"y for {output}"
+
+
+def _refuse_beside_batches(data: Any, y: Any, sample_weight: Any) -> None:
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise SettingError(
+                f"{type(data).__name__} gives batches, which bring their own labels and weights:"
+                f" leave out {name}."
+            )

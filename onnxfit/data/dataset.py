@@ -1,0 +1,61 @@
+"""Hugging Face datasets, whose columns are named like the model's inputs and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.source import Batching, RowSource, Source
+from onnxfit.data.stream import StreamSource, iterate_epoch
+from onnxfit.data.structure import length_of
+
+__all__ = ["DatasetSource"]
+
+
+class DatasetSource(RowSource, StreamSource):
+    """A `datasets.Dataset`: rows are selected by their numbers."""
+
+    priority: ClassVar[int] = -20
+
+    def __init__(self, adapter: DataAdapter, data: Any, batching: Batching) -> None:
+        super().__init__(adapter, len(data), batching)
+        self._dataset = data
+
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        return hasattr(data, "with_format") and hasattr(data, "iter")
+
+    @classmethod
+    def from_data(
+        cls,
+        adapter: DataAdapter,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+    ) -> Source:
+        data = x.with_format("numpy")
+        if length_of(data) is None:
+            return IterableDatasetSource(adapter, data, batch_size)
+        return cls(adapter, data, Batching(batch_size, adapter.seed if shuffle else None))
+
+    def items(self, epoch: int, skip: int) -> Iterator[Any]:
+        for index in self.indices(epoch, skip):
+            yield self._dataset[index if isinstance(index, slice) else index.tolist()]
+
+
+class IterableDatasetSource(StreamSource):
+    """A `datasets.IterableDataset`, which has an order of its own."""
+
+    def __init__(self, adapter: DataAdapter, data: Any, batch_size: int) -> None:
+        self.adapter = adapter
+        self.purpose = adapter.purpose
+        self.batch_size = batch_size
+        self._dataset = data
+
+    def items(self, epoch: int, skip: int) -> Iterator[Any]:
+        data = self._dataset
+        return iterate_epoch(data, data.iter(batch_size=self.batch_size), epoch, skip)

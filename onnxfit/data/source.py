@@ -1,0 +1,230 @@
+"""Sources: objects that give the training loop its batches, one class for each kind of data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import isabstract
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from onnxfit.data.batch import Array, Batch
+from onnxfit.data.order import batch_indices, check_fixed, checked_batch_size, count_steps
+from onnxfit.errors import DataError, SettingError
+from onnxfit.registry import exported_members
+
+if TYPE_CHECKING:
+    from onnxfit.data.adapter import DataAdapter
+
+__all__ = ["Source"]
+
+S = TypeVar("S", bound="Source")
+R = TypeVar("R", bound="RowSource")
+It = TypeVar("It", bound=Iterator[Any])
+
+
+class Source(ABC):
+    """Data that gives batches, those of one epoch at a time.
+
+    A subclass that a module of `onnxfit.data` lists in its `__all__` is used by `fit` for the data
+    that its `accepts` recognises.
+
+    - `purpose`: "training", "validation", "evaluation" or "prediction", for messages.
+    - `rows`, `steps` (batches in an epoch) and `batch_size` are None where only the data can tell.
+    - `re_iterable` is False for data that can be iterated only once.
+    - `priority`: sources of higher priority are asked first. A source for one type of object keeps
+      0; sources for anything that follows a protocol, such as iterables, have less.
+    - `takes_labels`: whether y and sample_weight may be passed beside the data. Otherwise the data
+      gives batches, which bring their own.
+    """
+
+    priority: ClassVar[int] = 0
+    takes_labels: ClassVar[bool] = False
+
+    purpose: str
+    rows: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    re_iterable: bool = True
+
+    @classmethod
+    def accepts(cls, data: Any) -> bool:
+        """Return whether this class makes batches of `data`, which is never changed or iterated."""
+        return False
+
+    @classmethod
+    def from_data(
+        cls,
+        adapter: DataAdapter,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        batch_size: int,
+        shuffle: bool,
+    ) -> Source:
+        """Return a source for data that `accepts` recognised.
+
+        - `adapter`: matches, checks and casts; its `batch` makes a Batch of what a loader gives.
+        - `x`: the data. `y`, `sample_weight`: None, unless `takes_labels`.
+        - `batch_size`: rows of a batch, where they are cut here.
+        - `shuffle`: whether each epoch has a new order, a function of `adapter.seed` and the epoch.
+        """
+        raise NotImplementedError(f"{cls.__name__} accepts no data of its own.")
+
+    @abstractmethod
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Return an iterator over the batches of one epoch.
+
+        - `epoch`: the number of the data epoch, from 0, which decides the order of rows. It is that
+          of the epoch of `fit`, unless `steps_per_epoch` is set.
+        - `skip`: the number of batches at the beginning that are left out.
+        """
+
+    def with_batch_size(self, batch_size: int, drop_last: bool = False) -> Source:
+        """Return a source of the same data in batches of another size.
+
+        - `batch_size`: rows of a batch, at least 1.
+        - `drop_last`: leave out a shorter last batch, even if this source does not.
+
+        SettingError where the data already comes in batches. DataError where no batch would be
+        left, or the model's batch dimension is fixed at another size.
+        """
+        raise SettingError(
+            f"Cannot change the batch size: the {self.purpose} data already comes in batches. Pass"
+            " arrays, a DataLoader or a loader of files."
+        )
+
+    def require_re_iterable(self, passes: int) -> None:
+        """DataError if data that can be iterated only once is needed for `passes` > 1 epochs."""
+        if passes > 1 and not self.re_iterable:
+            raise DataError(
+                f"The {self.purpose} data is an iterator, which can be passed over once, and"
+                f" {passes} epochs need {passes} passes. Pass something that can be iterated anew:"
+                " the function that returns the generator (fit(batches), not fit(batches())), a"
+                " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
+            )
+
+    def close(self) -> None:  # noqa: B027  most sources hold nothing
+        """End background threads."""
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How rows become batches: their number in a batch, and their order.
+
+    `seed` None keeps the order of the rows; otherwise each epoch has a permutation of its own.
+    """
+
+    batch_size: int
+    seed: int | None = None
+    drop_last: bool = False
+
+
+class RowSource(Source):
+    """Data whose rows have numbers, so that batches of any size can be cut from it.
+
+    - `loader`: the name of the class that messages tell the user to call with drop_last=True.
+    """
+
+    rows: int
+    steps: int
+    batch_size: int
+
+    def __init__(
+        self, adapter: DataAdapter, rows: int, batching: Batching, loader: str = "DataLoader"
+    ) -> None:
+        self.adapter = adapter
+        self.purpose = adapter.purpose
+        self.rows = rows
+        self._loader_name = loader
+        self._cut(batching)
+
+    def with_batch_size(self: R, batch_size: int, drop_last: bool = False) -> R:
+        batching = self._batching
+        other = copy(self)
+        other._cut(
+            replace(
+                batching,
+                batch_size=checked_batch_size(batch_size),
+                drop_last=batching.drop_last or drop_last,
+            )
+        )
+        return other
+
+    def _cut(self, batching: Batching) -> None:
+        """Set the batch size. DataError where the model or the number of rows forbids it."""
+        size = batching.batch_size
+        check_fixed(
+            self.adapter.fixed_input,
+            self.rows,
+            size,
+            batching.drop_last,
+            self.purpose,
+            self._loader_name,
+        )
+        steps = count_steps(self.rows, size, batching.drop_last)
+        if batching.drop_last and not steps:
+            raise DataError(
+                f"drop_last=True leaves nothing of the {self.purpose} data: {self.rows} rows are"
+                f" fewer than batch_size={size}."
+            )
+        self._batching = batching
+        self.batch_size = size
+        self.steps = steps
+
+    @property
+    def _full_rows(self) -> int:
+        """Rows of a full batch; a batch size may exceed the data."""
+        return max(min(self.batch_size, self.rows), 1)
+
+    def indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
+        """Return the row numbers of each batch of an epoch, without the first `skip`."""
+        return batch_indices(
+            self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
+        )
+
+
+@cache
+def source_classes() -> tuple[type[Source], ...]:
+    """Return the source classes that the modules of `onnxfit.data` export, in order of priority."""
+    classes: list[type[Source]] = [
+        member
+        for member in exported_members("onnxfit.data").values()
+        if isinstance(member, type) and issubclass(member, Source) and not isabstract(member)
+    ]
+    return tuple(sorted(classes, key=lambda source: -source.priority))
+
+
+def source_class(data: Any) -> type[Source] | None:
+    """Return the first class that accepts `data`, or None."""
+    return next((source for source in source_classes() if source.accepts(data)), None)
+
+
+@contextmanager
+def closing_generator(iterator: It) -> Iterator[It]:
+    """Close the iterator at the end if it has a `close`, as generators have.
+
+    An iterator of the caller's own stays open, since sources wrap it in an islice.
+    """
+    try:
+        yield iterator
+    finally:
+        close = getattr(iterator, "close", None)
+        if callable(close):
+            close()

@@ -1,0 +1,27 @@
+"""A working folder for the tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.helpers import ROWS, write_csv
+from tests.models import mlp
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a model, and the same data in every format."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((ROWS, 4)).astype(np.float32).round(3)
+    y = (X @ rng.standard_normal((4, 3))).argmax(axis=1)
+    onnx.save(mlp(), "m.onnx")
+    np.savez("d.npz", X=X, y=y)
+    np.save("X.npy", X)
+    np.save("labels.npy", y)
+    write_csv("d.csv", "a,b,c,d,kind", np.column_stack([X, y]))
+    return tmp_path

@@ -1,0 +1,78 @@
+"""Checkpoints of a training, and the signals that stop it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from onnxfit.cli import job
+from tests.cli.helpers import ADAM, FIT, LONG, call, done, refused, stop_at
+
+
+def test_at_the_end_a_signal_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at(monkeypatch, "on_epoch_end", 5, 0)
+    done(*LONG, "-o", "t.onnx")
+
+
+def test_a_request_to_terminate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at(monkeypatch, "on_train_batch_end", 1, 0, signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    result = call(*LONG, "--checkpoint", "c/{epoch}.ckpt")
+    assert result.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert sorted(path.name for path in Path("c").iterdir()) == [
+        "0.ckpt",
+        "epoch.ckpt.json",
+        "interrupted-epoch.ckpt",
+    ]
+
+
+def test_a_second_signal_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        job.Interruption,
+        "_raise_signal",
+        lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)],
+    )
+    result = call(*LONG, "--checkpoint", "c/")
+    assert result.exit_code == 130
+    assert result.stderr == "Interrupted.\n"
+    assert [path.name for path in Path("c").iterdir()] == ["last.onnxfit.json"]
+
+
+def test_without_a_checkpoint_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at(monkeypatch, "on_train_batch_end", 1, 0)
+    result = call(*LONG, "-o", "t.onnx")
+    assert result.exit_code == 130
+    assert "nothing is saved" in result.stderr
+
+
+def test_an_earlier_training_is_not_overwritten_unasked(folder: Path) -> None:
+    done(*FIT, "--checkpoint", "c/a.ckpt")
+    before = Path("c/a.ckpt").read_bytes()
+    assert "--overwrite" in refused(*ADAM, "--checkpoint", "c/a.ckpt")
+    assert Path("c/a.ckpt").read_bytes() == before
+    done(*ADAM, "--checkpoint", "c/a.ckpt", "--overwrite")
+    assert Path("c/a.ckpt").read_bytes() != before
+    done(*FIT, "--checkpoint", "c/b.ckpt")  # another one beside it
+    assert "name a checkpoint" in refused("resume", "c", "-e", 3)
+    done("resume", "c/b.ckpt", "-e", 3)
+
+
+def test_only_checkpoints_are_overwritten(folder: Path) -> None:
+    done(*FIT, "-e", 2, "--checkpoint", "c/{epoch}")
+    others = {"c/notes": b"mine", "c/7": b"mine, too"}
+    for name, content in others.items():
+        Path(name).write_bytes(content)
+    done(*FIT, "--checkpoint", "c/{epoch}", "--overwrite")
+    assert {path.name for path in Path("c").iterdir()} == {"0", "7", "notes", "epoch.json"}
+    assert {name: Path(name).read_bytes() for name in others} == others
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("c/t.onnx", "--output"), ("{epoch}/c.ckpt", "folder"), ("c/{.ckpt", "template")],
+)
+def test_places_that_will_not_do(folder: Path, path: str, message: str) -> None:
+    assert message in refused(*FIT, "--checkpoint", path)

@@ -1,0 +1,73 @@
+"""Losses, metrics, penalties, optimizers and schedules from the text of an option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from onnxfit.cli import settings
+from tests.cli.helpers import FIT, refused
+
+
+def test_metrics_take_logits_where_the_loss_does() -> None:
+    loss = settings.parse_loss(["binary_cross_entropy:from_logits=true"])
+    assert settings.parse_metrics(['binary_accuracy:name="b"'], loss)[0].from_logits
+    assert not settings.parse_metrics(["binary_accuracy:from_logits=false"], loss)[0].from_logits
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--loss", "cross_entrpy", "Did you mean 'cross_entropy'?"),
+        (
+            "--loss",
+            "huber:dleta=1",
+            "No setting of huber is called 'dleta'. Did you mean 'delta'?",
+        ),
+        ("--loss", "huber:delta", "huber:delta=VALUE"),
+        ("--loss", "huber:delta=-1", "delta > 0, got -1"),
+        ("--loss", "nowhere=mse", "No output is called 'nowhere'"),
+        ("--optimizer", "adamm", "Did you mean 'adam'?"),
+        ("--optimizer", "sgd:momentum=much", "momentum"),
+        ("--learning-rate", "fast", "No schedule, and no number, is called 'fast'"),
+        ("--learning-rate", "cosine:learning_rate=1", "decay_steps"),
+        ("--learning-rate", "-1", "-1"),
+        ("--metrics", "acuracy", "Did you mean 'accuracy'?"),
+        ("--penalty", "much", "[PATTERN=]NUMBER"),
+        ("--penalty", "fc9*=1", "fc9*"),
+        ("--weights", "fc9*", "fc9*"),
+        ("--device", "abacus", "abacus"),
+    ],
+)
+def test_what_does_not_exist_is_one_message(
+    folder: Path, option: str, value: str, message: str
+) -> None:
+    rest = FIT if option != "--loss" else (*FIT[:4], "-q")
+    assert message in refused(*rest, option, value, "-o", "t.onnx")
+    assert not Path("t.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--epochs=0",
+        "--batch-size=0",
+        "--clip-norm=0",
+        "--validation-split=1",
+        "--backend=fast",
+        "--seed=x",
+        "--no-such=1",
+    ],
+)
+def test_values_out_of_range(folder: Path, option: str) -> None:
+    assert option.split("=")[0] in refused(*FIT, option, "-o", "t.onnx", code=2)
+
+
+def test_the_penalty_of_every_weight_comes_last() -> None:
+    assert list(settings.parse_penalty(["0.5", "fc*=1", "fc1*=l1:2"])) == ["fc*", "fc1*", "*"]
+
+
+def test_given_twice(folder: Path) -> None:
+    assert "twice" in refused(*FIT, "--loss", "mse", "-o", "t.onnx")
+    assert "twice" in refused(*FIT, "--penalty", "1", "--penalty", "2", "-o", "t.onnx")

@@ -1,0 +1,193 @@
+"""Folders of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnxfit
+from onnxfit.data import permutation
+from onnxfit.errors import DataError, SettingError
+from tests.data.kinds import make, spec, threads, whole
+from tests.models import convolutional
+
+Image = pytest.importorskip("PIL.Image")
+
+
+COLOURS = {"cat": (200, 0, 100), "dog": (0, 255, 51)}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Four of cats, two of dogs, each of one colour, the first channel of which tells them apart."""
+    root = tmp_path / "pictures"
+    for name, number in (("dog", 2), ("cat", 4)):
+        (root / name / "more").mkdir(parents=True)
+        for i in range(number):
+            folder = root / name / "more" if i == 0 else root / name
+            red, green, blue = COLOURS[name]
+            Image.new("RGB", (5 + i, 9), (red + i, green, blue)).save(
+                folder / (f"{i}.PNG" if i else "0.bmp")
+            )
+    (root / "cat" / "notes.txt").write_text("no image")
+    (root / "cat" / ".hidden.png").write_text("no image")
+    (root / ".cache").mkdir()
+    (root / "beside.png").write_text("no image")
+    return root
+
+
+def test_folders_are_classes_and_images_nchw(pictures: Path) -> None:
+    loader = onnxfit.ImageFolder(pictures, (3, 2), batch_size=4, shuffle=False)
+    assert loader.classes == ("cat", "dog")
+    assert loader.labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert [file.name for file in loader.files] == [
+        "1.PNG",
+        "2.PNG",
+        "3.PNG",
+        "0.bmp",
+        "1.PNG",
+        "0.bmp",
+    ]
+    (x, y), (_, second) = loader
+    assert (x.shape, x.dtype, y.dtype) == ((4, 3, 3, 2), np.float32, np.int64)
+    assert (y.tolist(), second.tolist()) == ([0] * 4, [1] * 2)
+    np.testing.assert_allclose(x[0, :, 1, 1], np.array([201, 0, 100]) / 255, rtol=1e-6)
+    assert not threads()
+
+
+def test_images_of_their_own_size_are_their_values(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    Image.fromarray(values).save(tmp_path / "0.png")
+    mean, std = np.array([0.1, 0.2, 0.3], np.float32), np.array([0.5, 1, 2], np.float32)
+    ((x,),) = onnxfit.ImageFolder(tmp_path, (4, 6), mean=mean.tolist(), std=std.tolist())
+    np.testing.assert_allclose(
+        x[0], ((values / 255.0 - mean) / std).transpose(2, 0, 1), rtol=1e-5, atol=1e-6
+    )
+    ((raw,),) = onnxfit.ImageFolder(tmp_path, (4, 6), std=1 / 255)
+    np.testing.assert_allclose(raw[0], values.transpose(2, 0, 1), rtol=1e-6)
+    ((grey,),) = onnxfit.ImageFolder(tmp_path, (4, 6), channels=1)
+    np.testing.assert_allclose(grey[0, 0] * 255, values @ [0.299, 0.587, 0.114], atol=1)
+    ((alpha,),) = onnxfit.ImageFolder(tmp_path, (4, 6), channels=4)
+    assert alpha.shape == (1, 4, 4, 6)
+    np.testing.assert_array_equal(alpha[0, 3], 1)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
+def test_images_of_every_mode_are_converted(mode: str, tmp_path: Path) -> None:
+    image = Image.new("RGB", (3, 3), (255, 255, 255)).convert(mode)
+    settings = {"transparency": bytes([0] * 10)} if mode == "P" else {}
+    image.save(tmp_path / ("0.tif" if mode in ("CMYK", "YCbCr") else "0.png"), **settings)
+    for channels in (1, 3):
+        ((x,),) = onnxfit.ImageFolder(tmp_path, (3, 3), channels=channels)
+        np.testing.assert_allclose(x, np.ones((1, channels, 3, 3)), atol=0.01)
+
+
+def test_a_cropped_image_keeps_its_proportions(tmp_path: Path) -> None:
+    values = np.zeros((10, 30), np.uint8)
+    values[:, 10:20] = 255  # the middle third
+    Image.fromarray(values).save(tmp_path / "0.png")
+    ((cropped,),) = onnxfit.ImageFolder(tmp_path, (5, 5), channels=1, crop=True)
+    np.testing.assert_allclose(cropped, 1, atol=0.13)  # the filter sees a little beyond the edge
+    ((squeezed,),) = onnxfit.ImageFolder(tmp_path, (5, 5), channels=1)
+    assert squeezed[0, 0, 0, 0] == 0
+    ((wide,),) = onnxfit.ImageFolder(tmp_path, (2, 6), channels=1)
+    np.testing.assert_allclose(wide[0, 0], np.tile([0, 0, 1, 1, 0, 0], (2, 1)), atol=0.3)
+
+
+def test_images_are_shuffled_by_seed_and_epoch_and_predicted_in_order(pictures: Path) -> None:
+    loader = onnxfit.ImageFolder(pictures, (2, 2), batch_size=4, seed=3)
+    plain = np.concatenate([x for x, _ in onnxfit.ImageFolder(pictures, (2, 2), shuffle=False)])
+    for epoch in range(2):
+        x, y = (np.concatenate(part) for part in zip(*loader))
+        order = permutation(3, epoch, 6)
+        np.testing.assert_array_equal(x, plain[order])
+        np.testing.assert_array_equal(y, loader.labels[order])
+    with make(loader, inputs=[spec("x", "N", 3, 2, 2)], targets={}, purpose="prediction") as data:
+        np.testing.assert_array_equal(whole(data)["x"], plain)
+
+
+def test_classes_may_be_chosen_and_ordered(pictures: Path) -> None:
+    (pictures / "bird").mkdir()
+    assert onnxfit.ImageFolder(pictures, (2, 2)).labels.tolist() == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+    ], "a folder without images has its number"
+    chosen = onnxfit.ImageFolder(pictures, (2, 2), classes=["dog", "cat"])
+    assert chosen.classes == ("dog", "cat")
+    assert chosen.labels.tolist() == [0, 0, 1, 1, 1, 1]
+    with pytest.raises(DataError, match="has no folder 'fish'; there are 'bird', 'cat', 'dog'"):
+        onnxfit.ImageFolder(pictures, (2, 2), classes=["cat", "fish"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_image_that_cannot_be_decoded_is_named(pictures: Path, prefetch: int) -> None:
+    def fails(message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            list(onnxfit.ImageFolder(pictures, (2, 2), prefetch=prefetch))
+        images = make(
+            onnxfit.ImageFolder(pictures, (2, 2), prefetch=prefetch),
+            inputs=[spec("x", "N", 3, 2, 2)],
+        )
+        with images as data, pytest.raises(DataError, match=message):
+            list(data.batches(0))
+        assert not threads()
+
+    broken = pictures / "cat" / "1.PNG"
+    whole_file = broken.read_bytes()
+    broken.write_bytes(whole_file[:-25])
+    fails(r"1\.PNG' cannot be read as an image: .*trunc")
+    broken.write_bytes(b"text")
+    fails(r"1\.PNG' cannot be read as an image: cannot identify")
+    Image.fromarray(np.full((2, 2), 60000, np.uint16)).save(broken, "png")
+    fails(r"1\.PNG' has more than 8 bits a channel \(mode I")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"size": 3}, r"size=\(height, width\), got 3"),
+        ({"size": (3, 0)}, r"at least 1, got \(3, 0\)"),
+        ({"channels": 2}, "channels 1 .* got 2"),
+        ({"std": 0}, "std > 0, got 0"),
+        ({"mean": (1, 2)}, r"mean to be a number, or one for each of 3 channels, got \(1, 2\)"),
+        ({"std": float("nan")}, "std to be a number"),
+        ({"batch_size": 0}, "batch_size is at least 1"),
+    ],
+)
+def test_impossible_settings_of_images(
+    pictures: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        onnxfit.ImageFolder(pictures, **{"size": (2, 2), **settings})
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no images \(\.bmp"):
+        onnxfit.ImageFolder(tmp_path, (2, 2))
+    with pytest.raises(FileNotFoundError):
+        onnxfit.ImageFolder(tmp_path / "nowhere", (2, 2))
+
+
+def test_a_network_learns_images_from_a_folder(pictures: Path) -> None:
+    trainer = onnxfit.Trainer(
+        convolutional(),
+        loss="cross_entropy",
+        optimizer=onnxfit.optimizers.Adam(learning_rate=0.01),
+        metrics=["accuracy"],
+    )
+    loader = onnxfit.ImageFolder(pictures, (8, 8), channels=1, batch_size=3)
+    trainer.fit(loader, epochs=20, verbose=0)
+    x, y = (
+        np.concatenate(part)
+        for part in zip(*onnxfit.ImageFolder(pictures, (8, 8), channels=1, shuffle=False))
+    )
+    assert trainer.evaluate(loader) == pytest.approx(trainer.evaluate(x, y, batch_size=3))
+    np.testing.assert_allclose(trainer.predict(loader), trainer.predict(x), rtol=1e-5, atol=1e-6)
+    assert trainer.evaluate(loader)["accuracy"] == 1

@@ -1,0 +1,119 @@
+"""Loaders: in `fit`, and iterated by themselves."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxfit.data import DataLoader, permutation
+from onnxfit.errors import DataError, SettingError
+from tests.data.kinds import OUT, ROWS, SIZE, Tensor, W, X, Y, make, three_batches, whole
+
+
+def test_the_loader_overrules_the_arguments_of_fit() -> None:
+    data = make(
+        DataLoader(X, Y, batch_size=5, shuffle=True, seed=7, drop_last=True),
+        batch_size=3,
+        shuffle=False,
+        seed=1,
+    )
+    assert (data.steps, data.batch_size) == (2, 5)
+    np.testing.assert_array_equal(whole(data, 4)["x"], X[permutation(7, 4, ROWS)])
+    without_seed = make(DataLoader(X, Y, batch_size=5), seed=1)
+    np.testing.assert_array_equal(whole(without_seed, 4)["x"], X[permutation(1, 4, ROWS)])
+
+
+@pytest.mark.parametrize("purpose", ["evaluation", "prediction"])
+def test_a_shuffling_loader_is_evaluated_in_the_order_of_its_rows(purpose: str) -> None:
+    np.testing.assert_array_equal(
+        whole(
+            make(DataLoader(X, Y), purpose=purpose, targets={} if purpose == "prediction" else OUT)
+        )["x"],
+        X,
+    )
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_the_loader_gives_batches_built_like_its_data(prefetch: int) -> None:
+    loader = DataLoader(
+        {"a": X, "b": Y}, [Y, Tensor(W)], W, batch_size=SIZE, shuffle=False, prefetch=prefetch
+    )
+    batches = list(loader)
+    assert len(batches) == len(loader) == 3
+    for (x, y, w), (a, b, c) in zip(batches, three_batches()):
+        np.testing.assert_equal(x, {"a": a, "b": b})
+        np.testing.assert_equal(y, [b, c])
+        np.testing.assert_equal(w, c)
+    assert [len(batch) for batch in DataLoader(X)] == [1]
+    assert [len(batch) for batch in DataLoader(X, Y, batch_size=6, drop_last=True)] == [2]
+
+
+def seen(loader: DataLoader) -> list[list[float]]:
+    return [x[:, 0].tolist() for x, _ in loader]
+
+
+def test_each_whole_pass_of_the_loader_is_the_next_epoch() -> None:
+    loader = DataLoader(X, Y, batch_size=3, seed=5)
+    passes = [seen(loader) for _ in range(3)]
+    assert passes == [
+        [X[rows, 0].tolist() for rows in np.split(permutation(5, epoch, ROWS), [3, 6, 9])]
+        for epoch in range(3)
+    ]
+    loader.set_epoch(1)
+    assert seen(loader) == passes[1]
+    assert seen(DataLoader(X, Y, batch_size=3)) == seen(DataLoader(X, Y, batch_size=3, seed=0)), (
+        "no seed stands for 0"
+    )
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("taken", range(5))
+def test_a_loader_goes_on_where_its_state_was_taken(taken: int, prefetch: int) -> None:
+    settings = {"batch_size": 3, "prefetch": prefetch}
+    whole_run = DataLoader(X, Y, seed=5, **settings)
+    expected = [*seen(whole_run), *seen(whole_run)]
+    loader = DataLoader(X, Y, seed=5, **settings)
+    first = [x[:, 0].tolist() for x, _ in islice(loader, taken)]
+    loader.close()
+    other = DataLoader(X, Y, seed=6, **settings)
+    other.load_state_dict(loader.state_dict())
+    assert first + seen(other) == expected[:4]
+    assert seen(other) == expected[4:]
+
+
+def test_a_loader_refuses_the_state_of_other_data() -> None:
+    with pytest.raises(SettingError, match="rows 9, this loader has 10"):
+        DataLoader(X, Y).load_state_dict(DataLoader(X[1:], Y[1:]).state_dict())
+    with pytest.raises(SettingError, match="batch_size 3, this loader has 32"):
+        DataLoader(X, Y).load_state_dict(DataLoader(X, Y, batch_size=3).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"X": X, "y": Y[1:]}, DataError, r"unequal numbers of rows: X has 10, y has 9"),
+        ({"X": {"a": X, "b": X[1:]}}, DataError, r"X\['a'\] has 10, X\['b'\] has 9"),
+        ({"X": X[:0]}, DataError, "empty"),
+        (
+            {"X": X, "batch_size": 11, "drop_last": True},
+            DataError,
+            "10 rows are fewer than batch_size=11",
+        ),
+        ({"X": X, "sample_weight": W}, DataError, "without labels"),
+        ({"X": X, "batch_size": -1}, SettingError, "batch_size is at least 1, got -1"),
+        (
+            {"X": X, "prefetch": -1},
+            SettingError,
+            "prefetch is a number of batches, 0 or more, got -1",
+        ),
+        ({"X": ["a", "b"]}, DataError, "X has element type <U1"),
+    ],
+)
+def test_a_loader_checks_its_data_when_it_is_made(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        DataLoader(**arguments)

@@ -1,0 +1,87 @@
+"""The order of rows, and their division into batches of a size that the model may fix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnxfit.data import DataLoader, permutation
+from onnxfit.errors import DataError
+from tests.data.kinds import FIXED, NAMED, Columns, X, Y, make, three_batches
+
+
+@given(
+    rows=st.integers(1, 60),
+    size=st.integers(1, 70),
+    seed=st.integers(-(2**63), 2**65),
+    epoch=st.integers(0, 9),
+    drop_last=st.booleans(),
+)
+@settings(max_examples=60)
+def test_every_row_comes_once_an_epoch(
+    rows: int, size: int, seed: int, epoch: int, drop_last: bool
+) -> None:
+    x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+    settings = {
+        "shuffle": True,
+        "batch_size": size,
+        "seed": seed,
+        "drop_last": drop_last,
+        "targets": {},
+        "purpose": "prediction",
+    }
+    if drop_last and size > rows:
+        with pytest.raises(DataError, match="drop_last=True leaves nothing"):
+            make(x, **settings)
+        return
+    data = make(x, **settings)
+    batches = [batch.arrays()["x"] for batch in data.batches(epoch)]
+    assert len(batches) == data.steps
+    seen = np.concatenate(batches)[:, 0] / 2
+    assert len(set(seen)) == len(seen) == (rows - rows % size if drop_last else rows)
+    assert all(len(batch) == size for batch in batches[:-1])
+    again = (
+        np.concatenate([batch.arrays()["x"] for batch in make(x, **settings).batches(epoch)])[:, 0]
+        / 2
+    )
+    np.testing.assert_array_equal(seen, again)
+
+
+def test_the_order_depends_on_seed_and_epoch() -> None:
+    orders = {tuple(permutation(seed, epoch, 50)) for seed in (0, 1, 2**40) for epoch in range(4)}
+    assert len(orders) == 12
+    assert tuple(range(50)) not in orders
+
+
+def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
+    with pytest.raises(DataError, match=r"x: float32\[4, 2\] is fixed.*Pass batch_size=4; drop_last=True leaves out the last 2 rows: "
+                       r"DataLoader\(x, y, batch_size=4, drop_last=True\)"):  # fmt: skip
+        make(X, Y, inputs=FIXED, batch_size=4)
+    with pytest.raises(
+        DataError,
+        match=(
+            r"every batch needs 4 rows, and batches of 5 from 8 rows do not give that\. Pass"
+            r" batch_size=4\.$"
+        ),
+    ):
+        make(X[:8], Y[:8], inputs=FIXED, batch_size=5)
+    with pytest.raises(DataError, match="has only 3 rows"):
+        make(X[:3], Y[:3], inputs=FIXED, batch_size=4)
+    with pytest.raises(DataError, match="batch_size=4"):
+        make(Columns(NAMED), inputs=FIXED, batch_size=4)
+    with pytest.raises(
+        DataError, match=r"In batch 2 .* this batch has 2 rows\. Make batches of 4.*drop_last=True"
+    ):
+        list(make(three_batches(), inputs=FIXED).batches(0))
+
+
+def test_a_fixed_batch_dimension_that_is_met() -> None:
+    for data in (
+        make(X[:8], Y[:8], inputs=FIXED, batch_size=4),
+        make(X[:4], Y[:4], inputs=FIXED, batch_size=2**62),
+        make(DataLoader(X, Y, batch_size=4, drop_last=True), inputs=FIXED),
+        make(three_batches()[:2], inputs=FIXED),
+    ):
+        assert {batch.rows for batch in data.batches(0)} == {4}
