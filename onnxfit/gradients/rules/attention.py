@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from onnxfit.gradients.building import INT64_MAX, MICROSOFT, arange, axis_size, int_vector
 from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.graph.values import GraphBuilder, Value
 
-MS = "com.microsoft"
 CACHE = "it has a cache of past keys and values"
 NO_CACHE = "export the model without a cache"
 # the score onnxruntime's CPU kernels give a token that must not be seen
 FORBIDDEN = float(np.finfo(np.float32).min)
 
 
-@decompose("RotaryEmbedding", MS)
+@decompose("RotaryEmbedding", MICROSOFT)
 def rotary_embedding(
     op: GraphBuilder, x: Value, position_ids: Value, cos: Value, sin: Value, *,
     interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0, is_packed_batching: int = 0,
@@ -39,7 +39,7 @@ def rotary_embedding(
         raise NoGradientError("its batch is packed", "is_packed_batching=0")
     if x.rank == 4:
         return rotated(
-            op, x, *_rows(op, position_ids, cos, sin, op.shape(x, 2, 3)), bool(interleaved)
+            op, x, *_rows(op, position_ids, cos, sin, axis_size(op, x, 2)), bool(interleaved)
         )
     if rotary_embedding_dim and num_heads:
         by_head = op.Reshape(x, [0, 0, num_heads, -1])
@@ -47,7 +47,7 @@ def rotary_embedding(
         by_head = op.Reshape(x, op.Concat([0, 0, -1], _width(op, cos), axis=0))
     h = op.Transpose(by_head, perm=[0, 2, 1, 3])
     turned = rotated(
-        op, h, *_rows(op, position_ids, cos, sin, op.shape(x, 1, 2)), bool(interleaved)
+        op, h, *_rows(op, position_ids, cos, sin, axis_size(op, x, 1)), bool(interleaved)
     )
     return op.Reshape(op.Transpose(turned, perm=[0, 2, 1, 3]), op.shape(x))
 
@@ -57,8 +57,7 @@ def _rows(
 ) -> tuple[Value, Value]:
     """The rows of the tables for every token; a single position is where the sequence begins."""
     if position_ids.rank < 2:
-        zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
-        position_ids = op.Reshape(position_ids, [1, 1]) + op.Range(zero, op.Squeeze(length), one)
+        position_ids = op.Reshape(position_ids, [1, 1]) + arange(op, length)
     return op.Unsqueeze(op.Gather(cos, position_ids), [1]), op.Unsqueeze(
         op.Gather(sin, position_ids), [1]
     )
@@ -83,24 +82,20 @@ def rotated(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: boo
     else:
         a, b = op.Split(front, _outputs=2, axis=-1, num_outputs=2)
         turned = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
-    return (
-        turned
-        if whole
-        else op.Concat(turned, op.Slice(h, width, [np.iinfo(np.int64).max], [-1]), axis=-1)
-    )
+    return turned if whole else op.Concat(turned, op.Slice(h, width, [INT64_MAX], [-1]), axis=-1)
 
 
 def _width(op: GraphBuilder, table: Value) -> Value:
     """How many numbers of a vector a table of cosines turns, as a vector of one."""
     columns = table.shape[-1] if table.shape is not None else None
     return (
-        op.constant(np.array([2 * columns]))
+        int_vector(op, 2 * columns)
         if isinstance(columns, int)
         else 2 * op.shape(table, table.rank - 1)
     )
 
 
-@decompose("Attention", MS)
+@decompose("Attention", MICROSOFT)
 def attention(
     op: GraphBuilder, x: Value, weights: Value, bias: Value | None, mask: Value | None, past: Value | None, attention_bias: Value | None,
     past_length: Value | None, *, num_heads: int, unidirectional: int = 0, scale: float | None = None, qkv_hidden_sizes: Any = None,
@@ -129,7 +124,7 @@ def attention(
     )
 
 
-@decompose("MultiHeadAttention", MS)
+@decompose("MultiHeadAttention", MICROSOFT)
 def multi_head_attention(
     op: GraphBuilder, query: Value, key: Value | None, value: Value | None, bias: Value | None, key_padding_mask: Value | None,
     attention_bias: Value | None, past_key: Value | None, past_value: Value | None, past_length: Value | None, indirection: Value | None, *,
@@ -180,13 +175,13 @@ def _biased(
     """Queries, keys and values plus their part of the bias each; keys and values that came with
     their heads apart have it already.
     """
-    widths = [op.constant(np.array([num_heads])) * op.shape(p, 3, 4) for p in parts]
+    widths = [int_vector(op, num_heads) * axis_size(op, p, 3) for p in parts]
     biases = op.Split(bias, op.Concat(*widths, axis=0), _outputs=3)
     spread = [op.Reshape(b, [1, num_heads, 1, -1]) for b in biases]
     return [p if only_query and i else p + b for i, (p, b) in enumerate(zip(parts, spread))]
 
 
-@decompose("GroupQueryAttention", MS)
+@decompose("GroupQueryAttention", MICROSOFT)
 def group_query_attention(
     op: GraphBuilder, query: Value, key: Value | None, value: Value | None, past_key: Value | None, past_value: Value | None, seqlens_k: Value,
     total_length: Value, cos: Value | None, sin: Value | None, position_ids: Value | None, attention_bias: Value | None,
@@ -199,7 +194,7 @@ def group_query_attention(
     `seqlens_k` tells where the last true token of each row stands; padded ones after it see no more
     than that one does.
     """
-    if any(p is not None and not _empty(p) for p in (past_key, past_value)):
+    if any(p is not None and (p.shape is None or 0 not in p.shape) for p in (past_key, past_value)):
         raise NoGradientError(CACHE, NO_CACHE)
     if not causal:
         raise NoGradientError(
@@ -231,7 +226,7 @@ def group_query_attention(
     if do_rotary:
         assert cos is not None
         assert sin is not None
-        rows = [op.Slice(table, [0], op.shape(q, 2, 3), [0]) for table in (cos, sin)]
+        rows = [op.Slice(table, [0], axis_size(op, q, 2), [0]) for table in (cos, sin)]
         q, k = (rotated(op, part, rows[0], rows[1], bool(rotary_interleaved)) for part in (q, k))
     present = k, v
     if num_heads != kv_num_heads:
@@ -272,7 +267,7 @@ def attend(
         factor: Any = (
             1 / math.sqrt(size)
             if isinstance(size, int)
-            else 1 / op.Sqrt(op.cast(op.Squeeze(op.shape(q, 3, 4)), q.dtype))
+            else 1 / op.Sqrt(op.cast(op.Squeeze(axis_size(op, q, 3)), q.dtype))
         )
     else:
         factor = scale
@@ -285,12 +280,7 @@ def attend(
     if sink is None:
         return op.Softmax(scores) @ v
     column = op.Expand(op.cast(sink, q.dtype), op.Concat(op.shape(q, 0, 3), [1], axis=0))
-    return (
-        op.Slice(
-            op.Softmax(op.Concat(column, scores, axis=-1)), [1], [np.iinfo(np.int64).max], [-1]
-        )
-        @ v
-    )
+    return op.Slice(op.Softmax(op.Concat(column, scores, axis=-1)), [1], [INT64_MAX], [-1]) @ v
 
 
 def heads(op: GraphBuilder, x: Value, count: int) -> Value:
@@ -312,8 +302,7 @@ def merged(op: GraphBuilder, x: Value) -> Value:
 
 def _places(op: GraphBuilder, q: Value, k: Value) -> tuple[Value, Value]:
     """The place of each query, as rows, and of each key, as columns."""
-    zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
-    row, column = (op.Range(zero, op.Squeeze(op.shape(part, 2, 3)), one) for part in (q, k))
+    row, column = (arange(op, axis_size(op, x, 2)) for x in (q, k))
     return op.Unsqueeze(row, [1]), op.Unsqueeze(column, [0])
 
 
@@ -326,7 +315,7 @@ def _later(op: GraphBuilder, q: Value, k: Value) -> Value:
     later = column > row
     if q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2] is not None:
         return later
-    return later & (row < op.Squeeze(op.shape(q, 2, 3)) - 1)
+    return later & (row < op.Squeeze(axis_size(op, q, 2)) - 1)
 
 
 def _mask(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float) -> Value:
@@ -349,7 +338,7 @@ def _mask(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float
                 f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)"
             )
         else:
-            shown = column < op.Reshape(ends, op.Concat(op.shape(q, 0, 1), [1], axis=0))
+            shown = column < op.Reshape(ends, op.Concat(axis_size(op, q, 0), [1], axis=0))
     elif mask.rank in (2, 3):
         shown = mask > 0
     else:
@@ -357,7 +346,3 @@ def _mask(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float
     return op.Unsqueeze(
         (1 - op.cast(shown, q.dtype)) * filter_value, [1] if mask.rank == 3 else [1, 2]
     )
-
-
-def _empty(past: Value) -> bool:
-    return past.shape is not None and 0 in past.shape

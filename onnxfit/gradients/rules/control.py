@@ -235,9 +235,9 @@ def _draws(node: ir.Node) -> bool:
     if node.domain not in ("", "ai.onnx"):
         return False
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
-    known = ir.convenience.get_const_tensor(training) if training is not None else None
+    flag = None if training is None else ir.convenience.get_const_tensor(training)
     return node.op_type in RANDOM or (
-        training is not None and (known is None or bool(known.numpy().any()))
+        training is not None and (flag is None or bool(flag.numpy().any()))
     )
 
 

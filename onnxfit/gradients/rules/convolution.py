@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.gradients.building import INT64_MIN, MICROSOFT, Ints, spatial_shape, static_shape
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
-
-Ints = Sequence[int]
 
 # Up to so many taps, the weights' gradient copies the images once per tap, for a MatMul; beyond,
 # the copies cost more than they bring.
@@ -89,7 +88,7 @@ def conv(
     auto_pad: str, dilations: Ints | None, group: int, pads: Ints | None, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
     way = Sliding.of(w.rank - 2, strides, dilations, group)
-    found = padding(op, way, auto_pad, pads, x, y, spatial(w) or op.shape(w, 2))
+    found = padding(op, way, auto_pad, pads, x, y, spatial_shape(w) or op.shape(w, 2))
     if isinstance(found, Value):
         return (
             lambda: large_of(op, dy, w, way, x, op.Slice(found, [0], [len(way.axes)])),
@@ -114,7 +113,9 @@ def conv_transpose(
     if output_shape and auto_pad != "SAME_UPPER":
         # the sizes alone say how much is cut off, and the larger half before
         auto_pad = "SAME_LOWER"
-    found = padding(op, way, auto_pad, pads, y, x, spatial(w) or op.shape(w, 2), output_padding)
+    found = padding(
+        op, way, auto_pad, pads, y, x, spatial_shape(w) or op.shape(w, 2), output_padding
+    )
     if isinstance(found, Value):
         dy = op.Pad(dy, found, None, way.axes)
     else:
@@ -126,7 +127,7 @@ def conv_transpose(
     )
 
 
-@decompose("FusedConv", "com.microsoft")
+@decompose("FusedConv", MICROSOFT)
 def fused_conv(
     op: GraphBuilder, x: Value, w: Value, b: Value | None, z: Value | None, *,
     activation: str | None, activation_params: Sequence[float] | None, auto_pad: str | None, dilations: Ints | None,
@@ -178,7 +179,7 @@ def large_of(
     turned = _as_conv(op, small, w, way)
     if turned is not None:
         return turned
-    size, stops, taps = spatial(like), spatial(small), spatial(w)
+    size, stops, taps = spatial_shape(like), spatial_shape(small), spatial_shape(w)
     # elements behind the last window: less than a stride
     unseen = [stride - 1 for stride in way.strides]
     if size and stops and taps:
@@ -193,8 +194,8 @@ def large_of(
 
 def weights_of(op: GraphBuilder, large: Value, small: Value, way: Sliding, like: Value) -> Value:
     """For every tap, what it saw times what it met; in the shape of `like`."""
-    stops, sizes = spatial(small), static(like)
-    if stops and sizes and spatial(large) and math.prod(sizes[2:]) <= COPIED_TAPS:
+    stops, sizes = spatial_shape(small), static_shape(like)
+    if stops and sizes and spatial_shape(large) and math.prod(sizes[2:]) <= COPIED_TAPS:
         return _by_taps(op, large, small, way, stops, sizes)
     return _by_conv(op, large, small, way, like)
 
@@ -207,7 +208,7 @@ def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | 
     """`large_of` as a convolution of the stops with the weights turned round: with a stride of 1,
     and where that is faster.
     """
-    sizes = static(w)
+    sizes = static_shape(w)
     if sizes is None or set(way.strides) != {1}:
         return None
     m, c, *taps = sizes
@@ -216,7 +217,7 @@ def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | 
     if min(pads) < 0 or m > 2 * c * way.group:
         return None
     way = replace(way, pads=tuple(pads))
-    stops = static(small)
+    stops = static_shape(small)
     # turning heavy weights round costs more than copying `small`
     heavy = stops is not None and math.prod(sizes) >= 2 * math.prod(stops)
     if stops and heavy and way.group == 1 and min(m, c) >= WIDE and math.prod(taps) <= COPIED_TAPS:
@@ -228,7 +229,7 @@ def _as_conv(op: GraphBuilder, small: Value, w: Value, way: Sliding) -> Value | 
         w = op.Reshape(w, [way.group * c, m // way.group, *taps])
     if math.prod(taps) > 1:
         back = [-1] * len(taps)
-        w = op.Slice(w, back, [np.iinfo(np.int64).min] * len(taps), way.axes, back)
+        w = op.Slice(w, back, [INT64_MIN] * len(taps), way.axes, back)
     return _slid(op.Conv, small, w, way)
 
 
@@ -265,8 +266,9 @@ def _by_taps(
     # sorting `small` by image costs by its filters, what is saved goes by the copies
     if (
         group == 1
-        and _known(large, small)
-        and _sizes(large)[0] >= MANY
+        and static_shape(small) is not None
+        and (images_and_more := static_shape(large)) is not None
+        and images_and_more[0] >= MANY
         and 2 * filters <= channels * math.prod(taps)
         and listed
     ):
@@ -282,7 +284,8 @@ def _by_taps(
         large, small = _swapped(op, large, way), _swapped(op, small, way)
     if groups:
         large = op.Reshape(
-            large, [*images, group, channels, *([] if images else [-1]), *(spatial(large) or ())]
+            large,
+            [*images, group, channels, *([] if images else [-1]), *(spatial_shape(large) or ())],
         )
     views = _views(op, large, way, stops, taps, large.rank - len(taps))
     if depthwise:  # a channel meets one filter only: nothing to multiply as matrices
@@ -351,7 +354,7 @@ def _tap_by_tap(
 ) -> Value:
     """A product for each tap, of all images: none of the copies is there for longer than it takes."""
     filters, channels, *taps = sizes
-    if _known(large, small) and channels >= NARROW * stops[-1]:
+    if None not in (static_shape(large), static_shape(small)) and channels >= NARROW * stops[-1]:
         large, small, first, last = _channels_last(op, large), _channels_last(op, small), 1, True
     else:
         large, small, first, last = _swapped(op, large, way), _swapped(op, small, way), 2, False
@@ -450,7 +453,7 @@ def padding(
     nothing = (0,) * len(way.strides)
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         return tuple(pads or nothing * 2) if auto_pad == "NOTSET" else nothing * 2
-    size, stops = spatial(large), spatial(small)
+    size, stops = spatial_shape(large), spatial_shape(small)
     if not isinstance(taps, Value):
         total = None
         if size and stops:
@@ -476,18 +479,6 @@ def padding(
     return op.Concat(
         *((half, far - half) if auto_pad == "SAME_UPPER" else (far - half, half)), axis=0
     )
-
-
-def static(value: Value) -> list[int] | None:
-    """The sizes of a value, None unless all are known."""
-    sizes = [n for n in value.shape or () if isinstance(n, int)]
-    return sizes if value.shape is not None and len(sizes) == value.rank else None
-
-
-def spatial(value: Value) -> list[int] | None:
-    """The sizes behind batch and channels, None unless all are known."""
-    sizes = [n for n in (value.shape or ())[2:] if isinstance(n, int)]
-    return sizes if value.shape is not None and len(sizes) == value.rank - 2 else None
 
 
 def _swapped(op: GraphBuilder, value: Value, way: Sliding) -> Value:
@@ -527,19 +518,15 @@ def _padded(op: GraphBuilder, large: Value, way: Sliding, first: int) -> Value:
     return op.Pad(large, [*ahead, *way.before, *behind, *ahead, *way.after, *behind])
 
 
-def _known(*values: Value) -> bool:
-    return all(static(value) is not None for value in values)
-
-
-def _sizes(value: Value) -> list[int]:
-    sizes = static(value)
-    assert sizes is not None  # who calls has asked `_known`
+def _sizes(value: Value) -> tuple[int, ...]:
+    sizes = static_shape(value)
+    assert sizes is not None  # the caller has asked `static_shape`
     return sizes
 
 
 def _cut(op: GraphBuilder, value: Value, like: Value, way: Sliding) -> Value:
     """Without the elements that `like` does not have, at the end of every spatial axis."""
-    size = spatial(like)
-    if size and size == spatial(value):
+    size = spatial_shape(like)
+    if size and size == spatial_shape(value):
         return value
     return op.Slice(value, [0] * len(way.axes), op.shape(like, 2), way.axes)

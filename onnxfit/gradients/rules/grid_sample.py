@@ -17,7 +17,8 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.rules.resize import items, joined
+from onnxfit.gradients.broadcasting import zeros_like
+from onnxfit.gradients.building import arange, axis_size, concat_sizes, elements_at
 from onnxfit.gradients.table import InputGradient, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -42,19 +43,19 @@ def grid_sample(
         )
     count = x.rank - 2
     images = op.shape(x, 0, 2)  # batch and channels
-    points = op.Reshape(grid, _shape(op, op.shape(x, 0, 1), -1, count))
+    points = op.Reshape(grid, concat_sizes(op, axis_size(op, x, 0), -1, count))
     axes = [_taps(op, points, x, a, mode, padding_mode, bool(align_corners)) for a in range(count)]
-    flat = op.Reshape(x, _shape(op, images, -1))
+    flat = op.Reshape(x, concat_sizes(op, images, -1))
     pixels = reduce(
         lambda at, axis: op.Unsqueeze(at, [-2]) * axis.size + _behind(op, axis.index, at),
         axes[1:],
         axes[0].index,
     )
     pixels = op.Expand(
-        op.Reshape(pixels, _shape(op, op.shape(x, 0, 1), 1, -1)),
-        _shape(op, 1, op.shape(x, 1, 2), 1),
+        op.Reshape(pixels, concat_sizes(op, axis_size(op, x, 0), 1, -1)),
+        concat_sizes(op, 1, axis_size(op, x, 1), 1),
     )
-    arriving = op.Reshape(dy, _shape(op, images, *[1] * count, -1))
+    arriving = op.Reshape(dy, concat_sizes(op, images, *[1] * count, -1))
 
     def product(factors: Sequence[Value]) -> Value:
         """(batch, taps, ..., taps, points) of one (batch, taps, points) per axis."""
@@ -66,17 +67,20 @@ def grid_sample(
 
     def dx() -> Value:
         parts = arriving * op.Unsqueeze(product([a.weight for a in axes]), [1])
-        zeros = op.Expand(op.constant(0, x.dtype), op.shape(flat))
         # not ScatterND: its kernel adds with several threads at once, and loses some
         summed = op.ScatterElements(
-            zeros, pixels, op.Reshape(parts, _shape(op, images, -1)), axis=2, reduction="add"
+            zeros_like(op, flat),
+            pixels,
+            op.Reshape(parts, concat_sizes(op, images, -1)),
+            axis=2,
+            reduction="add",
         )
         return op.Reshape(summed, op.shape(x))
 
     def dgrid() -> Value:
         read = op.Reshape(
             op.GatherElements(flat, pixels, axis=2),
-            _shape(op, images, *[axes[0].count] * count, -1),
+            concat_sizes(op, images, *[axes[0].count] * count, -1),
         )
         read = op.ReduceSum(read * arriving, [1], keepdims=0)
         slopes = []
@@ -107,7 +111,7 @@ class Taps:
 def _taps(
     op: GraphBuilder, points: Value, x: Value, axis: int, mode: str, padding: str, corners: bool
 ) -> Taps:
-    size = op.shape(x, 2 + axis, 3 + axis)
+    size = axis_size(op, x, 2 + axis)
     length = op.cast(size, points.dtype)
     place = op.Unsqueeze(op.Gather(points, op.constant(np.int64(x.rank - 3 - axis)), axis=2), [1])
     scale = (length - 1) * 0.5 if corners else length * 0.5
@@ -176,10 +180,10 @@ def affine_grid(
         )
     count = size.shape[0] - 2
     identity = op.constant(np.eye(count, count + 1)[None], theta.dtype)
-    one = _shape(op, 1, items(op, size, range(1, 2 + count)))
+    one = concat_sizes(op, 1, elements_at(op, size, range(1, 2 + count)))
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=align_corners), [-1, count])
     base = op.Pad(base, [0, 0, 0, 1], op.constant(1, theta.dtype))  # (points, count + 1)
-    arriving = op.Reshape(dy, _shape(op, op.shape(dy, 0, 1), -1, count, 1))
+    arriving = op.Reshape(dy, concat_sizes(op, axis_size(op, dy, 0), -1, count, 1))
     return op.ReduceSum(arriving * op.Unsqueeze(base, [1]), [1], keepdims=0), None
 
 
@@ -198,14 +202,14 @@ def deform_conv(
             "it can be differentiated for images (batch, channels, height, width) and a kernel"
             " whose size is known"
         )
-    batch, taps = op.shape(x, 0, 1), kernel[0] * kernel[1]
+    batch, taps = axis_size(op, x, 0), kernel[0] * kernel[1]
     samples = batch * offset_group if offset_group > 1 else batch
     out = op.shape(offset, 2)
-    moved = op.Reshape(offset, _shape(op, samples, *kernel, 2, out))
+    moved = op.Reshape(offset, concat_sizes(op, samples, *kernel, 2, out))
     places = []
     for axis in (1, 0):  # x, then y
         first = (
-            op.Range(0, op.Squeeze(items(op, out, [axis]), [0]), 1) * (strides or (1, 1))[axis]
+            arange(op, elements_at(op, out, [axis])) * (strides or (1, 1))[axis]
             - (pads or (0, 0))[axis]
         )
         steps = np.arange(kernel[axis])[:, None] * (dilations or (1, 1))[axis]
@@ -213,25 +217,25 @@ def deform_conv(
         regular = op.Unsqueeze(op.constant(steps) + op.Unsqueeze(first, [0]), [1 - axis, 3 - axis])
         at = op.Gather(moved, op.constant(np.int64(axis)), axis=3) + op.cast(regular, x.dtype)
         places.append(
-            op.Unsqueeze((2 * at + 1) / op.cast(op.shape(x, 2 + axis, 3 + axis), x.dtype) - 1, [-1])
+            op.Unsqueeze((2 * at + 1) / op.cast(axis_size(op, x, 2 + axis), x.dtype) - 1, [-1])
         )
-    grid = op.Reshape(op.Concat(*places, axis=-1), _shape(op, samples, taps, -1, 2))
-    images = op.Reshape(x, _shape(op, samples, -1, op.shape(x, 2))) if offset_group > 1 else x
+    grid = op.Reshape(op.Concat(*places, axis=-1), concat_sizes(op, samples, taps, -1, 2))
+    images = op.Reshape(x, concat_sizes(op, samples, -1, op.shape(x, 2))) if offset_group > 1 else x
     read = op.GridSample(images, grid)  # (samples, channels, taps, points)
     if mask is not None:
-        read = read * op.Reshape(mask, _shape(op, samples, 1, taps, -1))
+        read = read * op.Reshape(mask, concat_sizes(op, samples, 1, taps, -1))
     columns = op.Reshape(
-        read, _shape(op, batch, *([group] if group > 1 else []), -1, op.shape(read, 3))
+        read, concat_sizes(op, batch, *([group] if group > 1 else []), -1, axis_size(op, read, 3))
     )
     weights = op.Reshape(
         w,
         (
-            _shape(op, group, -1, op.shape(columns, 2, 3))
+            concat_sizes(op, group, -1, axis_size(op, columns, 2))
             if group > 1
-            else _shape(op, op.shape(w, 0, 1), -1)
+            else concat_sizes(op, axis_size(op, w, 0), -1)
         ),
     )
-    y = op.Reshape(weights @ columns, _shape(op, batch, -1, out))
+    y = op.Reshape(weights @ columns, concat_sizes(op, batch, -1, out))
     return y if b is None else y + op.Reshape(b, [-1, 1, 1])
 
 
@@ -253,11 +257,11 @@ def col2im(
     )
     found = op.Pad(dy, [0, 0, *pads[:count], 0, 0, *pads[count:]]) if any(pads) else dy
     for a in reversed(range(count)):
-        size = items(op, image_shape, [a]) + (pads[a] + pads[count + a])
-        block = items(op, block_shape, [a])
+        size = elements_at(op, image_shape, [a]) + (pads[a] + pads[count + a])
+        block = elements_at(op, block_shape, [a])
         blocks = (size - (block - 1) * dilations[a] - 1) / strides[a] + 1
-        within = op.Range(0, op.Squeeze(block, [0]), 1) * dilations[a]
-        first = op.Range(0, op.Squeeze(blocks, [0]), 1) * strides[a]
+        within = arange(op, block) * dilations[a]
+        first = arange(op, blocks) * strides[a]
         found = op.Gather(found, op.Unsqueeze(within, [1]) + op.Unsqueeze(first, [0]), axis=2 + a)
     found = (
         op.Transpose(found, perm=[0, 1, *range(2, 2 + 2 * count, 2), *range(3, 3 + 2 * count, 2)])
@@ -265,10 +269,3 @@ def col2im(
         else found
     )
     return op.Reshape(found, op.shape(x)), None, None
-
-
-def _shape(op: GraphBuilder, *parts: Value | int) -> Value:
-    """A shape of parts and numbers."""
-    return joined(
-        op, [p if isinstance(p, Value) else op.constant(np.array([p], np.int64)) for p in parts]
-    )

@@ -15,20 +15,22 @@ from string import ascii_letters
 
 import numpy as np
 
-from onnxfit.gradients.blocker import FITTING, TYPED
+from onnxfit.gradients.blocker import FITTING
+from onnxfit.gradients.building import (
+    MICROSOFT,
+    arange,
+    axis_size,
+    identity_matrix,
+    require_rank,
+    transpose_matrices,
+)
 from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-def swapped(op: GraphBuilder, x: Value) -> Value:
-    """The matrices of x transposed: its last two axes swapped."""
-    rank = _rank(x)
-    return op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
 @gradient("MatMul", broadcasts=True)
 def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
-    if _rank(a) == 1 and _rank(b) == 1:
+    if require_rank(a) == 1 and require_rank(b) == 1:
         return lambda: dy * b, lambda: dy * a
     if b.rank == 1:  # y_...m = sum_k a_...mk b_k
         return (
@@ -45,7 +47,7 @@ def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradien
 
 def _left(op: GraphBuilder, b: Value, dy: Value) -> Value:
     """dY B'."""
-    return op.Gemm(dy, b, transB=1) if dy.rank == b.rank == 2 else dy @ swapped(op, b)
+    return op.Gemm(dy, b, transB=1) if dy.rank == b.rank == 2 else dy @ transpose_matrices(op, b)
 
 
 def _right(op: GraphBuilder, a: Value, b: Value, dy: Value) -> Value:
@@ -56,7 +58,7 @@ def _right(op: GraphBuilder, a: Value, b: Value, dy: Value) -> Value:
     if a.rank > 2 and all(d == 1 for d in b.shape[:-2]):
         db = op.Gemm(op.Flatten(a, axis=-1), op.Flatten(dy, axis=-1), transA=1)
         return db if b.rank == 2 else op.Reshape(db, op.shape(b))
-    return op.Gemm(a, dy, transA=1) if a.rank == dy.rank == 2 else swapped(op, a) @ dy
+    return op.Gemm(a, dy, transA=1) if a.rank == dy.rank == 2 else transpose_matrices(op, a) @ dy
 
 
 @gradient("Gemm", broadcasts=True)
@@ -86,7 +88,7 @@ def einsum(
     """For y = Einsum(x_1 ...): dx_i = Einsum(dy, the other x), spread over the labels that only x_i
     has.
     """
-    terms, result = labels(equation, [_rank(x) for x in xs])
+    terms, result = labels(equation, [require_rank(x) for x in xs])
 
     def entry(i: int) -> Callable[[], Value]:
         return lambda: _factor(op, i, terms, result, xs, dy)
@@ -181,8 +183,7 @@ def _identity(op: GraphBuilder, x: Value, axis: int) -> Value:
     size = x.shape[axis]
     if isinstance(size, int):
         return op.constant(np.eye(size), x.dtype)
-    n = op.shape(x, axis, axis + 1)
-    return op.EyeLike(op.Expand(op.constant(0, x.dtype), op.Concat(n, n, axis=0)))
+    return identity_matrix(op, axis_size(op, x, axis), x.dtype)
 
 
 def _product(op: GraphBuilder, factors: list[tuple[str, Value]], result: str) -> Value:
@@ -216,7 +217,9 @@ def _matrices(
     flip_a, flip_b = left[-1] == row, right[-1] == inner
     if not batch:
         return op.Gemm(a, b, transA=int(flip_a), transB=int(flip_b))
-    return (swapped(op, a) if flip_a else a) @ (swapped(op, b) if flip_b else b)
+    return (transpose_matrices(op, a) if flip_a else a) @ (
+        transpose_matrices(op, b) if flip_b else b
+    )
 
 
 def labels(equation: str | bytes, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -261,7 +264,7 @@ def determinant(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     """d det(X) / dX is the matrix of cofactors (Jacobi), each a determinant of X without a row and
     a column: right for singular X, too.
     """
-    rank = _rank(x)
+    rank = require_rank(x)
     dy = op.Unsqueeze(dy, [-2, -1])
     if x.shape is not None and x.shape[-1] == 1:
         return dy
@@ -284,30 +287,24 @@ def _others(op: GraphBuilder, x: Value) -> tuple[Value, Value]:
             op.constant((-1.0) ** np.add.outer(np.arange(n), np.arange(n)), x.dtype),
         )
     size = op.Squeeze(op.Shape(x, start=-1), [0])
-    row = op.Range(0, size, 1)
+    row = arange(op, size)
     column = op.Unsqueeze(row, [1])
-    before = op.Range(0, size - 1, 1)
+    before = arange(op, size - 1)
     parity = op.cast(op.Mod(row + column, 2), x.dtype)
     return before + op.cast(before >= column, np.int64), 1 - 2 * parity
-
-
-def _rank(x: Value) -> int:
-    if x.shape is None:
-        raise NoGradientError(f"the rank of {x.name!r} is unknown", TYPED)
-    return x.rank
 
 
 # onnxruntime's fused forms
 # ------------------------------------------------------------------------------------------------------
 
 
-@decompose("FusedMatMul", "com.microsoft")
-@decompose("TransposeMatMul", "com.microsoft")
+@decompose("FusedMatMul", MICROSOFT)
+@decompose("TransposeMatMul", MICROSOFT)
 def fused_matmul(
     op: GraphBuilder, a: Value, b: Value,
     *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0, transBatchB: int = 0,
 ) -> Value:  # fmt: skip
-    if _rank(a) == _rank(b) == 2:
+    if require_rank(a) == require_rank(b) == 2:
         return op.Gemm(a, b, alpha=alpha, transA=transA, transB=transB)
     y = _turned(op, a, transA, transBatchA) @ _turned(op, b, transB, transBatchB)
     return y if alpha == 1 else y * alpha
@@ -328,7 +325,7 @@ def _turned(op: GraphBuilder, x: Value, matrices: int, batch: int) -> Value:
     return x if perm == sorted(perm) else op.Transpose(x, perm=perm)
 
 
-@decompose("FusedGemm", "com.microsoft")
+@decompose("FusedGemm", MICROSOFT)
 def fused_gemm(
     op: GraphBuilder, a: Value, b: Value, c: Value | None,
     *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0, activation: str = "",

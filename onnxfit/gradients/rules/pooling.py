@@ -10,7 +10,6 @@ of equals.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,18 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.gradients.rules.convolution import Ints, Sliding, large_of, padding, spatial, static
+from onnxfit.gradients.broadcasting import zeros_like
+from onnxfit.gradients.building import (
+    Ints,
+    arange,
+    axis_size,
+    int_vector,
+    spatial_shape,
+    static_size,
+    trailing_size,
+    zeros,
+)
+from onnxfit.gradients.rules.convolution import Sliding, large_of, padding
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -43,16 +53,19 @@ def max_pool(
             kernel_shape=kernel_shape,
             **settings,
         )[1]
-    size = spatial(x)
+    size = spatial_shape(x)
     tiled = way.strides == tuple(kernel_shape) and set(way.dilations) == {1} and not any(pads or ())
     # every element in one window: no sums, and faster
     if tiled and size and not any(n % k for n, k in zip(size, kernel_shape)):
         return op.MaxUnpool(dy, indices, kernel_shape=kernel_shape, strides=way.strides)
-    sizes = static(x)
-    count = [math.prod(sizes)] if sizes else op.ReduceProd(op.shape(x))
-    nothing = op.Expand(op.constant(0, dy.dtype), count)
+    elements = static_size(x)
+    count = int_vector(op, elements) if elements is not None else op.ReduceProd(op.shape(x))
     flat = op.ScatterElements(
-        nothing, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add"
+        zeros(op, dy, count),
+        op.Reshape(indices, [-1]),
+        op.Reshape(dy, [-1]),
+        axis=0,
+        reduction="add",
     )
     return op.Reshape(flat, op.shape(x))
 
@@ -60,9 +73,10 @@ def max_pool(
 @gradient("GlobalMaxPool")
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
-    nothing = op.Expand(op.constant(0, dy.dtype), op.shape(flat))
     return op.Reshape(
-        op.ScatterElements(nothing, op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2),
+        op.ScatterElements(
+            zeros_like(op, flat), op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2
+        ),
         op.shape(x),
     )
 
@@ -107,11 +121,7 @@ def lp_pool(
 
 @gradient("GlobalAveragePool")
 def global_average_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-    size = spatial(x)
-    count = (
-        math.prod(size) if size else op.cast(op.ReduceProd(op.shape(x, 2), keepdims=0), dy.dtype)
-    )
-    return op.Expand(dy / count, op.shape(x))
+    return op.Expand(dy / trailing_size(op, x, 2), op.shape(x))
 
 
 @decompose("GlobalLpPool")
@@ -267,13 +277,11 @@ def _by_matrices(op: GraphBuilder, dy: Value, matrices: Sequence[Value]) -> Valu
 
 def _size(op: GraphBuilder, value: Value, axis: int) -> Size:
     size = None if value.shape is None else value.shape[axis]
-    return size if isinstance(size, int) else op.Squeeze(op.shape(value, axis, axis + 1))
+    return size if isinstance(size, int) else op.Squeeze(axis_size(op, value, axis))
 
 
 def _upto(op: GraphBuilder, size: Size, shape: Ints) -> Array:
     """0, 1, ..., size - 1 in a shape."""
     if isinstance(size, int):
         return np.arange(size).reshape(shape)
-    return op.Reshape(
-        op.Range(op.constant(np.int64(0)), size, op.constant(np.int64(1))), list(shape)
-    )
+    return op.Reshape(arange(op, size), list(shape))

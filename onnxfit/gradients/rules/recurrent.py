@@ -22,7 +22,8 @@ from typing import Union
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.broadcasting import sum_of_rows
+from onnxfit.gradients.broadcasting import sum_of_rows, zeros_like
+from onnxfit.gradients.building import INT64_MAX, arange, axis_size, concat_sizes
 from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -158,7 +159,7 @@ class Direction:
         op, x = self.op, self.x
         if x.shape is not None and isinstance(x.shape[0], int):
             return op.constant(np.arange(x.shape[0], dtype=np.int64)[:, None, None])
-        steps = op.Range(0, op.Squeeze(op.shape(x, 0, 1), [0]), 1)
+        steps = arange(op, axis_size(op, x, 0))
         return op.Unsqueeze(steps, [1, 2])
 
     def in_steps(self, value: Value, other: float = 0) -> Value:
@@ -171,7 +172,7 @@ class Direction:
         first = op.Unsqueeze(first, [0])
         if not self.backwards:
             return op.Concat(first, op.Slice(states, [0], [-1], [0]), axis=0)
-        later = op.Concat(op.Slice(states, [1], [np.iinfo(np.int64).max], [0]), first, axis=0)
+        later = op.Concat(op.Slice(states, [1], [INT64_MAX], [0]), first, axis=0)
         return (
             later
             if self.lengths is None
@@ -180,9 +181,7 @@ class Direction:
 
     def by_step(self, flat: Value) -> Value:
         """`(time * batch, n)` as `(time, batch, n)`."""
-        return self.op.Reshape(
-            flat, _sizes(self.op, self.op.shape(self.x, 0, 2), self.op.constant([-1]))
-        )
+        return self.op.Reshape(flat, concat_sizes(self.op, self.op.shape(self.x, 0, 2), -1))
 
     @cached_property
     def inputs(self) -> Value:
@@ -452,7 +451,7 @@ def _lstm(
     # dL/dao = ko dL/dh; with dL/dc: dL/dai = ki dL/dc, and so on
     ko, kn = hc * f.slope(ao, o), i * g.slope(an, n)
     ki = f.slope(ai, i) * (n - c_ if coupled else n)
-    kf = _zeros(op, af) if coupled else c_ * f.slope(af, forget)
+    kf = zeros_like(op, af) if coupled else c_ * f.slope(af, forget)
     to_c, keep = o * h.slope(c, hc), forget
     if po is not None:
         to_c, keep = to_c + ko * po, keep + ki * pi + kf * pf
@@ -594,7 +593,9 @@ def _runs(
         lengths = op.Unsqueeze(op.cast(lengths, np.int64), [1])
         # the last state of an empty sequence is not its first, in onnxruntime, but zero
         dy_h, dy_c = (None if v is None else op.Where(lengths > 0, v, 0) for v in (dy_h, dy_c))
-    nothing = op.Expand(op.constant(0, x.dtype), _sizes(op, op.shape(x, 1, 2), op.shape(r, 2)))
+    nothing = op.Expand(
+        op.constant(0, x.dtype), concat_sizes(op, op.shape(x, 1, 2), op.shape(r, 2))
+    )
 
     def own(value: Value, axis: int = 0) -> list[Value]:
         parts = (
@@ -660,17 +661,5 @@ def _apart(value: Value, parts: tuple[int, int], axis: int = 2) -> tuple[Value, 
     return op.Concat(*each[: parts[0]], axis=axis), each[-1]
 
 
-def _sizes(op: GraphBuilder, *parts: Value) -> Value:
-    """Sizes one after the other, a constant where all are known."""
-    known = [part.ir.const_value for part in parts]
-    if any(part is None for part in known):
-        return op.Concat(*parts, axis=0)
-    return op.constant(np.concatenate([part.numpy() for part in known if part is not None]))
-
-
 def _sum(wb: Maybe, rb: Maybe) -> Maybe:
     return None if wb is None or rb is None else wb + rb
-
-
-def _zeros(op: GraphBuilder, like: Value) -> Value:
-    return op.Expand(op.constant(0, like.dtype), op.shape(like))

@@ -20,6 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfit.gradients.building import (
+    axis_size,
+    concat_sizes,
+    elements_at,
+    identity_matrix,
+    int_vector,
+    known,
+    normalize_axes,
+)
 from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -43,7 +52,7 @@ def resize(
         )
     if scales is not None and scales.shape == (0,):
         scales = None  # as good as absent
-    along = [a % x.rank for a in axes] if axes else list(range(x.rank))
+    along = normalize_axes(axes or None, x.rank)
     stretch = scales is not None or keep_aspect_ratio_policy == "stretch" or len(along) == 1
     asked = ResizeSpec(
         x, y, roi if coordinate_transformation_mode == CROP else None, scales, sizes, along,
@@ -97,8 +106,7 @@ class ResizeSpec:
     @property
     def numbers(self) -> npt.NDArray[Any] | None:
         """The scales, where they are constants."""
-        tensor = None if self.scales is None else ir.convenience.get_const_tensor(self.scales.ir)
-        return None if tensor is None else tensor.numpy()
+        return known(self.scales)
 
     def lengths(self, axis: int) -> tuple[int | str | None, int | str | None]:
         """Before and after."""
@@ -156,11 +164,11 @@ def _sum_of_blocks(op: GraphBuilder, x: Value, dy: Value, factors: dict[int, int
     shape: list[Value] = []
     blocks: list[int] = []
     for axis in range(x.rank):
-        shape.append(op.shape(x, axis, axis + 1))
+        shape.append(axis_size(op, x, axis))
         if axis in factors:
             blocks.append(len(shape))
-            shape.append(op.constant(np.array([factors[axis]], np.int64)))
-    return op.ReduceSum(op.Reshape(dy, joined(op, shape)), blocks, keepdims=0)
+            shape.append(int_vector(op, factors[axis]))
+    return op.ReduceSum(op.Reshape(dy, concat_sizes(op, *shape)), blocks, keepdims=0)
 
 
 def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
@@ -168,8 +176,8 @@ def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
     resized unit vectors.
     """
     x, y = asked.x, asked.y
-    n = op.shape(x, axis, axis + 1)
-    units = op.EyeLike(op.Expand(op.constant(0, x.dtype), joined(op, [n, n])))
+    n = axis_size(op, x, axis)
+    units = identity_matrix(op, n, x.dtype)
     # as images (n, 1, 1, n), or with the other axes where they have a say; their first line has all
     # that is asked for
     beside = [a for a in asked.axes if a != axis] if asked.policy != "stretch" else []
@@ -177,25 +185,25 @@ def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
     last = 2 + len(between)
     units = op.Unsqueeze(units, [1, *between])
     if beside:
-        others = [op.shape(x, a, a + 1) for a in beside]
-        units = op.Expand(units, joined(op, [n, op.constant(np.array([1])), *others, n]))
+        others = [axis_size(op, x, a) for a in beside]
+        units = op.Expand(units, concat_sizes(op, n, 1, *others, n))
     moved: list[int] = []
     scales = sizes = None
     if beside and asked.sizes is not None:
         moved, sizes = (
             between,
-            items(op, asked.sizes, [asked.axes.index(a) for a in (*beside, axis)]),
+            elements_at(op, asked.sizes, [asked.axes.index(a) for a in (*beside, axis)]),
         )
     elif asked.scales is None:
-        sizes = op.shape(y, axis, axis + 1)
+        sizes = axis_size(op, y, axis)
     else:
-        scales = items(op, asked.scales, [asked.axes.index(axis)])
+        scales = elements_at(op, asked.scales, [asked.axes.index(axis)])
         if _may_copy(asked, axis):
             moved, scales = between, op.Concat(_unless_copied(op, asked), scales, axis=0)
     roi = None
     if asked.roi is not None:
         i, count = asked.axes.index(axis), len(asked.axes)
-        own = [items(op, asked.roi, [i]), items(op, asked.roi, [i + count])]
+        own = [elements_at(op, asked.roi, [i]), elements_at(op, asked.roi, [i + count])]
         whole = [op.constant(np.full(len(moved), v, asked.roi.dtype)) for v in (0, 1)]
         roi = (
             op.Concat(whole[0], own[0], whole[1], own[1], axis=0)
@@ -243,26 +251,10 @@ def _apply(op: GraphBuilder, matrix: Value, dy: Value, axis: int) -> Value:
         return matrix @ dy
     if not behind:
         return dy @ op.Transpose(matrix, perm=[1, 0])
-    flat = op.Reshape(dy, joined(op, [op.shape(dy, 0, axis + 1), op.constant(np.array([-1]))]))
+    flat = op.Reshape(dy, concat_sizes(op, op.shape(dy, 0, axis + 1), -1))
     shape = [
         *([op.shape(dy, 0, axis)] if axis else []),
-        op.shape(matrix, 0, 1),
+        axis_size(op, matrix, 0),
         op.shape(dy, axis + 1),
     ]
-    return op.Reshape(matrix @ flat, joined(op, shape))
-
-
-def joined(op: GraphBuilder, parts: Sequence[Value]) -> Value:
-    """Parts of a shape as one vector, a constant if all are."""
-    tensors = [ir.convenience.get_const_tensor(p.ir) for p in parts]
-    if all(t is not None for t in tensors):
-        return op.constant(np.concatenate([t.numpy() for t in tensors if t is not None]))
-    return op.Concat(*parts, axis=0)
-
-
-def items(op: GraphBuilder, vector: Value, which: Sequence[int]) -> Value:
-    """Some elements of a vector, constants if they are known."""
-    tensor = ir.convenience.get_const_tensor(vector.ir)
-    if tensor is not None:
-        return op.constant(tensor.numpy()[list(which)])
-    return op.Gather(vector, op.constant(np.array(which, np.int64)), axis=0)
+    return op.Reshape(matrix @ flat, concat_sizes(op, *shape))

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.rules.resize import joined
+from onnxfit.gradients.broadcasting import zeros_like
+from onnxfit.gradients.building import arange, axis_size, concat_sizes
 from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -106,8 +107,8 @@ def _points(
     scale: float,
     half: bool,
 ) -> Points:
-    pixels = op.cast(_range(op, x, 2 + axis), x.dtype)
-    size = op.cast(op.shape(x, 2 + axis, 3 + axis), x.dtype)
+    pixels = op.cast(arange(op, axis_size(op, x, 2 + axis)), x.dtype)
+    size = op.cast(axis_size(op, x, 2 + axis), x.dtype)
     start, end = (op.Unsqueeze(_column(op, rois, i) * scale, [2]) for i in (1 - axis, 3 - axis))
     if half:
         start, end = start - 0.5, end - 0.5
@@ -119,7 +120,7 @@ def _points(
         points = op.Ceil(step)
         most = op.Cast(op.Max(op.ReduceMax(points, keepdims=0), 1), to=INT64)
     count = op.Max(points, 1)
-    index = op.cast(op.Range(0, most, 1), x.dtype)
+    index = op.cast(arange(op, most), x.dtype)
     at = (
         start + op.constant(np.arange(bins)[:, None], x.dtype) * step + (index + 0.5) * step / count
     )
@@ -132,8 +133,7 @@ def _points(
 def _average(
     op: GraphBuilder, x: Value, batch: Value, dy: Value, rows: Points, columns: Points
 ) -> Value:
-    images, channels, height, width = (op.shape(x, a, a + 1) for a in range(4))
-    rest = op.constant(np.array([-1]))
+    images, channels, height, width = (axis_size(op, x, a) for a in range(4))
     left, right = (  # (regions, bins, pixels)
         op.ReduceSum(
             op.Relu(1 - op.Abs(op.Unsqueeze(p.at, [3]) - p.pixels)) * op.Unsqueeze(p.share, [3]),
@@ -143,14 +143,17 @@ def _average(
         for p in (rows, columns)
     )
     # (images, regions)
-    own = op.Unsqueeze(_range(op, x, 0), [1]) == op.cast(op.Unsqueeze(batch, [0]), np.int64)
+    own = op.Unsqueeze(arange(op, axis_size(op, x, 0)), [1]) == op.cast(
+        op.Unsqueeze(batch, [0]), np.int64
+    )
     left = op.Unsqueeze(op.cast(own, x.dtype), [2, 3]) * op.Unsqueeze(left, [0])
-    left = op.Reshape(op.Transpose(left, perm=[0, 3, 1, 2]), joined(op, [images, height, rest]))
+    left = op.Reshape(op.Transpose(left, perm=[0, 3, 1, 2]), concat_sizes(op, images, height, -1))
     # (regions, bins, channels, width)
     wide = op.Transpose(dy @ op.Unsqueeze(right, [1]), perm=[0, 2, 1, 3])
-    wide = op.Reshape(wide, joined(op, [op.shape(left, 2, 3), rest]))
+    wide = op.Reshape(wide, concat_sizes(op, op.shape(left, 2, 3), -1))
     return op.Transpose(
-        op.Reshape(left @ wide, joined(op, [images, height, channels, width])), perm=[0, 2, 1, 3]
+        op.Reshape(left @ wide, concat_sizes(op, images, height, channels, width)),
+        perm=[0, 2, 1, 3],
     )
 
 
@@ -169,7 +172,7 @@ def _pixels(
     op: GraphBuilder, x: Value, rois: Value, axis: int, bins: int, scale: float
 ) -> Candidates:
     """The pixels between the rounded borders of every bin."""
-    size = op.cast(op.shape(x, 2 + axis, 3 + axis), x.dtype)
+    size = op.cast(axis_size(op, x, 2 + axis), x.dtype)
     start, end = (_rounded(op, _column(op, rois, i) * scale) for i in (2 - axis, 4 - axis))
     step = op.Max(end - start + 1, 1) / bins
     first, last = (
@@ -180,7 +183,7 @@ def _pixels(
         op.Unsqueeze(op.Max(op.Min(edge + start, size), 0), [2]) for edge in (first, last)
     )
     most = op.Max(op.ReduceMax(last - first, keepdims=0), 1)
-    index = first + op.cast(op.Range(0, op.Cast(most, to=INT64), 1), x.dtype)
+    index = first + op.cast(arange(op, op.Cast(most, to=INT64)), x.dtype)
     exists = index < last
     return Candidates(
         op.Cast(op.Max(op.Min(index, size - 1), 0), to=INT64), op.cast(exists, x.dtype), exists
@@ -193,8 +196,7 @@ def _to_the_largest(
     """Each dy times the weight of the largest weighted pixel of its bin, added up where that pixel
     is.
     """
-    images, channels, height, width = (op.shape(x, a, a + 1) for a in range(4))
-    rest = op.constant(np.array([-1]))
+    images, channels, height, width = (axis_size(op, x, a) for a in range(4))
 
     def lattice(row: Value, column: Value, op_type: str) -> Value:
         """(regions, bins, candidates) of (regions, row bins, 1, row candidates, 1) and (regions, 1,
@@ -204,7 +206,9 @@ def _to_the_largest(
         count = op.shape(row, 2, 3) * op.shape(column, 2, 3)
         return op.Reshape(
             both,
-            joined(op, [op.shape(row, 0, 1), op.shape(row, 1, 2) * op.shape(column, 1, 2), count]),
+            concat_sizes(
+                op, op.shape(row, 0, 1), op.shape(row, 1, 2) * op.shape(column, 1, 2), count
+            ),
         )
 
     weight, exists = (
@@ -213,29 +217,26 @@ def _to_the_largest(
     )
     first = op.Unsqueeze(op.cast(batch, np.int64), [1, 2]) * (height * width)
     index = lattice(rows.index * width, columns.index, "Add") + first
-    flat = op.Reshape(op.Transpose(x, perm=[0, 2, 3, 1]), joined(op, [rest, channels]))
+    flat = op.Reshape(op.Transpose(x, perm=[0, 2, 3, 1]), concat_sizes(op, -1, channels))
     # (regions, bins, candidates, channels)
     read = op.Gather(flat, index, axis=0) * op.Unsqueeze(weight, [3])
     read = op.Where(op.Unsqueeze(exists, [3]), read, float(np.finfo(np.float32).min))
     won = op.ArgMax(read, axis=2, keepdims=0)  # (regions, bins, channels)
-    arriving = op.Transpose(op.Reshape(dy, joined(op, [op.shape(dy, 0, 2), rest])), perm=[0, 2, 1])
-    parts = op.Reshape(
-        arriving * op.GatherElements(weight, won, axis=2), joined(op, [rest, channels])
+    arriving = op.Transpose(
+        op.Reshape(dy, concat_sizes(op, op.shape(dy, 0, 2), -1)), perm=[0, 2, 1]
     )
-    places = op.Reshape(op.GatherElements(index, won, axis=2), joined(op, [rest, channels]))
-    zeros = op.Expand(op.constant(0, x.dtype), op.shape(flat))
-    summed = op.ScatterElements(zeros, places, parts, axis=0, reduction="add")
+    parts = op.Reshape(
+        arriving * op.GatherElements(weight, won, axis=2), concat_sizes(op, -1, channels)
+    )
+    places = op.Reshape(op.GatherElements(index, won, axis=2), concat_sizes(op, -1, channels))
+    summed = op.ScatterElements(zeros_like(op, flat), places, parts, axis=0, reduction="add")
     return op.Transpose(
-        op.Reshape(summed, joined(op, [images, height, width, channels])), perm=[0, 3, 1, 2]
+        op.Reshape(summed, concat_sizes(op, images, height, width, channels)), perm=[0, 3, 1, 2]
     )
 
 
 def _column(op: GraphBuilder, rois: Value, which: int) -> Value:
     return op.Gather(rois, op.constant(np.array([which])), axis=1)
-
-
-def _range(op: GraphBuilder, x: Value, axis: int) -> Value:
-    return op.Range(0, op.Squeeze(op.shape(x, axis, axis + 1), [0]), 1)
 
 
 def _rounded(op: GraphBuilder, x: Value) -> Value:

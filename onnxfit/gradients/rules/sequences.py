@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC
-from onnxfit.gradients.rules.shapes import joined, known, size
+from onnxfit.gradients.building import axis_size, concat_sizes, int_vector, known
 from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -132,7 +132,7 @@ class _Split:
         assert x is not None
         self.op, self.x = op, op.wrap(x)
         self.axis = _attribute(node, "axis", 0) % self.x.rank
-        self.length = size(op, self.x, self.axis)
+        self.length = axis_size(op, self.x, self.axis)
         self.sizes = None if sizes is None else op.cast(op.wrap(sizes), np.int64)
         self.squeezed = sizes is None and not _attribute(node, "keepdims", 1)
 
@@ -176,7 +176,7 @@ def _part(op: GraphBuilder, split: _Split, position: Value) -> Value:
         place = op.Where(place < 0, place + count, place)
         start = place * split.sizes
         end = start + split.sizes
-    return op.Slice(split.x, start, end, op.constant(np.array([split.axis], np.int64)))
+    return op.Slice(split.x, start, end, int_vector(op, split.axis))
 
 
 def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Value:
@@ -191,14 +191,12 @@ def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Val
         )
     # parts that meet along another axis are of one size: an axis (parts, size) in place of the axis
     if not split.squeezed:
-        piece = (
-            op.constant(np.array([1], np.int64))
-            if split.sizes is None
-            else op.Reshape(split.sizes, [1])
-        )
+        piece = int_vector(op, 1) if split.sizes is None else op.Reshape(split.sizes, [1])
         before = [op.shape(x, 0, split.axis)] if split.axis else []
         after = [op.shape(x, split.axis + 1)] if split.axis + 1 < x.rank else []
-        x = op.Reshape(x, joined(op, *before, split.length / piece, piece, *after), allowzero=1)
+        x = op.Reshape(
+            x, concat_sizes(op, *before, split.length / piece, piece, *after), allowzero=1
+        )
     others = [a for a in range(rank + 1) if a != split.axis]
     x = op.Transpose(x, perm=[*others[:axis], split.axis, *others[axis:]])
     if new_axis:
@@ -207,6 +205,6 @@ def _together(op: GraphBuilder, split: _Split, axis: int, new_axis: bool) -> Val
     after = [op.shape(x, axis + 2)] if axis + 2 <= rank else []
     return op.Reshape(
         x,
-        joined(op, *before, op.shape(x, axis, axis + 1) * op.shape(x, axis + 1, axis + 2), *after),
+        concat_sizes(op, *before, axis_size(op, x, axis) * axis_size(op, x, axis + 1), *after),
         allowzero=1,
     )
