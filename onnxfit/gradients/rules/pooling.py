@@ -29,7 +29,7 @@ from onnxfit.gradients.building import (
     trailing_size,
     zeros,
 )
-from onnxfit.gradients.rules.convolution import Sliding, large_of, padding
+from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -42,7 +42,7 @@ def max_pool(
     op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
     auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, storage_order: int, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
-    way = Sliding.of(len(kernel_shape), strides, dilations)
+    way = ConvSpec.of(len(kernel_shape), strides, dilations)
     if storage_order:  # these indices count down columns
         settings: dict[str, Any] = {"dilations": dilations, "pads": pads, "strides": strides}
         indices = op.MaxPool(
@@ -227,7 +227,7 @@ def _windows(
 ) -> list[Windows]:
     """The windows along each spatial axis."""
     axes = len(kernel_shape)
-    way = Sliding.of(axes, strides, dilations)
+    way = ConvSpec.of(axes, strides, dilations)
     found = padding(op, way, auto_pad, pads, x, y, kernel_shape)
     reach: list[Size] = [
         op.Gather(found, i) if isinstance(found, Value) else found[i] for i in range(2 * axes)
@@ -251,7 +251,7 @@ def _spread(op: GraphBuilder, dy: Value, x: Value, windows: Sequence[Windows]) -
     if all(w.fixed and isinstance(w.size, int) and w.size <= MAX_POOLED_WIDTH for w in windows):
         return _by_matrices(op, dy, [w.matrix(op, dy.dtype) for w in windows])
     pads = [w.before for w in windows] + [w.after for w in windows]
-    way = Sliding.of(len(windows), [w.stride for w in windows], [w.dilation for w in windows])
+    way = ConvSpec.of(len(windows), [w.stride for w in windows], [w.dilation for w in windows])
     known, start = [pad for pad in pads if isinstance(pad, int)], None
     if len(known) == len(pads):
         way = replace(way, pads=tuple(known))
@@ -259,7 +259,7 @@ def _spread(op: GraphBuilder, dy: Value, x: Value, windows: Sequence[Windows]) -
         start = op.Concat(*(op.Reshape(pad, [1]) for pad in pads[: len(windows)]), axis=0)
     ones = op.constant(np.ones((1, 1, *(w.taps for w in windows)), dy.dtype))
     alone = op.Reshape(dy, op.Concat([-1, 1], op.shape(dy, 2), axis=0))
-    return op.Reshape(large_of(op, alone, ones, way, x, start), op.shape(x))
+    return op.Reshape(transposed_conv(op, alone, ones, way, x, start), op.shape(x))
 
 
 def _by_matrices(op: GraphBuilder, dy: Value, matrices: Sequence[Value]) -> Value:

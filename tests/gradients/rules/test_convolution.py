@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.gradients.rules import convolution, pooling
+from onnxfit.gradients.rules import pooling
+from onnxfit.gradients.rules.convolution import weights
 from tests.gradients.rules.cases import built
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -236,7 +237,7 @@ def test_large_images_are_not_listed_place_by_place() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("cached", [convolution.CACHED, 0])
+@pytest.mark.parametrize("cached", [weights.MAX_GATHERED_ELEMENTS, 0])
 @pytest.mark.parametrize(
     ("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))]
 )
@@ -245,8 +246,8 @@ def test_copies_of_many_images_are_torchs(
 ) -> None:
     """In one piece, and row of taps by row of taps; along one axis, two and three."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(convolution, "CACHED", cached)
-    many = convolution.MANY
+    monkeypatch.setattr(weights, "MAX_GATHERED_ELEMENTS", cached)
+    many = weights.MIN_IMAGES_FOR_GATHER
     way = {"stride": stride, "dilation": dilation, "padding": pads}
     for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):
         way["padding"] = padding = (*pads, 1)[:axes]
