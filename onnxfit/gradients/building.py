@@ -103,9 +103,9 @@ def trailing_size(op: GraphBuilder, x: Value, axis: int) -> Value | int:
     return op.cast(op.ReduceProd(op.shape(x, axis), keepdims=0), x.dtype)
 
 
-def concat_sizes(op: GraphBuilder, *parts: Union[Value, int]) -> Value:
-    """Concatenate int64 vectors and numbers; the result is a constant if all parts are."""
-    vectors = [p if isinstance(p, Value) else int_vector(op, p) for p in parts]
+def concat_sizes(op: GraphBuilder, *sizes: Union[Value, int]) -> Value:
+    """Concatenate int64 vectors and numbers; the result is a constant if all of them are."""
+    vectors = [s if isinstance(s, Value) else int_vector(op, s) for s in sizes]
     arrays = [known(v) for v in vectors]
     constants = [a for a in arrays if a is not None]
     if len(constants) == len(vectors):

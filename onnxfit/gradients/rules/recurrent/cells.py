@@ -28,7 +28,8 @@ def rnn_gradients(direction: Direction, f: Activation) -> DirectionGradients:
         slope = f.slope(a, f(a))
 
     def step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (dh,), (slope,) = states, slices
+        (dh,) = states
+        (slope,) = slices
         da = dh * slope
         return [da @ direction.r], [da]
 
@@ -103,7 +104,8 @@ def _gru_reset_after(direction: Direction, steps: GruSteps, q: Value) -> Directi
     k = op.Concat(steps.kz, steps.kn * q * steps.kr, steps.kn * steps.r, axis=2)
 
     def step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (dh,), (k, z) = states, slices
+        (dh,) = states
+        k, z = slices
         da = op.Concat(dh, dh, dh, axis=1) * k
         return [da @ direction.r + dh * z], [da, dh]
 
@@ -118,7 +120,8 @@ def _gru_reset_before(direction: Direction, steps: GruSteps) -> DirectionGradien
     h_prev = direction.h_prev
 
     def step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (dh,), (kz, kr, kn, z, r) = states, slices
+        (dh,) = states
+        kz, kr, kn, z, r = slices
         dan = dh * kn
         drh = dan @ steps.r_n
         da_gates = op.Concat(dh * kz, drh * kr, axis=1)

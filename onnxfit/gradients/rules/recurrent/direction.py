@@ -100,14 +100,14 @@ class Direction:
 
     @cached_property
     def valid(self) -> Value | None:
-        """Which steps are no padding, `(time, batch, 1)`; None if all are valid."""
+        """Mask of the steps that are not padding, `(time, batch, 1)`; None if all are valid."""
         return None if self.lengths is None else self._time_indices() < self.lengths
 
     def _time_indices(self) -> Value:
-        op, x = self.op, self.x
+        x = self.x
         if x.shape is not None and isinstance(x.shape[0], int):
-            return op.constant(np.arange(x.shape[0], dtype=np.int64)[:, None, None])
-        return op.Unsqueeze(arange(op, axis_size(op, x, 0)), [1, 2])
+            return self.op.constant(np.arange(x.shape[0], dtype=np.int64)[:, None, None])
+        return self.op.Unsqueeze(arange(self.op, axis_size(self.op, x, 0)), [1, 2])
 
     def masked(self, value: Value, padding: float = 0) -> Value:
         """Return the value at valid steps, and the number `padding` at others."""
@@ -172,12 +172,12 @@ class Direction:
 
         def padded_step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
             dh, *others = states
-            own = list(slices[: len(extra)])
+            added = list(slices[: len(extra)])
             if self.dy is not None:
-                dh = dh + own.pop(0)
+                dh = dh + added.pop(0)
             (dh_before, *others), outputs = step(op, [dh, *others], slices[len(extra) :])
-            if own:
-                dh_before = dh_before + own[0] * dh
+            if added:
+                dh_before = dh_before + added[0] * dh
             return [dh_before, *others], outputs
 
         return scan_steps(self.op, padded_step, states, [*extra, *slices], not self.reverse)

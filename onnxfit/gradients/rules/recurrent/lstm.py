@@ -177,7 +177,8 @@ def _standard_lstm(direction: Direction) -> DirectionGradients:
     r = op.Transpose(direction.r, perm=[1, 0])
 
     def step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (h_prev, c_prev), (a,) = states, slices
+        h_prev, c_prev = states
+        (a,) = slices
         a_gates, an = split_gates(op.Gemm(h_prev, r, a), (3, 1), axis=1)
         gates = op.Sigmoid(a_gates)
         n = op.Tanh(an)
@@ -207,7 +208,8 @@ def _lstm_back(direction: Direction, k: Value, to_c: Value, keep: Value) -> Dire
     """
 
     def step(op: GraphBuilder, states: Tensors, slices: Tensors) -> Stepped:
-        (dh, dc), (k, to_c, keep) = states, slices
+        dh, dc = states
+        k, to_c, keep = slices
         dc = dc + dh * to_c
         da = op.Concat(dc, dh, dc, dc, axis=1) * k
         return [da @ direction.r, dc * keep], [da]
