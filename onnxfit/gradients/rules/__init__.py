@@ -1,4 +1,4 @@
-"""The rules, a file per family of operators; importing the package fills the table."""
+"""The rules, a module or package for each family of operators; importing this fills the table."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import onnx_ir as ir
 
+from onnxfit.gradients.building import known
 from onnxfit.gradients.table import Gradients, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -133,9 +133,8 @@ def dropout(
     dmask: None,
 ) -> Gradients:
     """The identity, or mask / (1 - ratio) in training mode."""
-    known = False if training is None else ir.convenience.get_const_tensor(training.ir)
-    if known is not None and not (known if isinstance(known, bool) else known.numpy()):
+    flag = known(training)
+    if training is None or (flag is not None and not flag):
         return dy, None, None
-    assert training is not None
     kept = 1 - (op.constant(0.5, dy.dtype) if ratio is None else op.cast(ratio, dy.dtype))
     return dy * (op.cast(mask, dy.dtype) / op.Where(training, kept, 1)), None, None

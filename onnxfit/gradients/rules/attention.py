@@ -1,206 +1,246 @@
-"""Attention as onnxruntime fuses it, written out (Vaswani et al. 2017): softmax(scale q k^T +
-masks) v, head by head.
+"""Attention as onnxruntime fuses it, decomposed: softmax(scale q k^T + masks) v for each head.
 
-The definitions are those of onnxruntime's documentation (docs/ContribOperators.md); tests compare
-each with onnxruntime's own kernel. What decoding needs, a cache of past keys and values, is
-refused: training sees whole sequences. Where the kernels of its versions differ, this is what the
-later ones compute.
+The formula is that of Vaswani et al. 2017, the definitions are those of onnxruntime's documentation
+(docs/ContribOperators.md); tests compare each with onnxruntime's own kernel. Caches of past keys
+and values, which decoding uses, are refused: training sees whole sequences. Where the kernels of
+onnxruntime's versions differ, these are the results of the later ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from onnxfit.gradients.building import (
+    INT64_MAX,
+    MICROSOFT,
+    arange,
+    axis_size,
+    int_vector,
+)
 from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.graph.values import GraphBuilder, Value
 
-MS = "com.microsoft"
-CACHE = "it has a cache of past keys and values"
-NO_CACHE = "export the model without a cache"
-# the score onnxruntime's CPU kernels give a token that must not be seen
-FORBIDDEN = float(np.finfo(np.float32).min)
+CACHED = "it has a cache of past keys and values"
+WITHOUT_CACHE = "export the model without a cache"
+# the score that onnxruntime's CPU kernels give a hidden token
+HIDDEN_SCORE = float(np.finfo(np.float32).min)
+
+# Rotary embedding
+# ------------------------------------------------------------------------------------------------
 
 
-@decompose("RotaryEmbedding", MS)
+@decompose("RotaryEmbedding", MICROSOFT)
 def rotary_embedding(
     op: GraphBuilder, x: Value, position_ids: Value, cos: Value, sin: Value, *,
-    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0, is_packed_batching: int = 0,
+    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
+    is_packed_batching: int = 0,
 ) -> Value:  # fmt: skip
-    """Pairs of numbers turned by an angle that grows with the position (Su et al. 2021).
+    """Rotate pairs of numbers by an angle that grows with the position (Su et al. 2021).
 
-    x is (batch, length, hidden) or (batch, heads, length, size); `scale` has no effect in
-    onnxruntime either, and how much of a head turns is as wide as the tables.
+    x is (batch, length, hidden) or (batch, heads, length, size). `scale` has no effect in
+    onnxruntime either. The tables' width decides how many numbers of a head are rotated.
     """
     if is_packed_batching:
         raise NoGradientError("its batch is packed", "is_packed_batching=0")
     if x.rank == 4:
-        return rotated(
-            op, x, *_rows(op, position_ids, cos, sin, op.shape(x, 2, 3)), bool(interleaved)
-        )
+        rows = _table_rows(op, position_ids, cos, sin, axis_size(op, x, 2))
+        return rotate(op, x, *rows, bool(interleaved))
     if rotary_embedding_dim and num_heads:
         by_head = op.Reshape(x, [0, 0, num_heads, -1])
-    else:  # a head is what turns
-        by_head = op.Reshape(x, op.Concat([0, 0, -1], _width(op, cos), axis=0))
+    else:  # all numbers of a head are rotated
+        by_head = op.Reshape(x, op.Concat([0, 0, -1], _rotated_width(op, cos), axis=0))
     h = op.Transpose(by_head, perm=[0, 2, 1, 3])
-    turned = rotated(
-        op, h, *_rows(op, position_ids, cos, sin, op.shape(x, 1, 2)), bool(interleaved)
-    )
-    return op.Reshape(op.Transpose(turned, perm=[0, 2, 1, 3]), op.shape(x))
+    rows = _table_rows(op, position_ids, cos, sin, axis_size(op, x, 1))
+    rotated = rotate(op, h, *rows, bool(interleaved))
+    return op.Reshape(op.Transpose(rotated, perm=[0, 2, 1, 3]), op.shape(x))
 
 
-def _rows(
+def _table_rows(
     op: GraphBuilder, position_ids: Value, cos: Value, sin: Value, length: Value
 ) -> tuple[Value, Value]:
-    """The rows of the tables for every token; a single position is where the sequence begins."""
+    """Return the rows of both tables for every token.
+
+    A single position is that of the first token.
+    """
     if position_ids.rank < 2:
-        zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
-        position_ids = op.Reshape(position_ids, [1, 1]) + op.Range(zero, op.Squeeze(length), one)
-    return op.Unsqueeze(op.Gather(cos, position_ids), [1]), op.Unsqueeze(
-        op.Gather(sin, position_ids), [1]
-    )
+        position_ids = op.Reshape(position_ids, [1, 1]) + arange(op, length)
+    cos_rows = op.Unsqueeze(op.Gather(cos, position_ids), [1])
+    return cos_rows, op.Unsqueeze(op.Gather(sin, position_ids), [1])
 
 
-def rotated(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
-    """As many numbers of every vector as the tables have columns for, turned; the rest as they are."""
-    width, size = _width(op, cos), h.shape[-1] if h.shape is not None else None
-    whole = isinstance(size, int) and cos.shape is not None and cos.shape[-1] == size // 2
-    front = h if whole else op.Slice(h, [0], width, [-1])
+def rotate(op: GraphBuilder, h: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+    """Rotate as many numbers of every vector as the tables are made for; leave the others."""
+    width = _rotated_width(op, cos)
+    size = h.shape[-1] if h.shape is not None else None
+    is_whole = isinstance(size, int) and cos.shape is not None and cos.shape[-1] == size // 2
+    front = h if is_whole else op.Slice(h, [0], width, [-1])
     if interleaved:
-        a, b = (
-            op.Squeeze(part, [-1])
-            for part in op.Split(
-                op.Reshape(front, [0, 0, 0, -1, 2]), _outputs=2, axis=-1, num_outputs=2
-            )
-        )
-        pairs = op.Concat(
-            op.Unsqueeze(a * cos - b * sin, [-1]), op.Unsqueeze(b * cos + a * sin, [-1]), axis=-1
-        )
-        turned = op.Reshape(pairs, op.shape(front))
+        pairs = op.Reshape(front, [0, 0, 0, -1, 2])
+        columns = op.Split(pairs, _outputs=2, axis=-1, num_outputs=2)
+        a, b = (op.Squeeze(column, [-1]) for column in columns)
+        rotated_a = op.Unsqueeze(a * cos - b * sin, [-1])
+        rotated_b = op.Unsqueeze(b * cos + a * sin, [-1])
+        rotated = op.Reshape(op.Concat(rotated_a, rotated_b, axis=-1), op.shape(front))
     else:
         a, b = op.Split(front, _outputs=2, axis=-1, num_outputs=2)
-        turned = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
-    return (
-        turned
-        if whole
-        else op.Concat(turned, op.Slice(h, width, [np.iinfo(np.int64).max], [-1]), axis=-1)
-    )
+        rotated = op.Concat(a * cos - b * sin, b * cos + a * sin, axis=-1)
+    if is_whole:
+        return rotated
+    return op.Concat(rotated, op.Slice(h, width, [INT64_MAX], [-1]), axis=-1)
 
 
-def _width(op: GraphBuilder, table: Value) -> Value:
-    """How many numbers of a vector a table of cosines turns, as a vector of one."""
+def _rotated_width(op: GraphBuilder, table: Value) -> Value:
+    """Return how many numbers of a vector a table is made for, as a vector of one element."""
     columns = table.shape[-1] if table.shape is not None else None
-    return (
-        op.constant(np.array([2 * columns]))
-        if isinstance(columns, int)
-        else 2 * op.shape(table, table.rank - 1)
-    )
+    if isinstance(columns, int):
+        return int_vector(op, 2 * columns)
+    return 2 * op.shape(table, table.rank - 1)
 
 
-@decompose("Attention", MS)
+# Attention operators
+# ------------------------------------------------------------------------------------------------
+
+
+@decompose("Attention", MICROSOFT)
 def attention(
-    op: GraphBuilder, x: Value, weights: Value, bias: Value | None, mask: Value | None, past: Value | None, attention_bias: Value | None,
-    past_length: Value | None, *, num_heads: int, unidirectional: int = 0, scale: float | None = None, qkv_hidden_sizes: Any = None,
-    mask_filter_value: float = -10000.0, do_rotary: int = 0, past_present_share_buffer: int = 0, rotary_embedding_dim: int = 0,
+    op: GraphBuilder, x: Value, weights: Value, bias: Value | None, mask: Value | None,
+    past: Value | None, attention_bias: Value | None, past_length: Value | None, *,
+    num_heads: int, unidirectional: int = 0, scale: float | None = None,
+    qkv_hidden_sizes: Any = None, mask_filter_value: float = -10000.0, do_rotary: int = 0,
+    past_present_share_buffer: int = 0, rotary_embedding_dim: int = 0,
 ) -> Value:  # fmt: skip
-    """Queries, keys and values by one product, then attention."""
+    """Compute queries, keys and values by one product, then attention."""
     if past is not None or past_length is not None or past_present_share_buffer:
-        raise NoGradientError(CACHE, NO_CACHE)
+        raise NoGradientError(CACHED, WITHOUT_CACHE)
     if do_rotary:
         raise NoGradientError("it rotates its queries and keys", "a RotaryEmbedding before it")
     qkv = x @ weights
     if bias is not None:
         qkv = qkv + bias
     if qkv_hidden_sizes:
-        q, k, v = op.Split(
-            qkv, op.constant(np.array(qkv_hidden_sizes, np.int64)), _outputs=3, axis=-1
-        )
+        sizes = op.constant(np.array(qkv_hidden_sizes, np.int64))
+        split = op.Split(qkv, sizes, _outputs=3, axis=-1)
     else:
-        q, k, v = op.Split(qkv, _outputs=3, axis=-1, num_outputs=3)
-    q, k, v = (heads(op, part, num_heads) for part in (q, k, v))
+        split = op.Split(qkv, _outputs=3, axis=-1, num_outputs=3)
+    q, k, v = (split_heads(op, x, num_heads) for x in split)
     added = [] if attention_bias is None else [attention_bias]
     if mask is not None:
-        added.append(_mask(op, mask, q, k, mask_filter_value))
-    return merged(
-        op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)
-    )
+        added.append(_mask_scores(op, mask, q, k, mask_filter_value))
+    hidden = _later_keys(op, q, k) if unidirectional else None
+    return merge_heads(op, attend(op, q, k, v, scale, added, hidden))
 
 
-@decompose("MultiHeadAttention", MS)
+@decompose("MultiHeadAttention", MICROSOFT)
 def multi_head_attention(
-    op: GraphBuilder, query: Value, key: Value | None, value: Value | None, bias: Value | None, key_padding_mask: Value | None,
-    attention_bias: Value | None, past_key: Value | None, past_value: Value | None, past_length: Value | None, indirection: Value | None, *,
-    num_heads: int, mask_filter_value: float = -10000.0, scale: float | None = None, unidirectional: int = 0,
+    op: GraphBuilder, query: Value, key: Value | None, value: Value | None, bias: Value | None,
+    key_padding_mask: Value | None, attention_bias: Value | None, past_key: Value | None,
+    past_value: Value | None, past_length: Value | None, indirection: Value | None, *,
+    num_heads: int, mask_filter_value: float = -10000.0, scale: float | None = None,
+    unidirectional: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Attention of queries, keys and values that are there; packed ones are (batch, length, heads,
-    3, size) and (batch, length, heads, 2, size).
-    """
-    if (
-        past_key is not None
-        or past_value is not None
-        or past_length is not None
-        or indirection is not None
-    ):
-        raise NoGradientError(CACHE, NO_CACHE)
-    if key is None:
-        parts = [
-            op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3])
-            for p in op.Split(query, _outputs=3, axis=3, num_outputs=3)
-        ]
-    elif value is None:
-        packed = [
-            op.Transpose(op.Squeeze(p, [3]), perm=[0, 2, 1, 3])
-            for p in op.Split(key, _outputs=2, axis=3, num_outputs=2)
-        ]
-        parts = [heads(op, query, num_heads), *packed]
-    else:
-        parts = [
-            heads(op, query, num_heads),
-            *(p if p.rank == 4 else heads(op, p, num_heads) for p in (key, value)),
-        ]
+    """Attention of computed queries, keys and values."""
+    if any(v is not None for v in (past_key, past_value, past_length, indirection)):
+        raise NoGradientError(CACHED, WITHOUT_CACHE)
+    qkv = _heads_of_inputs(op, query, key, value, num_heads)
     if bias is not None:
-        parts = _biased(op, parts, bias, num_heads, key is not None and key.rank == 4)
-    q, k, v = parts
+        qkv = _add_biases(op, qkv, bias, num_heads, key is not None and key.rank == 4)
+    q, k, v = qkv
     added = [] if attention_bias is None else [attention_bias]
     if key_padding_mask is not None:
-        added.append(_mask(op, key_padding_mask, q, k, mask_filter_value))
-    return (
-        merged(op, attend(op, q, k, v, scale, added, _later(op, q, k) if unidirectional else None)),
-        k,
-        v,
-    )
+        added.append(_mask_scores(op, key_padding_mask, q, k, mask_filter_value))
+    hidden = _later_keys(op, q, k) if unidirectional else None
+    return merge_heads(op, attend(op, q, k, v, scale, added, hidden)), k, v
 
 
-def _biased(
-    op: GraphBuilder, parts: list[Value], bias: Value, num_heads: int, only_query: bool
+def _heads_of_inputs(
+    op: GraphBuilder, query: Value, key: Value | None, value: Value | None, num_heads: int
 ) -> list[Value]:
-    """Queries, keys and values plus their part of the bias each; keys and values that came with
-    their heads apart have it already.
+    """Return queries, keys and values as (batch, heads, length, size).
+
+    Packed inputs are (batch, length, heads, 3, size), or (batch, length, heads, 2, size) for keys
+    and values.
     """
-    widths = [op.constant(np.array([num_heads])) * op.shape(p, 3, 4) for p in parts]
-    biases = op.Split(bias, op.Concat(*widths, axis=0), _outputs=3)
-    spread = [op.Reshape(b, [1, num_heads, 1, -1]) for b in biases]
-    return [p if only_query and i else p + b for i, (p, b) in enumerate(zip(parts, spread))]
+    if key is None:
+        return _unpacked_heads(op, query, 3)
+    if value is None:
+        packed = _unpacked_heads(op, key, 2)
+        return [split_heads(op, query, num_heads), *packed]
+    q = split_heads(op, query, num_heads)
+    return [q, *(x if x.rank == 4 else split_heads(op, x, num_heads) for x in (key, value))]
 
 
-@decompose("GroupQueryAttention", MS)
+def _unpacked_heads(op: GraphBuilder, packed: Value, count: int) -> list[Value]:
+    columns = op.Split(packed, _outputs=count, axis=3, num_outputs=count)
+    return [op.Transpose(op.Squeeze(x, [3]), perm=[0, 2, 1, 3]) for x in columns]
+
+
+def _add_biases(
+    op: GraphBuilder, qkv: list[Value], bias: Value, num_heads: int, only_query: bool
+) -> list[Value]:
+    """Add to queries, keys and values their share of the bias.
+
+    Keys and values that came as (batch, heads, length, size) include it already.
+    """
+    widths = [int_vector(op, num_heads) * axis_size(op, x, 3) for x in qkv]
+    split = op.Split(bias, op.Concat(*widths, axis=0), _outputs=3)
+    biases = [op.Reshape(b, [1, num_heads, 1, -1]) for b in split]
+    if only_query:
+        return [qkv[0] + biases[0], *qkv[1:]]
+    return [x + b for x, b in zip(qkv, biases)]
+
+
+@decompose("GroupQueryAttention", MICROSOFT)
 def group_query_attention(
-    op: GraphBuilder, query: Value, key: Value | None, value: Value | None, past_key: Value | None, past_value: Value | None, seqlens_k: Value,
-    total_length: Value, cos: Value | None, sin: Value | None, position_ids: Value | None, attention_bias: Value | None,
-    head_sink: Value | None, *, num_heads: int, kv_num_heads: int, scale: float | None = None, softcap: float = 0.0,
-    local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0, smooth_softmax: int = 0, causal: int = 1,
+    op: GraphBuilder, query: Value, key: Value | None, value: Value | None,
+    past_key: Value | None, past_value: Value | None, seqlens_k: Value, total_length: Value,
+    cos: Value | None, sin: Value | None, position_ids: Value | None,
+    attention_bias: Value | None, head_sink: Value | None, *,
+    num_heads: int, kv_num_heads: int, scale: float | None = None, softcap: float = 0.0,
+    local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0,
+    smooth_softmax: int = 0, causal: int = 1,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Several queries to a key and value (Ainslie et al. 2023), each seeing the tokens up to its
-    own.
+    """Several queries share a key and value (Ainslie et al. 2023); each sees the tokens up to it.
 
-    `seqlens_k` tells where the last true token of each row stands; padded ones after it see no more
-    than that one does.
+    `seqlens_k` is the position of the last real token of each row; padded tokens after it see no
+    more than that token does.
     """
-    if any(p is not None and not _empty(p) for p in (past_key, past_value)):
-        raise NoGradientError(CACHE, NO_CACHE)
+    if any(p is not None and (p.shape is None or 0 not in p.shape) for p in (past_key, past_value)):
+        raise NoGradientError(CACHED, WITHOUT_CACHE)
+    _refuse_unsupported(causal, local_window_size, do_rotary, position_ids)
+    q, k, v = _grouped_heads(op, query, key, value, num_heads, kv_num_heads)
+    if do_rotary:
+        assert cos is not None
+        assert sin is not None
+        rows = [op.Slice(table, [0], axis_size(op, q, 2), [0]) for table in (cos, sin)]
+        q, k = (rotate(op, x, rows[0], rows[1], bool(rotary_interleaved)) for x in (q, k))
+    present = k, v
+    if num_heads != kv_num_heads:
+        k, v = (_repeat_heads(op, x, num_heads, num_heads // kv_num_heads) for x in (k, v))
+    row, column = _positions(op, q, k)
+    last = op.Reshape(op.cast(seqlens_k, np.int64), [-1, 1, 1, 1])
+    hidden = column > op.Min(row, last)
+    if local_window_size > 0:
+        hidden = hidden | (column <= row - local_window_size)
+    added = [] if attention_bias is None else [attention_bias]
+    sink = op.constant(np.zeros((1, 1, 1, 1), q.dtype)) if smooth_softmax else None
+    if head_sink is not None:
+        sink = op.Reshape(head_sink, [1, -1, 1, 1])
+    y = attend(op, q, k, v, scale, added, hidden, softcap, sink)
+    if local_window_size > 0:
+        # A padded token whose window contains no real token gets zeros.
+        y = y * op.cast(row - local_window_size < last, y.dtype)
+    return merge_heads(op, y), *present
+
+
+def _refuse_unsupported(
+    causal: int, local_window_size: int, do_rotary: int, position_ids: Value | None
+) -> None:
+    """Raise NoGradientError for settings of GroupQueryAttention without a decomposition."""
     if not causal:
         raise NoGradientError(
             "it lets queries see later tokens, which no released kernel for the CPU does",
@@ -213,151 +253,142 @@ def group_query_attention(
             "it is told its positions, of which onnxruntime uses the first alone",
             "a RotaryEmbedding before it",
         )
-    if key is None or value is None:
-        together = op.Reshape(query, [0, 0, num_heads + 2 * kv_num_heads, -1])
-        parts = op.Split(
-            together,
-            op.constant(np.array([num_heads, kv_num_heads, kv_num_heads])),
-            _outputs=3,
-            axis=2,
-        )
-        q, k, v = (op.Transpose(p, perm=[0, 2, 1, 3]) for p in parts)
-    else:
-        q, k, v = (
-            heads(op, query, num_heads),
-            heads(op, key, kv_num_heads),
-            heads(op, value, kv_num_heads),
-        )
-    if do_rotary:
-        assert cos is not None
-        assert sin is not None
-        rows = [op.Slice(table, [0], op.shape(q, 2, 3), [0]) for table in (cos, sin)]
-        q, k = (rotated(op, part, rows[0], rows[1], bool(rotary_interleaved)) for part in (q, k))
-    present = k, v
-    if num_heads != kv_num_heads:
-        repeated = [1, 1, num_heads // kv_num_heads, 1, 1]
-        k, v = (
-            op.Reshape(
-                op.Tile(op.Unsqueeze(p, [2]), repeated),
-                op.Concat([0, num_heads], op.shape(p, 2), axis=0),
-            )
-            for p in (k, v)
-        )
-    row, column = _places(op, q, k)
-    last = op.Reshape(op.cast(seqlens_k, np.int64), [-1, 1, 1, 1])
-    hidden = column > op.Min(row, last)
-    if local_window_size > 0:
-        hidden = hidden | (column <= row - local_window_size)
-    added = [] if attention_bias is None else [attention_bias]
-    sink = op.constant(np.zeros((1, 1, 1, 1), q.dtype)) if smooth_softmax else None
-    if head_sink is not None:
-        sink = op.Reshape(head_sink, [1, -1, 1, 1])
-    y = attend(op, q, k, v, scale, added, hidden, softcap, sink)
-    if local_window_size > 0:  # a padded token that sees none of the true ones
-        y = y * op.cast(row - local_window_size < last, y.dtype)
-    return merged(op, y), *present
+
+
+def _grouped_heads(
+    op: GraphBuilder,
+    query: Value,
+    key: Value | None,
+    value: Value | None,
+    num_heads: int,
+    kv_num_heads: int,
+) -> tuple[Value, Value, Value]:
+    """Return queries, keys and values by head; `query` packs all of them if there is no key."""
+    if key is not None and value is not None:
+        q = split_heads(op, query, num_heads)
+        k = split_heads(op, key, kv_num_heads)
+        return q, k, split_heads(op, value, kv_num_heads)
+    packed = op.Reshape(query, [0, 0, num_heads + 2 * kv_num_heads, -1])
+    counts = int_vector(op, num_heads, kv_num_heads, kv_num_heads)
+    split = op.Split(packed, counts, _outputs=3, axis=2)
+    q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in split)
+    return q, k, v
+
+
+def _repeat_heads(op: GraphBuilder, x: Value, num_heads: int, times: int) -> Value:
+    """Repeat each head of keys or values for the queries that share it."""
+    repeated = op.Tile(op.Unsqueeze(x, [2]), [1, 1, times, 1, 1])
+    return op.Reshape(repeated, op.Concat([0, num_heads], op.shape(x, 2), axis=0))
+
+
+# The formula
+# ------------------------------------------------------------------------------------------------
 
 
 def attend(
-    op: GraphBuilder, q: Value, k: Value, v: Value, scale: float | None, added: list[Value], hidden: Value | None = None, softcap: float = 0.0,
+    op: GraphBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    scale: float | None,
+    added: Sequence[Value],
+    hidden: Value | None = None,
+    softcap: float = 0.0,
     sink: Value | None = None,
-) -> Value:  # fmt: skip
-    """(batch, heads, length, size), each.
+) -> Value:
+    """Return softmax(scale q k^T + added) v; all tensors are (batch, heads, length, size).
 
-    `added` goes to the scores, `hidden` tells which are none, `sink` is the score of seeing
-    nothing.
+    `scale` is 1 / sqrt(size) by default. `hidden` marks pairs of query and key without a score.
+    `softcap` bounds scores by softcap tanh(score / softcap). `sink` is the score of seeing no key.
     """
+    factor: Any = scale
     if not scale:
         size = q.shape[-1] if q.shape is not None else None
-        factor: Any = (
-            1 / math.sqrt(size)
-            if isinstance(size, int)
-            else 1 / op.Sqrt(op.cast(op.Squeeze(op.shape(q, 3, 4)), q.dtype))
-        )
-    else:
-        factor = scale
+        if isinstance(size, int):
+            factor = 1 / math.sqrt(size)
+        else:
+            factor = 1 / op.Sqrt(op.cast(op.Squeeze(axis_size(op, q, 3)), q.dtype))
     scores = (q @ op.Transpose(k, perm=[0, 1, 3, 2])) * factor
     if softcap:
         scores = softcap * op.Tanh(scores * (1 / softcap))
     scores = reduce(lambda total, mask: total + op.cast(mask, q.dtype), added, scores)
     if hidden is not None:
-        scores = op.Where(hidden, op.constant(FORBIDDEN, q.dtype), scores)
+        scores = op.Where(hidden, op.constant(HIDDEN_SCORE, q.dtype), scores)
     if sink is None:
         return op.Softmax(scores) @ v
     column = op.Expand(op.cast(sink, q.dtype), op.Concat(op.shape(q, 0, 3), [1], axis=0))
-    return (
-        op.Slice(
-            op.Softmax(op.Concat(column, scores, axis=-1)), [1], [np.iinfo(np.int64).max], [-1]
-        )
-        @ v
-    )
+    weights = op.Softmax(op.Concat(column, scores, axis=-1))
+    return op.Slice(weights, [1], [INT64_MAX], [-1]) @ v
 
 
-def heads(op: GraphBuilder, x: Value, count: int) -> Value:
-    """(batch, length, heads size) as (batch, heads, length, size)"""
+def split_heads(op: GraphBuilder, x: Value, count: int) -> Value:
+    """Return (batch, length, heads * size) as (batch, heads, length, size)."""
     size = x.shape[-1] if x.shape is not None else None
     last = size // count if isinstance(size, int) else -1
     return op.Transpose(op.Reshape(x, [0, 0, count, last]), perm=[0, 2, 1, 3])
 
 
-def merged(op: GraphBuilder, x: Value) -> Value:
-    """(batch, heads, length, size) as (batch, length, heads size)"""
-    size = (
-        None
-        if x.shape is None or not isinstance(x.shape[1], int) or not isinstance(x.shape[3], int)
-        else x.shape[1] * x.shape[3]
-    )
-    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, -1 if size is None else size])
+def merge_heads(op: GraphBuilder, x: Value) -> Value:
+    """Return (batch, heads, length, size) as (batch, length, heads * size)."""
+    hidden = -1
+    if x.shape is not None:
+        _, heads, _, size = x.shape
+        if isinstance(heads, int) and isinstance(size, int):
+            hidden = heads * size
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
 
 
-def _places(op: GraphBuilder, q: Value, k: Value) -> tuple[Value, Value]:
-    """The place of each query, as rows, and of each key, as columns."""
-    zero, one = op.constant(np.int64(0)), op.constant(np.int64(1))
-    row, column = (op.Range(zero, op.Squeeze(op.shape(part, 2, 3)), one) for part in (q, k))
-    return op.Unsqueeze(row, [1]), op.Unsqueeze(column, [0])
+# Masks
+# ------------------------------------------------------------------------------------------------
 
 
-def _later(op: GraphBuilder, q: Value, k: Value) -> Value:
-    """Which keys come after a query.
+def _positions(op: GraphBuilder, q: Value, k: Value) -> tuple[Value, Value]:
+    """Return the position of each query as a column, and of each key as a row."""
+    queries, keys = (arange(op, axis_size(op, x, 2)) for x in (q, k))
+    return op.Unsqueeze(queries, [1]), op.Unsqueeze(keys, [0])
 
-    Where there are more keys than queries, onnxruntime lets the last query see them all.
+
+def _later_keys(op: GraphBuilder, q: Value, k: Value) -> Value:
+    """Return a mask of the keys that come after a query.
+
+    With more keys than queries, onnxruntime lets the last query see all keys.
     """
-    row, column = _places(op, q, k)
+    row, column = _positions(op, q, k)
     later = column > row
     if q.shape is not None and k.shape is not None and q.shape[2] == k.shape[2] is not None:
         return later
-    return later & (row < op.Squeeze(op.shape(q, 2, 3)) - 1)
+    return later & (row < op.Squeeze(axis_size(op, q, 2)) - 1)
 
 
-def _mask(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float) -> Value:
-    """What masks add to the scores: nothing where they are positive, `filter_value` elsewhere.
+def _mask_scores(op: GraphBuilder, mask: Value, q: Value, k: Value, filter_value: float) -> Value:
+    """Return the scores that a mask adds: 0 where a key is visible, `filter_value` elsewhere.
 
-    A vector tells the lengths, or ends and starts.
+    A mask of one axis holds lengths, or ends and then starts; others are positive where a key is
+    visible.
     """
     if mask.rank == 1:
-        _, column = _places(op, q, k)
-        ends = op.cast(mask, np.int64)
-        count, batch = (
-            mask.shape[0] if mask.shape is not None else None,
-            (q.shape[0] if q.shape is not None else None),
-        )
-        if isinstance(count, int) and isinstance(batch, int) and count == 2 * batch:
+        visible = _visible_by_length(op, mask, q, k)
+    elif mask.rank in (2, 3):
+        visible = mask > 0
+    else:
+        raise NoGradientError(f"its mask has {mask.rank} axes", "a mask of (batch, length)")
+    axes = [1] if mask.rank == 3 else [1, 2]
+    return op.Unsqueeze((1 - op.cast(visible, q.dtype)) * filter_value, axes)
+
+
+def _visible_by_length(op: GraphBuilder, mask: Value, q: Value, k: Value) -> Value:
+    """Return (batch, keys): the keys before the lengths, or between the starts and ends."""
+    _, column = _positions(op, q, k)
+    ends = op.cast(mask, np.int64)
+    count = mask.shape[0] if mask.shape is not None else None
+    batch = q.shape[0] if q.shape is not None else None
+    if isinstance(count, int) and isinstance(batch, int):
+        if count == 2 * batch:
             ends, starts = op.Split(ends, _outputs=2, num_outputs=2)
-            shown = (column < op.Unsqueeze(ends, [1])) & (column >= op.Unsqueeze(starts, [1]))
-        elif isinstance(count, int) and isinstance(batch, int) and count != batch:
+            before_end = column < op.Unsqueeze(ends, [1])
+            return before_end & (column >= op.Unsqueeze(starts, [1]))
+        if count != batch:
             raise NoGradientError(
                 f"its mask has {count} entries for {batch} sequences", "a mask of (batch, length)"
             )
-        else:
-            shown = column < op.Reshape(ends, op.Concat(op.shape(q, 0, 1), [1], axis=0))
-    elif mask.rank in (2, 3):
-        shown = mask > 0
-    else:
-        raise NoGradientError(f"its mask has {mask.rank} axes", "a mask of (batch, length)")
-    return op.Unsqueeze(
-        (1 - op.cast(shown, q.dtype)) * filter_value, [1] if mask.rank == 3 else [1, 2]
-    )
-
-
-def _empty(past: Value) -> bool:
-    return past.shape is not None and 0 in past.shape
+    return column < op.Reshape(ends, op.Concat(axis_size(op, q, 0), [1], axis=0))

@@ -1,13 +1,14 @@
 """If, Scan and Loop: the gradient of a body is a body.
 
-The backward body computes its forward again (no intermediate of an iteration is kept but the states
-it began with), then goes back through it: memory grows with the states, not with the body, as in
-checkpointed backpropagation through time (Chen et al. 2016).
+The backward body computes its forward body again (no intermediate value of an iteration is kept but
+the states it began with), then goes back through it: memory grows with the states, not with the
+body, as in checkpointed backpropagation through time (Chen et al. 2016).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -23,202 +24,291 @@ from onnxfit.graph.values import GraphBuilder, Value
 if TYPE_CHECKING:
     from onnxfit.gradients.backward import Tape
 
-LOOPS = "a loop without state that changes its shape or is a sequence"
-DRAWN = "draw the numbers outside of the body"
+SUPPORTED_LOOPS = "a loop without state that changes its shape or is a sequence"
+RANDOM_OUTSIDE = "draw the numbers outside of the body"
 
 
 @subgraph_gradient("If")
 def if_(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
-    """An If on the same condition, whose branches give the gradients of what the branches of the
-    forward one capture.
+    """Build an If on the same condition.
+
+    Its branches return the gradients of the values that the branches of the forward If capture.
     """
-    op, node = tape.op, path_node.node
-    wanted = _values(path_node)
+    op = tape.op
+    node = path_node.node
+    captured = _inputs_with_gradient(path_node)
     branches: dict[str, Any] = {}
     for name in ("then_branch", "else_branch"):
-        inner = _copy(op, node.attributes[name].as_graph())
-        arriving = {i: inner.wrap(dy.ir) for i, dy in enumerate(dys) if dy is not None}
-        found = _inside(tape, inner, arriving, list(wanted.values()))
-        _outputs(inner, [_or_zero(inner, found, v) for v in wanted.values()])
-        branches[name] = inner.graph
-    return dict(zip(wanted, op.If(op.wrap(_given(node, 0)), _outputs=len(wanted), **branches)))
+        body = _copy_body(op, node.attributes[name].as_graph())
+        arriving = {i: body.wrap(dy.ir) for i, dy in enumerate(dys) if dy is not None}
+        gradients = _differentiate(tape, body, arriving, list(captured.values()))
+        _set_outputs(body, [_gradient_or_zero(body, gradients, v) for v in captured.values()])
+        branches[name] = body.graph
+    condition = op.wrap(_node_input(node, 0))
+    return dict(zip(captured, op.If(condition, _outputs=len(captured), **branches)))
+
+
+# Loops
+# ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """A value that each step of a loop receives from the step before."""
+
+    node_input: int
+    body_output: int
+    body_input: ir.Value
+    initial: Value
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Values of all steps along an axis; `direction` is 0 from the first to the last, 1 back."""
+
+    steps: Value
+    axis: int
+    direction: int
+
+
+@dataclass(frozen=True)
+class StackedInput(Stacked):
+    """Values from which each step receives a slice.
+
+    `node_input` is None for a state that the forward loop recorded.
+    """
+
+    body_input: ir.Value
+    node_input: int | None = None
+
+
+@dataclass(frozen=True)
+class StackedGradient(Stacked):
+    """The gradient of a body's output that the loop stacks."""
+
+    body_output: int
 
 
 @subgraph_gradient("Scan")
 def scan(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
-    """A Scan from the last step to the first: s_t is recorded by the forward one, ds_{t-1} and dx_t
-    come from ds_t, dy_t.
+    """Build a Scan from the last step to the first.
 
-    What the body captures has the sum over all steps.
+    The forward Scan records the state s_t before each step; ds_t-1 and dx_t come from ds_t, dy_t.
+    A value that the body captures gets the sum over all steps.
     """
-    op, node = tape.op, path_node.node
+    op = tape.op
+    node = path_node.node
     count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    states, scanned = node.inputs[:count], node.inputs[count:]
-    body = node.attributes["body"].as_graph()
-    outputs = len(body.outputs) - count
-    input_axes, input_ways = (
-        _ints(node, "scan_input_axes", len(scanned)),
-        _ints(node, "scan_input_directions", len(scanned)),
-    )
-    output_axes, output_ways = (
-        _ints(node, "scan_output_axes", outputs),
-        _ints(node, "scan_output_directions", outputs),
-    )
-    types = [*(v.type for v in node.inputs if v is not None)]
-    shapes = [_shape(v) for v in states] + [_shape(v, axis) for v, axis in zip(scanned, input_axes)]
-    inner = _copy(op, body, types, shapes)
-    recorded = _record(
-        op,
-        node,
-        body.inputs[:count],
-        {"scan_output_axes": output_axes, "scan_output_directions": output_ways},
-    )
-    steps = [op.wrap(v) for v in recorded]
-    arriving_steps = [dys[count + k] for k in range(outputs)]
-    return _back(
-        tape, path_node, inner,
-        states=[(i, i, inner.graph.inputs[i], op.wrap(_given(node, i))) for i in range(count)],
-        dys=dys[:count],
-        given=[
-            *((inner.graph.inputs[i], v, 0, 1) for i, v in enumerate(steps)),
-            *((inner.graph.inputs[count + i], op.wrap(_given(node, count + i)), input_axes[i], 1 - input_ways[i]) for i in range(len(scanned))),
-        ],
-        scanned=[(count + i, inner.graph.inputs[count + i], input_axes[i], 1 - input_ways[i]) for i in range(len(scanned))],
-        arriving=[(count + k, dy, output_axes[k], 1 - output_ways[k]) for k, dy in enumerate(arriving_steps) if dy is not None],
-    )  # fmt: skip
+    scanned = len(node.inputs) - count
+    forward = node.attributes["body"].as_graph()
+    stacked = len(forward.outputs) - count
+    input_axes = _int_attribute(node, "scan_input_axes", scanned)
+    input_directions = _int_attribute(node, "scan_input_directions", scanned)
+    output_axes = _int_attribute(node, "scan_output_axes", stacked)
+    output_directions = _int_attribute(node, "scan_output_directions", stacked)
+    types = [v.type for v in node.inputs if v is not None]
+    shapes = [_shape_of(v) for v in node.inputs[:count]]
+    shapes += [_shape_of(v, axis) for v, axis in zip(node.inputs[count:], input_axes)]
+    body = _copy_body(op, forward, types, shapes)
+    attributes = {"scan_output_axes": output_axes, "scan_output_directions": output_directions}
+    recorded = _record_inputs(op, node, forward.inputs[:count], attributes)
+    body_inputs = list(body.graph.inputs)
+    states = [LoopState(i, i, body_inputs[i], op.wrap(_node_input(node, i))) for i in range(count)]
+    inputs = [StackedInput(op.wrap(v), 0, 1, body_inputs[i]) for i, v in enumerate(recorded)]
+    for i, (axis, direction) in enumerate(zip(input_axes, input_directions), count):
+        steps = op.wrap(_node_input(node, i))
+        inputs.append(StackedInput(steps, axis, 1 - direction, body_inputs[i], i))
+    arriving = [
+        StackedGradient(dy, axis, 1 - direction, i)
+        for i, (dy, axis, direction) in enumerate(
+            zip(dys[count:], output_axes, output_directions), count
+        )
+        if dy is not None
+    ]
+    return _scan_back(tape, path_node, body, states, dys[:count], inputs, arriving)
 
 
 @subgraph_gradient("Loop")
 def loop(tape: Tape, path_node: PathNode, dys: Sequence[Value | None]) -> dict[int, Value]:
-    """A Scan over what the loop recorded, from the last iteration that it really made to the first."""
-    op, node = tape.op, path_node.node
+    """Build a Scan over the recorded states, from the last iteration that ran to the first."""
+    op = tape.op
+    node = path_node.node
     count = len(node.inputs) - 2
-    body = node.attributes["body"].as_graph()
-    states = [_given(node, 2 + i) for i in range(count)]
+    forward = node.attributes["body"].as_graph()
+    initial = [_node_input(node, 2 + i) for i in range(count)]
     types = [
         ir.TensorType(ir.DataType.INT64),
         ir.TensorType(ir.DataType.BOOL),
-        *(v.type for v in states),
+        *(v.type for v in initial),
     ]
-    inner = _copy(op, body, types, [ir.Shape([]), ir.Shape([]), *(_shape(v) for v in states)])
-    number, going_on, *inside = inner.graph.inputs
-    recorded = _record(op, node, [body.inputs[0], *body.inputs[2:]], {})
-    # it was, or there had been no iteration
-    going_on.replace_all_uses_with(inner.constant(True).ir, replace_graph_outputs=True)
-    inner.graph.inputs[:] = [number, *inside]
-    del inner.graph.outputs[0]  # the condition
-    return _back(
-        tape, path_node, inner,
-        states=[(2 + i, i, inside[i], op.wrap(v)) for i, v in enumerate(states)],
-        dys=dys[:count],
-        given=[(v, op.wrap(r), 0, 1) for v, r in zip([number, *inside], recorded)],
-        scanned=[],
-        arriving=[(k, dy, 0, 1) for k, dy in enumerate(dys) if k >= count and dy is not None],
-    )  # fmt: skip
+    shapes = [ir.Shape([]), ir.Shape([]), *(_shape_of(v) for v in initial)]
+    body = _copy_body(op, forward, types, shapes)
+    iteration, condition, *body_states = body.graph.inputs
+    recorded = _record_inputs(op, node, [forward.inputs[0], *forward.inputs[2:]], {})
+    # The condition was true in every iteration that ran.
+    condition.replace_all_uses_with(body.constant(True).ir, replace_graph_outputs=True)
+    body.graph.inputs[:] = [iteration, *body_states]
+    del body.graph.outputs[0]  # the condition
+    states = [
+        LoopState(2 + i, i, body_states[i], op.wrap(value)) for i, value in enumerate(initial)
+    ]
+    inputs = [
+        StackedInput(op.wrap(steps), 0, 1, value)
+        for value, steps in zip([iteration, *body_states], recorded)
+    ]
+    arriving = [
+        StackedGradient(dy, 0, 1, i) for i, dy in enumerate(dys) if i >= count and dy is not None
+    ]
+    return _scan_back(tape, path_node, body, states, dys[:count], inputs, arriving)
 
 
-def _back(
+def _scan_back(
     tape: Tape,
     path_node: PathNode,
-    inner: GraphBuilder,
-    *,
-    states: Sequence[tuple[int, int, ir.Value, Value]],
+    body: GraphBuilder,
+    states: Sequence[LoopState],
     dys: Sequence[Value | None],
-    given: Sequence[tuple[ir.Value, Value, int, int]],
-    scanned: Sequence[tuple[int, ir.Value, int, int]],
-    arriving: Sequence[tuple[int, Value, int, int]],
+    inputs: Sequence[StackedInput],
+    arriving: Sequence[StackedGradient],
 ) -> dict[int, Value]:
-    """The Scan backwards.
+    """Run the copied forward body and its gradient in a Scan; return the node's gradients.
 
-    `inner` is the copy of the forward body, whose outputs are states, then what is stacked.
-
-    `states` are (input of the node, output of the body, input of the body, first value), `dys` the
-    gradients that arrive at their last values; `given` is what the copy's inputs are each step
-    (input of the body, all steps, axis, direction), `scanned` those of them that have a gradient
-    (input of the node first), `arriving` the gradients of what is stacked (output of the body, all
-    steps, axis, direction).
+    `body` has the states as its first outputs, then what the loop stacks. `dys` are the gradients
+    of the last states.
     """
     op = tape.op
-    moving = [state for state in states if carries_gradient(state[-1].ir)]
-    starts = [start for _, _, start, _ in moving]
-    captured = {i: v for i, v in _values(path_node).items() if i >= len(path_node.node.inputs)}
-    # what the body is given each step, in the order of Scan: states, then slices
-    dstates = [_input(inner, f"state_{o}", first) for _, o, _, first in moving]
-    sums = [_input(inner, f"sum_{i}", op.wrap(v)) for i, v in captured.items()]
-    slices = [_slice(inner, f"arriving_{o}", dy, axis) for o, dy, axis, _ in arriving]
-    inner.graph.inputs[:] = [
+    captured = {
+        i: v for i, v in _inputs_with_gradient(path_node).items() if i >= len(path_node.node.inputs)
+    }
+    states = [state for state in states if carries_gradient(state.initial.ir)]
+    scanned = [v for v in inputs if v.node_input in path_node.inputs]
+    _append_gradient(tape, body, states, captured, inputs, scanned, arriving)
+    stacked: list[Stacked] = [*inputs, *arriving]
+    outputs = op.Scan(
+        *(_or_zeros(op, dys[state.body_output], state.initial) for state in states),
+        *(zeros_like(op, op.wrap(v)) for v in captured.values()),
+        *(v.steps for v in stacked),
+        _outputs=len(body.graph.outputs),
+        body=body.graph,
+        num_scan_inputs=len(stacked),
+        scan_input_axes=[v.axis for v in stacked],
+        scan_input_directions=[v.direction for v in stacked],
+        scan_output_axes=[v.axis for v in scanned] or None,
+        scan_output_directions=[v.direction for v in scanned] or None,
+    )
+    positions = [*(s.node_input for s in states), *captured, *(v.node_input for v in scanned)]
+    return {i: dx for i, dx in zip(positions, outputs) if i is not None and i in path_node.inputs}
+
+
+def _append_gradient(
+    tape: Tape,
+    body: GraphBuilder,
+    states: Sequence[LoopState],
+    captured: dict[int, ir.Value],
+    inputs: Sequence[StackedInput],
+    scanned: Sequence[StackedInput],
+    arriving: Sequence[StackedGradient],
+) -> None:
+    """Turn a copy of the forward body into the backward body.
+
+    It receives, in Scan's order, the gradients of the states, the sums so far for captured values,
+    and slices of `inputs` and `arriving`. It returns the gradients of the states before the step,
+    the new sums, and the gradients of the slices of `scanned`.
+    """
+    op = tape.op
+    dstates = [_body_input(body, f"state_{s.body_output}", s.initial) for s in states]
+    sums = [_body_input(body, f"sum_{i}", op.wrap(v)) for i, v in captured.items()]
+    slices = [_body_input(body, f"arriving_{g.body_output}", g.steps, g.axis) for g in arriving]
+    body.graph.inputs[:] = [
         *(v.ir for v in dstates),
         *(v.ir for v in sums),
-        *(v for v, *_ in given),
+        *(v.body_input for v in inputs),
         *(v.ir for v in slices),
     ]
-    inside = {
-        **{o: d for (_, o, *_), d in zip(moving, dstates)},
-        **{o: s for (o, *_), s in zip(arriving, slices)},
-    }
-    wanted = [(i, v, axis, way) for i, v, axis, way in scanned if i in path_node.inputs]
-    leaves = [*starts, *(v for _, v, *_ in wanted), *captured.values()]
-    found = _inside(tape, inner, inside, leaves)
-    results = [
-        *(_or_zero(inner, found, start) for start in starts),
-        *(s + found[v] if v in found else s for s, v in zip(sums, captured.values())),
-        *(_or_zero(inner, found, v) for _, v, *_ in wanted),
-    ]
-    if any(value.shape is None for value in results):  # onnxruntime runs no such Scan
+    dys = {state.body_output: dy for state, dy in zip(states, dstates)}
+    dys.update({stacked.body_output: dy for stacked, dy in zip(arriving, slices)})
+    starts = [state.body_input for state in states]
+    elements = [v.body_input for v in scanned]
+    gradients = _differentiate(tape, body, dys, [*starts, *elements, *captured.values()])
+    results = [_gradient_or_zero(body, gradients, v) for v in starts]
+    for total, v in zip(sums, captured.values()):
+        results.append(total + gradients[v] if v in gradients else total)
+    results += [_gradient_or_zero(body, gradients, v) for v in elements]
+    if any(value.shape is None for value in results):  # onnxruntime does not run such a Scan
         raise NoGradientError("the rank of a value that its body uses is unknown", STATIC)
-    _outputs(inner, results)
-    first = [zeros_like(op, value) if dys[o] is None else dys[o] for _, o, _, value in moving]
-    made = op.Scan(*first, *(zeros_like(op, op.wrap(v)) for v in captured.values()), *(v for _, v, *_ in given), *(dy for _, dy, *_ in arriving), _outputs=len(results), body=inner.graph, num_scan_inputs=len(given) + len(arriving), scan_input_axes=[*(axis for *_, axis, _ in given), *(axis for *_, axis, _ in arriving)], scan_input_directions=[*(way for *_, way in given), *(way for *_, way in arriving)], scan_output_axes=[axis for *_, axis, _ in wanted] or None, scan_output_directions=[way for *_, way in wanted] or None)  # fmt: skip
-    positions = [*(i for i, *_ in moving), *captured, *(i for i, *_ in wanted)]
-    return {i: dx for i, dx in zip(positions, made) if i in path_node.inputs}
+    _set_outputs(body, results)
 
 
-def _inside(
-    tape: Tape, inner: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]
+def _or_zeros(op: GraphBuilder, dy: Value | None, like: Value) -> Value:
+    return zeros_like(op, like) if dy is None else dy
+
+
+def _differentiate(
+    tape: Tape, body: GraphBuilder, arriving: dict[int, Value], wrt: Sequence[ir.Value]
 ) -> dict[ir.Value, Value]:
-    # the walk calls the rules, and these call the walk
+    """Append the gradient of a body to the body."""
+    # The driver calls the rules, and these rules call the driver.
     from onnxfit.gradients.backward import backward, prepare
 
-    body = tape.inner(inner)
-    prepare(body, arriving, wrt)
-    return backward(body, arriving, wrt)
+    inner = tape.inner(body)
+    prepare(inner, arriving, wrt)
+    return backward(inner, arriving, wrt)
 
 
-def _values(path_node: PathNode) -> dict[int, ir.Value]:
-    """The values whose gradients are wanted, by position."""
+def _gradient_or_zero(
+    body: GraphBuilder, gradients: dict[ir.Value, Value], value: ir.Value
+) -> Value:
+    return gradients[value] if value in gradients else zeros_like(body, body.wrap(value))
+
+
+# Bodies
+# ------------------------------------------------------------------------------------------------
+
+
+def _inputs_with_gradient(path_node: PathNode) -> dict[int, ir.Value]:
+    """Return the values whose gradients are asked for, by position.
+
+    Captured values have the positions behind the node's inputs.
+    """
     return {i: v for i, v in differentiable_inputs(path_node.node) if i in path_node.inputs}
 
 
-def _given(node: ir.Node, index: int) -> ir.Value:
+def _node_input(node: ir.Node, index: int) -> ir.Value:
     value = node.inputs[index]
     assert value is not None
     return value
 
 
-def _copy(
+def _copy_body(
     op: GraphBuilder,
     graph: ir.Graph,
     types: Iterable[ir.TypeProtocol | None] = (),
     shapes: Iterable[ir.Shape | None] = (),
 ) -> GraphBuilder:
-    """A copy of a body under names of its own, its inputs typed by what they are given."""
+    """Copy a body under new names; its inputs get the types and shapes that the node passes."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
-        if _draws(node):
+        if _is_random(node):
             raise NoGradientError(
                 f"its body draws random numbers ({node.op_type} {node.name!r}), and the gradient"
                 " would draw others",
-                DRAWN,
+                RANDOM_OUTSIDE,
             )
     copy = graph.clone(allow_outer_scope_values=True)
     copy.opset_imports.update(op.graph.opset_imports)
     for value, type_, shape in zip(copy.inputs, types, shapes):
         if type_ is not None and not isinstance(type_, ir.TensorType):
-            raise NoGradientError(f"{value.name!r} is a sequence or optional", LOOPS)
+            raise NoGradientError(f"{value.name!r} is a sequence or optional", SUPPORTED_LOOPS)
         value.type = value.type or type_
         value.shape = shape if value.shape is None else value.shape
     for node in copy:
         if any(v.type is None or v.shape is None for v in node.outputs):
             infer_outputs(copy, node)
+    _rename(op, copy)
+    return GraphBuilder(copy, around=op)
+
+
+def _rename(op: GraphBuilder, copy: ir.Graph) -> None:
+    """Give the values and nodes of a copied body names that the whole graph does not have."""
     for initializer in list(copy.initializers.values()):
         initializer.name = op.unique_name(f"{initializer.name}/again")
     for value in copy.inputs:
@@ -228,44 +318,52 @@ def _copy(
         for value in node.outputs:
             if value.name:
                 value.name = op.unique_name(f"{value.name}/again")
-    return GraphBuilder(copy, around=op)
 
 
-def _draws(node: ir.Node) -> bool:
-    """Whether a node gives other values each time it is run."""
+def _is_random(node: ir.Node) -> bool:
+    """Whether the results of a node differ from run to run."""
     if node.domain not in ("", "ai.onnx"):
         return False
+    if node.op_type in RANDOM:
+        return True
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
-    known = ir.convenience.get_const_tensor(training) if training is not None else None
-    return node.op_type in RANDOM or (
-        training is not None and (known is None or bool(known.numpy().any()))
-    )
+    if training is None:
+        return False
+    flag = ir.convenience.get_const_tensor(training)
+    return flag is None or bool(flag.numpy().any())
 
 
-def _record(
-    op: GraphBuilder, node: ir.Node, inside: Sequence[ir.Value], attributes: dict[str, list[int]]
+def _record_inputs(
+    op: GraphBuilder,
+    node: ir.Node,
+    body_inputs: Sequence[ir.Value],
+    attributes: dict[str, list[int]],
 ) -> list[ir.Value]:
-    """Let a Scan or Loop hand out, stacked, what these inputs of its body are in each step."""
+    """Let a Scan or Loop return these inputs of its body for each step, stacked.
+
+    `attributes` are those with an entry for each stacked output, which get 0 for the new ones.
+    """
     body = GraphBuilder(node.attributes["body"].as_graph(), around=op)
     before = len(node.outputs)
-    for value in inside:
+    for value in body_inputs:
         body.graph.outputs.append(body.Identity(body.wrap(value)).ir)
-    node.resize_outputs(before + len(inside))
+    node.resize_outputs(before + len(body_inputs))
     for value in node.outputs[before:]:
         value.name = op.unique_name(f"{node.name or node.op_type}/recorded")
     for name, values in attributes.items():
-        node.attributes[name] = ir.AttrInt64s(name, [*values, *[0] * len(inside)])
+        node.attributes[name] = ir.AttrInt64s(name, [*values, *[0] * len(body_inputs)])
     infer_outputs(op.graph, node)
     return list(node.outputs[before:])
 
 
-def _ints(node: ir.Node, name: str, count: int) -> list[int]:
+def _int_attribute(node: ir.Node, name: str, count: int) -> list[int]:
+    """Return a list of integers, by default `count` zeros."""
     attribute = node.attributes.get(name)
     return list(attribute.as_ints()) if attribute is not None else [0] * count
 
 
-def _shape(value: ir.Value | None, without: int | None = None) -> ir.Shape | None:
-    """A value's shape, of a scanned one without the axis of the steps."""
+def _shape_of(value: ir.Value | None, without: int | None = None) -> ir.Shape | None:
+    """Return a value's shape, for a stacked value without the axis of the steps."""
     if value is None or value.shape is None:
         return None
     dims = list(value.shape)
@@ -274,26 +372,17 @@ def _shape(value: ir.Value | None, without: int | None = None) -> ir.Shape | Non
     return ir.Shape(dims)
 
 
-def _input(inner: GraphBuilder, name: str, like: Value) -> Value:
-    return _new(inner, name, like, _shape(like.ir))
+def _body_input(body: GraphBuilder, name: str, like: Value, without: int | None = None) -> Value:
+    """Make an input of a body, of the type of `like` and its shape without an axis."""
+    shape = _shape_of(like.ir, without)
+    return body.wrap(ir.Value(name=body.unique_name(name), type=like.ir.type, shape=shape))
 
 
-def _slice(inner: GraphBuilder, name: str, steps: Value, axis: int) -> Value:
-    return _new(inner, name, steps, _shape(steps.ir, axis))
-
-
-def _new(inner: GraphBuilder, name: str, like: Value, shape: ir.Shape | None) -> Value:
-    return inner.wrap(ir.Value(name=inner.unique_name(name), type=like.ir.type, shape=shape))
-
-
-def _outputs(inner: GraphBuilder, values: Sequence[Value]) -> None:
-    """Make these the outputs of a body: each its own, and made in it."""
-    taken: list[ir.Value] = []
+def _set_outputs(body: GraphBuilder, values: Sequence[Value]) -> None:
+    """Make these the outputs of a body: each a value of its own, computed by a node of the body."""
+    nodes = set(body.graph)
+    outputs: list[ir.Value] = []
     for value in values:
-        own = value.ir.producer() is not None and value.ir.producer() in set(inner.graph)
-        taken.append(value.ir if own and value.ir not in taken else inner.Identity(value).ir)
-    inner.graph.outputs[:] = taken
-
-
-def _or_zero(inner: GraphBuilder, found: dict[ir.Value, Value], value: ir.Value) -> Value:
-    return found[value] if value in found else zeros_like(inner, inner.wrap(value))
+        is_own = value.ir.producer() in nodes and value.ir not in outputs
+        outputs.append(value.ir if is_own else body.Identity(value).ir)
+    body.graph.outputs[:] = outputs

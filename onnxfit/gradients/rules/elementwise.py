@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from onnxfit.gradients.broadcasting import reduce_to
+from onnxfit.gradients.building import known
 from onnxfit.gradients.table import Gradients, Values, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -161,9 +161,9 @@ def pow_(op: GraphBuilder, x: Value, e: Value, y: Value, dy: Value) -> Gradients
     exponent = op.cast(e, x.dtype)
 
     def of_base() -> Value:
-        known = ir.convenience.get_const_tensor(e.ir)
-        if known is not None:
-            return dy * _power_slope(op, x, known.numpy().astype(x.dtype), y)
+        constant_exponent = known(e)
+        if constant_exponent is not None:
+            return dy * _power_slope(op, x, constant_exponent.astype(x.dtype), y)
         less = op.Where((x == 0) & (exponent == 0), 0, exponent - 1)
         return dy * exponent * x**less
 

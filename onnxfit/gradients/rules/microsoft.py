@@ -8,44 +8,43 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxfit.gradients.building import MICROSOFT, arange, transpose_matrices
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-MS = "com.microsoft"
 
-
-@decompose("Gelu", MS)
+@decompose("Gelu", MICROSOFT)
 def gelu(op: GraphBuilder, x: Value) -> Value:
     return op.Gelu(x)
 
 
-@decompose("FastGelu", MS)
+@decompose("FastGelu", MICROSOFT)
 def fast_gelu(op: GraphBuilder, x: Value, bias: Value | None) -> Value:
     return op.Gelu(x if bias is None else x + bias, approximate="tanh")
 
 
-@decompose("QuickGelu", MS)
+@decompose("QuickGelu", MICROSOFT)
 def quick_gelu(op: GraphBuilder, x: Value, *, alpha: float = 1.702) -> Value:
     return x * op.Sigmoid(alpha * x)
 
 
-@decompose("BiasGelu", MS)
+@decompose("BiasGelu", MICROSOFT)
 def bias_gelu(op: GraphBuilder, x: Value, bias: Value) -> Value:
     return op.Gelu(x + bias)
 
 
-@decompose("BiasSplitGelu", MS)
+@decompose("BiasSplitGelu", MICROSOFT)
 def bias_split_gelu(op: GraphBuilder, x: Value, bias: Value) -> Value:
     left, right = op.Split(x + bias, _outputs=2, axis=-1, num_outputs=2)
     return left * op.Gelu(right)
 
 
-@decompose("BiasAdd", MS)
+@decompose("BiasAdd", MICROSOFT)
 def bias_add(op: GraphBuilder, x: Value, bias: Value, skip: Value) -> Value:
     return x + bias + skip
 
 
-@decompose("BiasSoftmax", MS)
+@decompose("BiasSoftmax", MICROSOFT)
 def bias_softmax(op: GraphBuilder, x: Value, bias: Value, *, axis: int = 1) -> Value:
     """Over all axes from `axis` on.
 
@@ -59,19 +58,19 @@ def bias_softmax(op: GraphBuilder, x: Value, bias: Value, *, axis: int = 1) -> V
     return op.Reshape(op.Softmax(flat), op.shape(total))
 
 
-@decompose("Trilu", MS)
+@decompose("Trilu", MICROSOFT)
 def trilu(op: GraphBuilder, x: Value, k: Value | None, *, upper: int = 1) -> Value:
     return op.Trilu(x, k, upper=upper)
 
 
-@gradient("Inverse", MS)
+@gradient("Inverse", MICROSOFT)
 def inverse(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     """-y^T dy y^T"""
-    turned = op.Transpose(y, perm=[*range(y.rank - 2), y.rank - 1, y.rank - 2])
+    turned = transpose_matrices(op, y)
     return -(turned @ dy @ turned)
 
 
-@decompose("EmbedLayerNormalization", MS)
+@decompose("EmbedLayerNormalization", MICROSOFT)
 def embed_layer_normalization(
     op: GraphBuilder, ids: Value, segments: Value | None, words: Value, positions: Value, segment_table: Value | None, gamma: Value, beta: Value,
     mask: Value | None, position_ids: Value | None, *, epsilon: float = 1e-12,
@@ -81,9 +80,7 @@ def embed_layer_normalization(
     """
     if position_ids is None:
         length = op.shape(ids, 1, 2)
-        position_ids = op.Range(
-            op.constant(np.int64(0)), op.Squeeze(length), op.constant(np.int64(1))
-        )
+        position_ids = arange(op, length)
     total = op.Gather(words, ids) + op.Gather(positions, position_ids)
     if segments is not None and segment_table is not None:
         total = total + op.Gather(segment_table, segments)

@@ -9,12 +9,12 @@ and Szegedy 2015)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
+from onnxfit.gradients.building import MICROSOFT, per_channel, trailing_size
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -35,7 +35,7 @@ def layer_normalization(
     product = None if dy is None else dy * centred
 
     def of_x() -> Value:
-        count = _count(op, x, axes)
+        count = trailing_size(op, x, axes[0])
         parts = []
         if dy is not None and product is not None:
             # the mean of v * scale over rows is a product of matrix and vector
@@ -85,12 +85,11 @@ def instance_normalization(
     one, two = op.ReduceMean(dy, axes), op.ReduceMean(dy * centred, axes)
 
     def over_all(mean: Value) -> Value:
-        return op.Reshape(op.ReduceSum(mean, [0]), [-1]) * _count(op, x, axes)
+        return op.Reshape(op.ReduceSum(mean, [0]), [-1]) * trailing_size(op, x, axes[0])
 
     return (
         lambda: (
-            (dy - one - centred * (two * inverse * inverse))
-            * (inverse * _per_channel(op, scale, x))
+            (dy - one - centred * (two * inverse * inverse)) * (inverse * per_channel(op, scale, x))
         ),
         lambda: over_all(two * inverse),
         lambda: over_all(one),
@@ -105,7 +104,7 @@ def group_normalization(
     groups = op.Reshape(x, [0, num_groups, -1])
     ones, zeros = np.ones(num_groups, x.dtype), np.zeros(num_groups, x.dtype)
     n = op.Reshape(op.InstanceNormalization(groups, ones, zeros, epsilon=epsilon), op.shape(x))
-    return n * _per_channel(op, scale, x) + _per_channel(op, bias, x)
+    return n * per_channel(op, scale, x) + per_channel(op, bias, x)
 
 
 @decompose("BatchNormalization")
@@ -126,12 +125,12 @@ def batch_normalization(
     """
     if not training_mode:
         factor = scale / op.Sqrt(variance + epsilon)
-        return x * _per_channel(op, factor, x) + _per_channel(op, bias - mean * factor, x)
+        return x * per_channel(op, factor, x) + per_channel(op, bias - mean * factor, x)
     axes = [axis for axis in range(x.rank) if axis != 1]
     batch_mean = op.ReduceMean(x, axes)
     centred = x - batch_mean
     batch_variance = op.ReduceMean(centred * centred, axes)
-    y = centred / op.Sqrt(batch_variance + epsilon) * _per_channel(op, scale, x) + _per_channel(
+    y = centred / op.Sqrt(batch_variance + epsilon) * per_channel(op, scale, x) + per_channel(
         op, bias, x
     )
     updated = [
@@ -149,7 +148,7 @@ def mean_variance_normalization(op: GraphBuilder, x: Value, *, axes: Sequence[in
 
 
 @decompose("SimplifiedLayerNormalization")
-@decompose("SimplifiedLayerNormalization", "com.microsoft")
+@decompose("SimplifiedLayerNormalization", MICROSOFT)
 def simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -165,7 +164,7 @@ def simplified_layer_normalization(
     return x * inverse * scale, inverse
 
 
-@decompose("SkipLayerNormalization", "com.microsoft")
+@decompose("SkipLayerNormalization", MICROSOFT)
 def skip_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -183,7 +182,7 @@ def skip_layer_normalization(
     return y, mean, inverse, total
 
 
-@decompose("SkipSimplifiedLayerNormalization", "com.microsoft")
+@decompose("SkipSimplifiedLayerNormalization", MICROSOFT)
 def skip_simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -196,16 +195,3 @@ def skip_simplified_layer_normalization(
     total = x + skip if bias is None else x + skip + bias
     y, inverse = simplified_layer_normalization(op, total, gamma, epsilon=epsilon)
     return y, None, inverse, total
-
-
-def _count(op: GraphBuilder, x: Value, axes: Sequence[int]) -> Value | float:
-    """How many elements x has along the axes, which are its last."""
-    sizes = [] if x.shape is None else [d for d in x.shape[axes[0] :] if isinstance(d, int)]
-    if len(sizes) == len(axes):
-        return float(math.prod(sizes))
-    return op.cast(op.ReduceProd(op.shape(x, axes[0]), keepdims=0), x.dtype)
-
-
-def _per_channel(op: GraphBuilder, v: Value, x: Value) -> Value:
-    """A vector of channels against `(batch, channels, ...)`."""
-    return op.Reshape(v, [-1] + [1] * (x.rank - 2)) if x.rank > 2 else v

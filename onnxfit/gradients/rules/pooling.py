@@ -1,16 +1,15 @@
-"""Pools: what a window says about its elements goes back to them.
+"""Pools: the gradient of a window's result goes back to the elements of the window.
 
-An average (and every other sum over windows) is separable: along each axis it is a matrix, stops by
-elements, of a few diagonals, and its gradient is the transposed one. That covers padding, dilation,
-strides and the shorter windows at the end alike, and a MatMul is many times faster than the loops
-it replaces. A maximum hands its gradient to the one element it came from, as in PyTorch the first
-of equals.
+An average, like every other sum over windows, is separable. Along each axis it is a matrix
+(positions, elements) of a few diagonals, and its gradient is the transposed matrix. That covers
+padding, dilation, strides and the shorter windows at the end alike, and a MatMul is many times
+faster than the loops it replaces. The gradient of a maximum goes to the one element it came from;
+of equal elements, to the first one, as in PyTorch.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,52 +18,76 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.gradients.rules.convolution import Ints, Sliding, large_of, padding, spatial, static
+from onnxfit.gradients.broadcasting import zeros_like
+from onnxfit.gradients.building import (
+    Ints,
+    arange,
+    axis_size,
+    int_vector,
+    spatial_shape,
+    static_size,
+    trailing_size,
+    zeros,
+)
+from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
 from onnxfit.gradients.table import Gradients, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
+# Up to this size of an axis its matrix is multiplied: the cost of the product grows with the axis,
+# that of a convolution with the window.
+MAX_POOLED_WIDTH = 512
+
 # Maxima
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 
 
 @gradient("MaxPool", all_outputs=True)
 def max_pool(
     op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
-    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, storage_order: int, strides: Ints | None,
+    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None,
+    storage_order: int, strides: Ints | None,
 ) -> Gradients:  # fmt: skip
-    way = Sliding.of(len(kernel_shape), strides, dilations)
-    if storage_order:  # these indices count down columns
-        settings: dict[str, Any] = {"dilations": dilations, "pads": pads, "strides": strides}
-        indices = op.MaxPool(
+    spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+    if storage_order:  # the node's indices count columns first
+        _, indices = op.MaxPool(
             x,
             _outputs=2,
             auto_pad=auto_pad,
             ceil_mode=ceil_mode,
+            dilations=dilations,
             kernel_shape=kernel_shape,
-            **settings,
-        )[1]
-    size = spatial(x)
-    tiled = way.strides == tuple(kernel_shape) and set(way.dilations) == {1} and not any(pads or ())
-    # every element in one window: no sums, and faster
-    if tiled and size and not any(n % k for n, k in zip(size, kernel_shape)):
-        return op.MaxUnpool(dy, indices, kernel_shape=kernel_shape, strides=way.strides)
-    sizes = static(x)
-    count = [math.prod(sizes)] if sizes else op.ReduceProd(op.shape(x))
-    nothing = op.Expand(op.constant(0, dy.dtype), count)
+            pads=pads,
+            strides=strides,
+        )
+    if not any(pads or ()) and _is_partition(spec, kernel_shape, spatial_shape(x)):
+        # no element is in two windows: nothing to add up, which is faster
+        return op.MaxUnpool(dy, indices, kernel_shape=kernel_shape, strides=spec.strides)
+    elements = static_size(x)
+    count = int_vector(op, elements) if elements is not None else op.ReduceProd(op.shape(x))
     flat = op.ScatterElements(
-        nothing, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0, reduction="add"
+        zeros(op, dy, count),
+        op.Reshape(indices, [-1]),
+        op.Reshape(dy, [-1]),
+        axis=0,
+        reduction="add",
     )
     return op.Reshape(flat, op.shape(x))
+
+
+def _is_partition(spec: ConvSpec, kernel: Ints, size: Ints | None) -> bool:
+    """Whether every element is in exactly one window."""
+    if not size or spec.strides != tuple(kernel) or set(spec.dilations) != {1}:
+        return False
+    return not any(n % k for n, k in zip(size, kernel))
 
 
 @gradient("GlobalMaxPool")
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
-    nothing = op.Expand(op.constant(0, dy.dtype), op.shape(flat))
-    return op.Reshape(
-        op.ScatterElements(nothing, op.ArgMax(flat, axis=2), op.Reshape(dy, [0, 0, 1]), axis=2),
-        op.shape(x),
-    )
+    zero = zeros_like(op, flat)
+    largest = op.ArgMax(flat, axis=2)
+    dx = op.ScatterElements(zero, largest, op.Reshape(dy, [0, 0, 1]), axis=2)
+    return op.Reshape(dx, op.shape(x))
 
 
 @gradient("MaxUnpool")
@@ -76,42 +99,42 @@ def max_unpool(
 
 
 # Sums over windows
-# -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 
 
 @gradient("AveragePool")
 def average_pool(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *,
-    auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
+    auto_pad: str, ceil_mode: int, count_include_pad: int, dilations: Ints | None,
+    kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
-    """As the definition since opset 19: what a window of ceil_mode sees behind the padding does not
-    count.
+    """Divide by the number of elements of each window, as defined since opset 19.
+
+    Elements that a window of ceil_mode covers behind the padding do not count.
     """
     windows = _windows(op, x, y, auto_pad, kernel_shape, pads, strides, dilations)
     counts = [
         w.counts(op, bool(count_include_pad), len(windows) - 1 - i, dy.dtype)
         for i, w in enumerate(windows)
     ]
-    return _spread(op, dy / functools.reduce(operator.mul, counts), x, windows)
+    return _sum_gradient(op, dy / functools.reduce(operator.mul, counts), x, windows)
 
 
 @gradient("LpPool")
 def lp_pool(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *,
-    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, p: int, pads: Ints | None, strides: Ints | None,
+    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, p: int,
+    pads: Ints | None, strides: Ints | None,
 ) -> Value:  # fmt: skip
-    """y = (sum of |x|^p)^(1/p)"""
+    """y = (sum of |x|^p)^(1/p), so dx = sign(x) |x|^(p-1) dy / y^(p-1)."""
     windows = _windows(op, x, y, auto_pad, kernel_shape, pads, strides, dilations)
-    return _power(op, x, p - 1) * _spread(op, _per_power(op, dy, y, p - 1), x, windows)
+    factor = _signed_power(op, x, p - 1)
+    return factor * _sum_gradient(op, _divided_by_power(op, dy, y, p - 1), x, windows)
 
 
 @gradient("GlobalAveragePool")
 def global_average_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-    size = spatial(x)
-    count = (
-        math.prod(size) if size else op.cast(op.ReduceProd(op.shape(x, 2), keepdims=0), dy.dtype)
-    )
-    return op.Expand(dy / count, op.shape(x))
+    return op.Expand(dy / trailing_size(op, x, 2), op.shape(x))
 
 
 @decompose("GlobalLpPool")
@@ -125,18 +148,20 @@ def global_lp_pool(op: GraphBuilder, x: Value, *, p: int) -> Value:
 
 @decompose("LRN")
 def lrn(op: GraphBuilder, x: Value, *, alpha: float, beta: float, bias: float, size: int) -> Value:
-    """x / (bias + alpha / size * sum of x^2 over the channels around)^beta (Krizhevsky, Sutskever
-    and Hinton 2012, section 3.3)
+    """y = x / (bias + alpha / size * sum of x^2 over `size` neighbouring channels)^beta.
+
+    Krizhevsky, Sutskever and Hinton 2012, section 3.3.
     """
     channels = _size(op, x, 1)
-    near = Windows(channels, channels, (size - 1) // 2, size // 2, size).matrix(op, x.dtype)
+    neighbours = Windows(channels, channels, (size - 1) // 2, size // 2, size)
+    matrix = neighbours.matrix(op, x.dtype)
     flat = op.Reshape(x, [0, 0, -1])
-    powered: Value = (bias + alpha / size * (near @ (flat * flat))) ** beta
-    return op.Reshape(flat / powered, op.shape(x))
+    divisor: Value = (bias + alpha / size * (matrix @ (flat * flat))) ** beta
+    return op.Reshape(flat / divisor, op.shape(x))
 
 
-def _power(op: GraphBuilder, x: Value, exponent: int) -> Value:
-    """sign(x) |x|^exponent"""
+def _signed_power(op: GraphBuilder, x: Value, exponent: int) -> Value:
+    """Return sign(x) |x|^exponent."""
     if exponent == 0:
         return op.Sign(x)
     if exponent == 1:
@@ -145,8 +170,8 @@ def _power(op: GraphBuilder, x: Value, exponent: int) -> Value:
     return x * (magnitude if exponent == 2 else magnitude ** (exponent - 1))
 
 
-def _per_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> Value:
-    """dy / y^exponent, in windows full of zeros any number: it meets nothing but zeros."""
+def _divided_by_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> Value:
+    """Return dy / y^exponent, and dy where y is 0: it is multiplied by zeros there."""
     if exponent == 0:
         return dy
     y = op.Where(y == 0, 1, y)
@@ -154,54 +179,49 @@ def _per_power(op: GraphBuilder, dy: Value, y: Value, exponent: int) -> Value:
 
 
 # Windows
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 
 Size = Union[int, Value]
-Array = Any  # of numpy where the sizes are known, else a Value: one formula for both
-
-# Up to this size of an axis its matrix is multiplied; a convolution costs by the window instead of
-# the axis.
-MAX_POOLED_WIDTH = 512
+Array = Any  # of NumPy where the sizes are known, else a Value: one formula for both
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows along one axis."""
+    """The windows along one axis: `positions` of them, over `size` elements with padding."""
 
     size: Size
-    stops: Size
-    before: Size
-    after: Size
+    positions: Size
+    pad_before: Size
+    pad_after: Size
     taps: int
     stride: int = 1
     dilation: int = 1
 
     @property
-    def fixed(self) -> bool:
-        return all(isinstance(n, int) for n in (self.size, self.stops, self.before))
+    def is_static(self) -> bool:
+        return all(isinstance(n, int) for n in (self.size, self.positions, self.pad_before))
 
     def matrix(self, op: GraphBuilder, dtype: npt.DTypeLike) -> Value:
-        """(stops, size): 1 where a window sees an element."""
-        elements = _upto(op, self.size, (1, -1))
-        return op.cast(
-            functools.reduce(operator.or_, (p == elements for p in self._positions(op, (-1, 1)))),
-            dtype,
-        )
+        """Return (positions, size): 1 where a window covers an element, else 0."""
+        elements = _arange(op, self.size, (1, -1))
+        covers = (index == elements for index in self._indices(op, (-1, 1)))
+        return op.cast(functools.reduce(operator.or_, covers), dtype)
 
     def counts(
-        self, op: GraphBuilder, with_padding: bool, behind: int, dtype: npt.DTypeLike
+        self, op: GraphBuilder, with_padding: bool, axes_behind: int, dtype: npt.DTypeLike
     ) -> Array:
-        """(stops, 1, ...): how many elements each window has, with as many axes behind."""
-        last = self.size + self.after if with_padding else self.size
-        first = -self.before if with_padding else 0
-        counted = ((p >= first) & (p < last) for p in self._positions(op, (-1, *[1] * behind)))
+        """Return (positions, 1, ...): the number of elements of each window."""
+        last = self.size + self.pad_after if with_padding else self.size
+        first = -self.pad_before if with_padding else 0
+        shape = (-1, *[1] * axes_behind)
+        counted = ((i >= first) & (i < last) for i in self._indices(op, shape))
         return sum(
             c.astype(dtype) if isinstance(c, np.ndarray) else op.cast(c, dtype) for c in counted
         )
 
-    def _positions(self, op: GraphBuilder, shape: Ints) -> list[Array]:
-        """Of every tap, at every stop."""
-        start = _upto(op, self.stops, shape) * self.stride - self.before
+    def _indices(self, op: GraphBuilder, shape: Ints) -> list[Array]:
+        """Return the element that each tap covers at every position."""
+        start = _arange(op, self.positions, shape) * self.stride - self.pad_before
         return [start + tap * self.dilation for tap in range(self.taps)]
 
 
@@ -215,65 +235,66 @@ def _windows(
     strides: Ints | None,
     dilations: Ints | None,
 ) -> list[Windows]:
-    """The windows along each spatial axis."""
+    """Return the windows along each spatial axis."""
     axes = len(kernel_shape)
-    way = Sliding.of(axes, strides, dilations)
-    found = padding(op, way, auto_pad, pads, x, y, kernel_shape)
-    reach: list[Size] = [
-        op.Gather(found, i) if isinstance(found, Value) else found[i] for i in range(2 * axes)
-    ]
+    spec = ConvSpec.of(axes, strides, dilations)
+    all_pads = padding(op, spec, auto_pad, pads, x, y, kernel_shape)
+    ends: list[Size] = []
+    for i in range(2 * axes):
+        ends.append(op.Gather(all_pads, i) if isinstance(all_pads, Value) else all_pads[i])
     return [
         Windows(
             _size(op, x, 2 + i),
             _size(op, y, 2 + i),
-            reach[i],
-            reach[axes + i],
+            ends[i],
+            ends[axes + i],
             kernel_shape[i],
-            way.strides[i],
-            way.dilations[i],
+            spec.strides[i],
+            spec.dilations[i],
         )
         for i in range(axes)
     ]
 
 
-def _spread(op: GraphBuilder, dy: Value, x: Value, windows: Sequence[Windows]) -> Value:
-    """The gradient of sums over windows: every stop's added to all that its window sees."""
-    if all(w.fixed and isinstance(w.size, int) and w.size <= MAX_POOLED_WIDTH for w in windows):
-        return _by_matrices(op, dy, [w.matrix(op, dy.dtype) for w in windows])
-    pads = [w.before for w in windows] + [w.after for w in windows]
-    way = Sliding.of(len(windows), [w.stride for w in windows], [w.dilation for w in windows])
-    known, start = [pad for pad in pads if isinstance(pad, int)], None
-    if len(known) == len(pads):
-        way = replace(way, pads=tuple(known))
+def _sum_gradient(op: GraphBuilder, dy: Value, x: Value, windows: Sequence[Windows]) -> Value:
+    """Return the gradient of sums over windows: each dy, added to all elements of its window."""
+    if all(w.is_static and isinstance(w.size, int) and w.size <= MAX_POOLED_WIDTH for w in windows):
+        return _multiply_by_matrices(op, dy, [w.matrix(op, dy.dtype) for w in windows])
+    spec = ConvSpec.of(len(windows), [w.stride for w in windows], [w.dilation for w in windows])
+    all_pads = [*(w.pad_before for w in windows), *(w.pad_after for w in windows)]
+    known_pads = tuple(pad for pad in all_pads if isinstance(pad, int))
+    start = None
+    if len(known_pads) == len(all_pads):
+        spec = replace(spec, pads=known_pads)
     else:
-        start = op.Concat(*(op.Reshape(pad, [1]) for pad in pads[: len(windows)]), axis=0)
+        start = op.Concat(*(op.Reshape(w.pad_before, [1]) for w in windows), axis=0)
     ones = op.constant(np.ones((1, 1, *(w.taps for w in windows)), dy.dtype))
-    alone = op.Reshape(dy, op.Concat([-1, 1], op.shape(dy, 2), axis=0))
-    return op.Reshape(large_of(op, alone, ones, way, x, start), op.shape(x))
+    single_channel = op.Reshape(dy, op.Concat([-1, 1], op.shape(dy, 2), axis=0))
+    return op.Reshape(transposed_conv(op, single_channel, ones, spec, x, start), op.shape(x))
 
 
-def _by_matrices(op: GraphBuilder, dy: Value, matrices: Sequence[Value]) -> Value:
-    """A MatMul for each axis, the last one first."""
-    axis = dy.rank - 1
+def _multiply_by_matrices(op: GraphBuilder, dy: Value, matrices: Sequence[Value]) -> Value:
+    """Multiply dy by a matrix along each spatial axis, the last one first."""
     dx = dy @ matrices[-1]
-    for matrix in reversed(matrices[:-1]):
-        axis -= 1
-        flat = op.Reshape(dx, [0] * (axis + 1) + [-1]) if axis < dy.rank - 2 else dx
-        dx, behind = op.Transpose(matrix, perm=[1, 0]) @ flat, dx
-        if axis < dy.rank - 2:
-            dx = op.Reshape(dx, op.Concat([0] * axis + [-1], op.shape(behind, axis + 1), axis=0))
+    for axis, matrix in reversed(list(enumerate(matrices[:-1], dy.rank - len(matrices)))):
+        if axis == dy.rank - 2:
+            dx = op.Transpose(matrix, perm=[1, 0]) @ dx
+            continue
+        # The axes behind this one are one axis for the product.
+        flat = op.Reshape(dx, [0] * (axis + 1) + [-1])
+        product = op.Transpose(matrix, perm=[1, 0]) @ flat
+        shape = op.Concat([0] * axis + [-1], op.shape(dx, axis + 1), axis=0)
+        dx = op.Reshape(product, shape)
     return dx
 
 
 def _size(op: GraphBuilder, value: Value, axis: int) -> Size:
     size = None if value.shape is None else value.shape[axis]
-    return size if isinstance(size, int) else op.Squeeze(op.shape(value, axis, axis + 1))
+    return size if isinstance(size, int) else op.Squeeze(axis_size(op, value, axis))
 
 
-def _upto(op: GraphBuilder, size: Size, shape: Ints) -> Array:
-    """0, 1, ..., size - 1 in a shape."""
+def _arange(op: GraphBuilder, size: Size, shape: Ints) -> Array:
+    """Return 0, 1, ..., size - 1 in a shape."""
     if isinstance(size, int):
         return np.arange(size).reshape(shape)
-    return op.Reshape(
-        op.Range(op.constant(np.int64(0)), size, op.constant(np.int64(1))), list(shape)
-    )
+    return op.Reshape(arange(op, size), list(shape))

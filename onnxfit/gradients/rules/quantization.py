@@ -23,10 +23,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
-from onnxfit.gradients.rules.convolution import Ints, conv
+from onnxfit.gradients.building import MICROSOFT, Ints, arange, axis_size, known
+from onnxfit.gradients.rules.convolution import conv
 from onnxfit.gradients.rules.linear import matmul
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
@@ -75,7 +75,7 @@ def dequantize(
     return lambda: dy * _spread(op, scale, y, axis, block_size), of_scale, None
 
 
-@decompose("QuantizeLinear", "com.microsoft")
+@decompose("QuantizeLinear", MICROSOFT)
 def quantize_of_microsoft(
     op: GraphBuilder,
     x: Value,
@@ -88,7 +88,7 @@ def quantize_of_microsoft(
     return op.QuantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
-@decompose("DequantizeLinear", "com.microsoft")
+@decompose("DequantizeLinear", MICROSOFT)
 def dequantize_of_microsoft(
     op: GraphBuilder,
     x: Value,
@@ -118,12 +118,10 @@ def _range(dtype: np.dtype[np.generic]) -> tuple[float, float]:
 
 def _level(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     """Zero points as floats."""
-    known = ir.convenience.get_const_tensor(q.ir)
-    return (
-        op.constant(known.numpy(), dtype)
-        if known is not None
-        else op.DequantizeLinear(q, op.constant(1, dtype))
-    )
+    array = known(q)
+    if array is not None:
+        return op.constant(array, dtype)
+    return op.DequantizeLinear(q, op.constant(1, dtype))
 
 
 def _spread(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int) -> Value:
@@ -138,7 +136,7 @@ def _spread(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int
         if isinstance(size, int):
             block: Value = op.constant(np.arange(size) // block_size)
         else:
-            block = op.Range(0, op.Squeeze(op.shape(x, axis, axis + 1), [0]), 1) / block_size
+            block = arange(op, axis_size(op, x, axis)) / block_size
         return op.Gather(scale, block, axis=axis)
     return (
         op.Unsqueeze(scale, list(range(1, x.rank - axis)))
@@ -152,9 +150,9 @@ def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: 
     assert scale.shape is not None  # or it was not spread
     axis %= max(dy.rank, 1)
     if block_size:
-        count = op.shape(scale, axis, axis + 1)
+        count = axis_size(op, scale, axis)
         # the last block need not be full
-        missing = count * block_size - op.shape(dy, axis, axis + 1)
+        missing = count * block_size - axis_size(op, dy, axis)
         padded = op.Pad(dy, op.Concat([0], missing, axis=0), None, [axis])
         blocks = op.Concat(
             op.shape(scale, 0, axis + 1), [block_size], op.shape(scale, axis + 1), axis=0
@@ -224,7 +222,7 @@ def _centred(
     return level if zero_point is None else level - op.cast(zero_point, dtype)
 
 
-@decompose("MatMulNBits", "com.microsoft")
+@decompose("MatMulNBits", MICROSOFT)
 def matmul_of_bits(
     op: GraphBuilder, a: Value, b: Value, scales: Value, zero_points: Value | None, g_idx: Value | None, bias: Value | None,
     *, K: int, N: int, block_size: int, bits: int = 4,

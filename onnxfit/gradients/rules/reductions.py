@@ -6,13 +6,13 @@ tie in Max and Min is shared evenly, and a norm of zeros has the slope 0, as in 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.gradients.building import known, static_size
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -52,8 +52,10 @@ class Reduction:
     @property
     def _count(self) -> int | None:
         """How many axes are named, None where they are computed."""
-        known = None if self.axes is None else ir.convenience.get_const_tensor(self.axes.ir)
-        return 0 if self.axes is None else None if known is None else known.size
+        if self.axes is None:
+            return 0
+        axes = known(self.axes)
+        return None if axes is None else axes.size
 
     def _ranked(self, value: Value) -> Value:
         # ONNX's inference gives up where axes are computed
@@ -106,7 +108,7 @@ def reduce_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction)
 
 @reduction("ReduceMean")
 def reduce_mean(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
-    many, few = _elements(x), _elements(y)
+    many, few = static_size(x), static_size(y)
     if many is None or few is None:
         return op.Expand(
             over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x)
@@ -170,9 +172,3 @@ def cum_sum(
     op: GraphBuilder, x: Value, axis: Value, y: Value, dy: Value, *, exclusive: int, reverse: int
 ) -> Gradients:
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse), None
-
-
-def _elements(x: Value) -> int | None:
-    """How many elements a value has, None where that is not known."""
-    sizes = [d for d in x.shape or (None,) if isinstance(d, int)]
-    return math.prod(sizes) if x.shape is not None and len(sizes) == x.rank else None

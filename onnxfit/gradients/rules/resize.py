@@ -1,12 +1,12 @@
 """Resize: the transposed interpolation.
 
 Resize is linear in x and works axis by axis, y = (M_1 x ... x M_d) x, so dx = (M_1^T x ... x M_d^T)
-dy. What the matrix of an axis is depends on mode, coordinates, rounding, antialiasing and the
-version of the runtime. It is not written down here a second time, but read off the operator: M^T is
-what Resize makes of the identity matrix. That depends on sizes only; where they are known, the
-runtime computes it once, as a constant.
+dy. The matrix of an axis depends on mode, coordinates, rounding, antialiasing and the version of
+onnxruntime. It is not written down here a second time, but read from the operator: M^T is the
+Resize of the identity matrix. It depends on sizes only; where they are known, onnxruntime computes
+it once, as a constant.
 
-Two habits of the kernels are minded: where no size changes at all they copy, whatever the scales;
+Two properties of the kernels matter: where no size changes at all, they copy, whatever the scales;
 and keep_aspect_ratio_policy gives all axes one scale, which need not be output / input.
 """
 
@@ -20,6 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxfit.gradients.building import (
+    axis_size,
+    concat_sizes,
+    elements_at,
+    identity_matrix,
+    int_vector,
+    known,
+    normalize_axes,
+)
 from onnxfit.gradients.table import InputGradient, NoGradientError, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -28,44 +37,38 @@ CROP = "tf_crop_and_resize"
 
 @gradient("Resize")
 def resize(
-    op: GraphBuilder, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None, y: Value, dy: Value, *,
-    mode: str, coordinate_transformation_mode: str, nearest_mode: str, keep_aspect_ratio_policy: str, axes: Sequence[int] | None,
-    antialias: int, exclude_outside: int, cubic_coeff_a: float,
+    op: GraphBuilder, x: Value, roi: Value | None, scales: Value | None, sizes: Value | None,
+    y: Value, dy: Value, *,
+    mode: str, coordinate_transformation_mode: str, nearest_mode: str,
+    keep_aspect_ratio_policy: str, axes: Sequence[int] | None, antialias: int,
+    exclude_outside: int, cubic_coeff_a: float,
 ) -> tuple[InputGradient, ...]:  # fmt: skip
     if x.shape is None:
         raise NoGradientError(
             "the rank of its input is unknown", "a model whose shapes can be inferred"
         )
-    if antialias and coordinate_transformation_mode == CROP:
+    is_crop = coordinate_transformation_mode == CROP
+    if antialias and is_crop:
         raise NoGradientError(
             "the kernels do not agree on antialias with tf_crop_and_resize",
             "another coordinate_transformation_mode",
         )
     if scales is not None and scales.shape == (0,):
-        scales = None  # as good as absent
-    along = [a % x.rank for a in axes] if axes else list(range(x.rank))
-    stretch = scales is not None or keep_aspect_ratio_policy == "stretch" or len(along) == 1
-    asked = ResizeSpec(
-        x, y, roi if coordinate_transformation_mode == CROP else None, scales, sizes, along,
-        "stretch" if stretch else keep_aspect_ratio_policy,
-        {
-            "mode": mode, "coordinate_transformation_mode": coordinate_transformation_mode, "nearest_mode": nearest_mode,
-            "antialias": antialias, "exclude_outside": exclude_outside, "cubic_coeff_a": cubic_coeff_a,
-        },
-    )  # fmt: skip
-
-    def dx() -> Value:
-        factors = asked.factors()
-        if (
-            factors
-            and mode == "nearest"
-            and _repeats(coordinate_transformation_mode, nearest_mode, factors)
-        ):
-            return _sum_of_blocks(op, x, dy, factors)
-        found = dy
-        for axis in reversed(asked.changed()):
-            found = _apply(op, _transposed_matrix(op, asked, axis), found, axis)
-        return found
+        scales = None  # ONNX treats an empty vector as absent
+    all_axes = normalize_axes(axes or None, x.rank)
+    policy = keep_aspect_ratio_policy
+    if scales is not None or len(all_axes) == 1:
+        policy = "stretch"
+    attributes = {
+        "mode": mode,
+        "coordinate_transformation_mode": coordinate_transformation_mode,
+        "nearest_mode": nearest_mode,
+        "antialias": antialias,
+        "exclude_outside": exclude_outside,
+        "cubic_coeff_a": cubic_coeff_a,
+    }
+    crop = roi if is_crop else None
+    spec = ResizeSpec(x, y, crop, scales, sizes, all_axes, policy, attributes)
 
     def refused() -> Value:
         raise NoGradientError(
@@ -73,196 +76,195 @@ def resize(
             "freeze what roi and scales come from",
         )
 
-    return (
-        dx,
-        None if mode == "nearest" or asked.roi is None else refused,
-        None if mode == "nearest" else refused,
-        None,
-    )
+    interpolates = mode != "nearest"
+    droi = refused if interpolates and crop is not None else None
+    dscales = refused if interpolates else None
+    return lambda: _input_gradient(op, spec, dy), droi, dscales, None
 
 
 @dataclass(frozen=True)
 class ResizeSpec:
-    """What a Resize was asked for."""
+    """Inputs, output and attributes of a Resize."""
 
     x: Value
     y: Value
     roi: Value | None  # of a crop
-    scales: Value | None  # else sizes decide
-    sizes: Value | None  # y may have others, where a policy says so
-    axes: list[int]  # what scales, sizes and roi are about
+    scales: Value | None  # None if `sizes` decide
+    sizes: Value | None  # a policy other than "stretch" may give y other sizes
+    axes: list[int]  # those that scales, sizes and roi have entries for
     policy: str
     attributes: dict[str, Any]
 
     @property
-    def numbers(self) -> npt.NDArray[Any] | None:
-        """The scales, where they are constants."""
-        tensor = None if self.scales is None else ir.convenience.get_const_tensor(self.scales.ir)
-        return None if tensor is None else tensor.numpy()
+    def known_scales(self) -> npt.NDArray[Any] | None:
+        """The scales if they are constants."""
+        return known(self.scales)
 
     def lengths(self, axis: int) -> tuple[int | str | None, int | str | None]:
-        """Before and after."""
-        before, after = self.x.shape, self.y.shape
-        return before[axis] if before else None, after[axis] if after else None
+        """Return the sizes of an axis of x and y."""
+        before = self.x.shape[axis] if self.x.shape else None
+        after = self.y.shape[axis] if self.y.shape else None
+        return before, after
+
+    def keeps_size(self, axis: int) -> bool:
+        """Whether an axis is known to keep its size."""
+        before, after = self.lengths(axis)
+        return before is not None and before == after
 
     def changed(self) -> list[int]:
-        """The axes that may not stay what they are."""
-        if all(_equal(*self.lengths(a)) for a in self.axes):
+        """Return the axes whose elements may change."""
+        if all(self.keeps_size(axis) for axis in self.axes):
             return []
         if self.policy != "stretch":
             return self.axes
         if self.scales is None:
-            return [a for a in self.axes if not _equal(*self.lengths(a))]
-        return [a for i, a in enumerate(self.axes) if self.numbers is None or self.numbers[i] != 1]
+            return [axis for axis in self.axes if not self.keeps_size(axis)]
+        scales = self.known_scales
+        return [axis for i, axis in enumerate(self.axes) if scales is None or scales[i] != 1]
 
-    def factors(self) -> dict[int, int] | None:
-        """The whole numbers by which axes grow, None where they do not or nobody knows."""
-        found: dict[int, float] = {}
-        for a in self.changed():
-            before, after = self.lengths(a)
-            if self.numbers is not None:
-                found[a] = float(self.numbers[self.axes.index(a)])
-            elif (
-                self.scales is None
-                and self.policy == "stretch"
-                and isinstance(before, int)
-                and isinstance(after, int)
-                and before
-            ):
-                found[a] = after / before
-            else:
+    def factor(self, axis: int) -> float | None:
+        """Return the scale of an axis if it is known."""
+        if self.known_scales is not None:
+            return float(self.known_scales[self.axes.index(axis)])
+        before, after = self.lengths(axis)
+        if self.scales is not None or self.policy != "stretch":
+            return None
+        if isinstance(before, int) and isinstance(after, int) and before:
+            return after / before
+        return None
+
+    def integer_factors(self) -> dict[int, int] | None:
+        """Return the factors of changed axes; None unless all are known integers from 1."""
+        factors: dict[int, int] = {}
+        for axis in self.changed():
+            factor = self.factor(axis)
+            if factor is None or factor < 1 or factor != int(factor):
                 return None
-        return (
-            {a: int(f) for a, f in found.items()}
-            if all(f >= 1 and f == int(f) for f in found.values())
-            else None
-        )
+            factors[axis] = int(factor)
+        return factors
 
 
-def _equal(before: int | str | None, after: int | str | None) -> bool:
-    return before is not None and before == after
+def _input_gradient(op: GraphBuilder, spec: ResizeSpec, dy: Value) -> Value:
+    factors = spec.integer_factors()
+    if factors and _repeats_elements(spec, factors):
+        return _sum_of_blocks(op, spec.x, dy, factors)
+    dx = dy
+    for axis in reversed(spec.changed()):
+        dx = _multiply_along(op, _transposed_matrix(op, spec, axis), dx, axis)
+    return dx
 
 
-def _repeats(coordinates: str, rounding: str, factors: dict[int, int]) -> bool:
-    """Whether growing by whole numbers writes every element that many times, side by side."""
+def _repeats_elements(spec: ResizeSpec, factors: dict[int, int]) -> bool:
+    """Whether enlarging by integers writes every element that many times, side by side."""
+    coordinates = spec.attributes["coordinate_transformation_mode"]
+    rounding = spec.attributes["nearest_mode"]
+    if spec.attributes["mode"] != "nearest":
+        return False
     if coordinates in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"):
-        return rounding.startswith("round")
-    twice = rounding == "round_prefer_floor" and set(factors.values()) == {2}
-    return coordinates == "asymmetric" and (rounding == "floor" or twice)
+        return bool(rounding.startswith("round"))
+    doubles = rounding == "round_prefer_floor" and set(factors.values()) == {2}
+    return coordinates == "asymmetric" and (rounding == "floor" or doubles)
 
 
 def _sum_of_blocks(op: GraphBuilder, x: Value, dy: Value, factors: dict[int, int]) -> Value:
-    """The gradient of repeated elements."""
+    """Return the gradient of repeated elements: the sum of their copies."""
     shape: list[Value] = []
-    blocks: list[int] = []
+    block_axes: list[int] = []
     for axis in range(x.rank):
-        shape.append(op.shape(x, axis, axis + 1))
+        shape.append(axis_size(op, x, axis))
         if axis in factors:
-            blocks.append(len(shape))
-            shape.append(op.constant(np.array([factors[axis]], np.int64)))
-    return op.ReduceSum(op.Reshape(dy, joined(op, shape)), blocks, keepdims=0)
+            block_axes.append(len(shape))
+            shape.append(int_vector(op, factors[axis]))
+    return op.ReduceSum(op.Reshape(dy, concat_sizes(op, *shape)), block_axes, keepdims=0)
 
 
-def _transposed_matrix(op: GraphBuilder, asked: ResizeSpec, axis: int) -> Value:
-    """How the elements of x along an axis contribute to those of y: (input, output), a batch of
-    resized unit vectors.
+# The matrix of an axis
+# ------------------------------------------------------------------------------------------------
+
+
+def _transposed_matrix(op: GraphBuilder, spec: ResizeSpec, axis: int) -> Value:
+    """Return (input, output): how the elements of x along an axis contribute to those of y.
+
+    It is a batch of resized unit vectors, as images (n, 1, 1, n). Where other axes have a say, the
+    images have these axes, too, and only the first line of each image is read.
     """
-    x, y = asked.x, asked.y
-    n = op.shape(x, axis, axis + 1)
-    units = op.EyeLike(op.Expand(op.constant(0, x.dtype), joined(op, [n, n])))
-    # as images (n, 1, 1, n), or with the other axes where they have a say; their first line has all
-    # that is asked for
-    beside = [a for a in asked.axes if a != axis] if asked.policy != "stretch" else []
+    n = axis_size(op, spec.x, axis)
+    units = identity_matrix(op, n, spec.x.dtype)
+    beside = [a for a in spec.axes if a != axis] if spec.policy != "stretch" else []
     between = list(range(2, 2 + max(len(beside), 1)))
     last = 2 + len(between)
     units = op.Unsqueeze(units, [1, *between])
     if beside:
-        others = [op.shape(x, a, a + 1) for a in beside]
-        units = op.Expand(units, joined(op, [n, op.constant(np.array([1])), *others, n]))
-    moved: list[int] = []
+        others = [axis_size(op, spec.x, a) for a in beside]
+        units = op.Expand(units, concat_sizes(op, n, 1, *others, n))
+    resized_axes: list[int] = []  # of the images, besides the last one
     scales = sizes = None
-    if beside and asked.sizes is not None:
-        moved, sizes = (
-            between,
-            items(op, asked.sizes, [asked.axes.index(a) for a in (*beside, axis)]),
-        )
-    elif asked.scales is None:
-        sizes = op.shape(y, axis, axis + 1)
+    if beside and spec.sizes is not None:
+        resized_axes = between
+        sizes = elements_at(op, spec.sizes, [spec.axes.index(a) for a in (*beside, axis)])
+    elif spec.scales is None:
+        sizes = axis_size(op, spec.y, axis)
     else:
-        scales = items(op, asked.scales, [asked.axes.index(axis)])
-        if _may_copy(asked, axis):
-            moved, scales = between, op.Concat(_unless_copied(op, asked), scales, axis=0)
-    roi = None
-    if asked.roi is not None:
-        i, count = asked.axes.index(axis), len(asked.axes)
-        own = [items(op, asked.roi, [i]), items(op, asked.roi, [i + count])]
-        whole = [op.constant(np.full(len(moved), v, asked.roi.dtype)) for v in (0, 1)]
-        roi = (
-            op.Concat(whole[0], own[0], whole[1], own[1], axis=0)
-            if moved
-            else op.Concat(*own, axis=0)
-        )
+        scales = elements_at(op, spec.scales, [spec.axes.index(axis)])
+        if _may_keep_size(spec, axis):
+            resized_axes = between
+            scales = op.Concat(_scale_unless_copied(op, spec), scales, axis=0)
     resized = op.Resize(
         units,
-        roi,
+        _roi_of_units(op, spec, axis, len(resized_axes)),
         scales,
         sizes,
-        axes=[*moved, last],
-        keep_aspect_ratio_policy=asked.policy,
-        **asked.attributes,
-    )  # extrapolated values are constants: here they are 0
-    if moved:
-        resized = op.Slice(resized, [0] * len(moved), [1] * len(moved), moved)
+        axes=[*resized_axes, last],
+        keep_aspect_ratio_policy=spec.policy,
+        **spec.attributes,
+    )  # extrapolated values are constants: their derivative, 0, is the default
+    if resized_axes:
+        count = len(resized_axes)
+        resized = op.Slice(resized, [0] * count, [1] * count, resized_axes)
     return op.Squeeze(resized, [1, *between])
 
 
-def _may_copy(asked: ResizeSpec, axis: int) -> bool:
-    """Whether a scale might leave the size of an axis as it is, so that the axis alone would be
-    copied.
-    """
-    before, after = asked.lengths(axis)
+def _roi_of_units(op: GraphBuilder, spec: ResizeSpec, axis: int, other_axes: int) -> Value | None:
+    """Return the crop of an axis, behind `other_axes` axes that are not cropped."""
+    if spec.roi is None:
+        return None
+    i = spec.axes.index(axis)
+    start = elements_at(op, spec.roi, [i])
+    end = elements_at(op, spec.roi, [i + len(spec.axes)])
+    if not other_axes:
+        return op.Concat(start, end, axis=0)
+    zeros = op.constant(np.full(other_axes, 0, spec.roi.dtype))
+    ones = op.constant(np.full(other_axes, 1, spec.roi.dtype))
+    return op.Concat(zeros, start, ones, end, axis=0)
+
+
+def _may_keep_size(spec: ResizeSpec, axis: int) -> bool:
+    """Whether a scale might keep the size of an axis, so that Resize would copy that axis alone."""
+    before, after = spec.lengths(axis)
     if isinstance(before, int) and isinstance(after, int):
         return before == after
-    return asked.numbers is None or 0.5 < asked.numbers[asked.axes.index(axis)] < 2
+    scales = spec.known_scales
+    return scales is None or 0.5 < scales[spec.axes.index(axis)] < 2
 
 
-def _unless_copied(op: GraphBuilder, asked: ResizeSpec) -> Value:
-    """The scale for an axis of one element that has units copied where x was copied, and resized
-    where it was not: 1 or 2.
+def _scale_unless_copied(op: GraphBuilder, spec: ResizeSpec) -> Value:
+    """Return a scale for an axis of one element: 1 if x was copied as a whole, else 2.
+
+    It has the unit vectors copied where x was copied, and resized where x was resized.
     """
-    copied = op.ReduceMin(
-        op.Cast(op.shape(asked.x) == op.shape(asked.y), to=int(ir.DataType.FLOAT)), keepdims=1
-    )
+    same_sizes = op.shape(spec.x) == op.shape(spec.y)
+    copied = op.ReduceMin(op.Cast(same_sizes, to=int(ir.DataType.FLOAT)), keepdims=1)
     return 2 - copied
 
 
-def _apply(op: GraphBuilder, matrix: Value, dy: Value, axis: int) -> Value:
-    """matrix @ dy along an axis."""
-    behind = dy.rank - 1 - axis
-    if (not axis and not behind) or behind == 1:
+def _multiply_along(op: GraphBuilder, matrix: Value, dy: Value, axis: int) -> Value:
+    """Return matrix @ dy along an axis."""
+    axes_behind = dy.rank - 1 - axis
+    if axes_behind == 1 or (axis == 0 and not axes_behind):
         return matrix @ dy
-    if not behind:
+    if not axes_behind:
         return dy @ op.Transpose(matrix, perm=[1, 0])
-    flat = op.Reshape(dy, joined(op, [op.shape(dy, 0, axis + 1), op.constant(np.array([-1]))]))
-    shape = [
-        *([op.shape(dy, 0, axis)] if axis else []),
-        op.shape(matrix, 0, 1),
-        op.shape(dy, axis + 1),
-    ]
-    return op.Reshape(matrix @ flat, joined(op, shape))
-
-
-def joined(op: GraphBuilder, parts: Sequence[Value]) -> Value:
-    """Parts of a shape as one vector, a constant if all are."""
-    tensors = [ir.convenience.get_const_tensor(p.ir) for p in parts]
-    if all(t is not None for t in tensors):
-        return op.constant(np.concatenate([t.numpy() for t in tensors if t is not None]))
-    return op.Concat(*parts, axis=0)
-
-
-def items(op: GraphBuilder, vector: Value, which: Sequence[int]) -> Value:
-    """Some elements of a vector, constants if they are known."""
-    tensor = ir.convenience.get_const_tensor(vector.ir)
-    if tensor is not None:
-        return op.constant(tensor.numpy()[list(which)])
-    return op.Gather(vector, op.constant(np.array(which, np.int64)), axis=0)
+    flat = op.Reshape(dy, concat_sizes(op, op.shape(dy, 0, axis + 1), -1))
+    shape = [op.shape(dy, 0, axis)] if axis else []
+    shape += [axis_size(op, matrix, 0), op.shape(dy, axis + 1)]
+    return op.Reshape(matrix @ flat, concat_sizes(op, *shape))

@@ -12,68 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
+from onnxfit.gradients.building import (
+    arange,
+    axis_size,
+    concat_sizes,
+    element_numbers,
+    int_vector,
+    known,
+    normalize_axes,
+    pad_axis,
+    reshape_like,
+    transposed_gather,
+    zeros,
+)
 from onnxfit.gradients.table import Gradients, Values, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
-
-Integers = npt.NDArray[np.int64]
-
-
-def known(value: Value | None) -> npt.NDArray[Any] | None:
-    """The elements of a constant."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value.ir)
-    return None if tensor is None else tensor.numpy()
-
-
-def joined(op: GraphBuilder, *parts: Union[Value, int]) -> Value:
-    """int64 vectors and numbers as one vector; a constant where all of them are."""
-    vectors = [p if isinstance(p, Value) else op.constant(np.array([p], np.int64)) for p in parts]
-    arrays = [known(v) for v in vectors]
-    found = [a for a in arrays if a is not None]
-    if len(found) == len(vectors):
-        return op.constant(np.concatenate(found))
-    return op.Concat(*vectors, axis=0) if len(vectors) > 1 else vectors[0]
-
-
-def size(op: GraphBuilder, x: Value, axis: int) -> Value:
-    """The size of one axis, as a vector of one."""
-    return op.shape(x, axis, axis + 1 or None)
-
-
-def reshaped(op: GraphBuilder, dy: Value, x: Value) -> Value:
-    """`dy` in the shape of `x`."""
-    if x.shape is not None:
-        if dy.shape == x.shape and all(isinstance(d, int) for d in x.shape):
-            return dy
-        unknown = [d for d in x.shape if not isinstance(d, int)]
-        if len(unknown) <= 1 and 0 not in x.shape:
-            return op.Reshape(
-                dy,
-                op.constant(np.array([d if isinstance(d, int) else -1 for d in x.shape], np.int64)),
-            )
-    return op.Reshape(dy, op.shape(x), allowzero=1)
-
-
-def zeros(op: GraphBuilder, like: Value, shape: Value) -> Value:
-    """Zeros of the type of `like`."""
-    return op.Expand(op.constant(0, like.dtype), shape)
 
 
 @gradient("Flatten")
 def flatten(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
-    return reshaped(op, dy, x)
+    return reshape_like(op, dy, x)
 
 
 @gradient("Reshape")
 @gradient("Squeeze")
 @gradient("Unsqueeze")
 def reshape(op: GraphBuilder, x: Value, how: Value | None, y: Value, dy: Value) -> Gradients:
-    return reshaped(op, dy, x), None
+    return reshape_like(op, dy, x), None
 
 
 @gradient("Transpose")
@@ -105,9 +75,9 @@ def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gra
         if r != 1:
             axes.append(len(parts))
             parts.append(int(r))
-        parts.append(size(op, x, axis))
+        parts.append(axis_size(op, x, axis))
     return (
-        op.ReduceSum(op.Reshape(dy, joined(op, *parts), allowzero=1), axes, keepdims=0)
+        op.ReduceSum(op.Reshape(dy, concat_sizes(op, *parts), allowzero=1), axes, keepdims=0)
         if axes
         else dy
     ), None
@@ -123,7 +93,10 @@ def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> G
         if not parts:
             parts.extend(
                 op.Split(
-                    dy, joined(op, *(size(op, x, axis) for x in xs)), _outputs=len(xs), axis=axis
+                    dy,
+                    concat_sizes(op, *(axis_size(op, x, axis) for x in xs)),
+                    _outputs=len(xs),
+                    axis=axis,
                 )
             )
         return parts[i]
@@ -143,50 +116,13 @@ def split(
 # ---------------------------------------------------------------------------------------------------------
 
 
-def returned(op: GraphBuilder, dy: Value, places: Integers, length: int, axis: int) -> Value | None:
-    """The transpose of taking these places (0 ... length - 1) of an axis;
-
-    None if that is no matter of a few copies.
-    """
-    count = len(places)
-    if count and np.array_equal(places, np.arange(places[0], places[0] + count)):
-        return padded(op, dy, axis, int(places[0]), length - count - int(places[0]))
-    # row k says where in dy the elements came to that were taken for the k-th time: at `count` is a
-    # zero
-    order = np.argsort(places, kind="stable")
-    first = np.searchsorted(places[order], places[order])
-    times = np.arange(count) - first
-    if times.max(initial=0) > 2:
-        return None
-    rows = np.full((times.max(initial=0) + 1, length), count, np.int64)
-    rows[times, places[order]] = order
-    source = padded(op, dy, axis, 0, 1) if (rows == count).any() else dy
-    parts = [op.Gather(source, op.constant(row), axis=axis) for row in rows]
-    return parts[0] if len(parts) == 1 else op.Sum(*parts)
-
-
-def padded(op: GraphBuilder, x: Value, axis: int, before: int, after: int) -> Value:
-    """Zeros before and after an axis."""
-    if before == after == 0:
-        return x
-    pads = np.zeros((2, x.rank), np.int64)
-    pads[:, axis] = before, after
-    return op.Pad(x, op.constant(pads.reshape(-1)))
-
-
 def returned_by(op: GraphBuilder, take: Callable[[Value], Value], x: Value, dy: Value) -> Value:
     """The transpose of anything that takes elements of x, found by taking their numbers: the slow
     way, for what only run time tells.
     """
     count = op.Size(x)
-    places = take(
-        op.Reshape(
-            op.Range(op.constant(np.int64(0)), count, op.constant(np.int64(1))),
-            op.shape(x),
-            allowzero=1,
-        )
-    )
-    flat = op.constant(np.array([-1], np.int64))
+    places = take(element_numbers(op, x, count))
+    flat = int_vector(op, -1)
     total = op.ScatterElements(
         zeros(op, dy, op.Reshape(count, flat)),
         op.Reshape(places, flat),
@@ -208,8 +144,8 @@ def slice_(
     y: Value,
     dy: Value,
 ) -> Gradients:
-    fixed = np.arange(y.rank) if axes is None else known(axes)
-    if fixed is None:
+    constant_axes = known(axes)
+    if axes is not None and constant_axes is None:
         return (
             returned_by(op, lambda places: op.Slice(places, starts, ends, axes, steps), x, dy),
             None,
@@ -217,7 +153,8 @@ def slice_(
             None,
             None,
         )
-    for i, axis in enumerate(int(a) % x.rank for a in fixed[: _count(starts, len(fixed))]):
+    fixed = normalize_axes(constant_axes, x.rank)
+    for i, axis in enumerate(fixed[: _count(starts, len(fixed))]):
         dy = _unsliced(op, x, dy, axis, [_element(op, v, i) for v in (starts, ends, steps)])
     return dy, None, None, None, None
 
@@ -230,34 +167,29 @@ def _count(vector: Value, most: int) -> int:
 def _element(op: GraphBuilder, vector: Value | None, i: int) -> Value:
     """Element i of a vector of integers, as a vector; 1 without a vector."""
     if vector is None:
-        return op.constant(np.array([1], np.int64))
+        return int_vector(op, 1)
     values = known(vector)
     if values is not None:
-        return op.constant(np.array([values[i]], np.int64))
+        return int_vector(op, values[i])
     return op.cast(op.Slice(vector, [i], [i + 1]), np.int64)
 
 
 def _unsliced(op: GraphBuilder, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Value:
     """dy with one axis as long as that of x, zero where the slice took nothing."""
-    length = size(op, x, axis)
+    length = axis_size(op, x, axis)
     numbers = [known(v) for v in (length, *bounds)]
     fixed = [int(n[0]) for n in numbers if n is not None]
     if len(fixed) == len(numbers):
         n, start, end, step = fixed
         places = np.arange(n)[start:end:step]  # Python's rules for what lies outside are ONNX's
-        found = returned(op, dy, places, n, axis)
+        found = transposed_gather(op, dy, places, n, axis)
         assert found is not None  # no place is taken twice
         return found
-    count = size(op, dy, axis)
+    count = axis_size(op, dy, axis)
     start_, end_, step_ = bounds
-    taken = op.Slice(_range(op, length), start_, end_, op.constant(np.array([0], np.int64)), step_)
-    row = op.ScatterElements(op.Expand(count, length), taken, _range(op, count), axis=0)
-    return op.Gather(padded(op, dy, axis, 0, 1), row, axis=axis)
-
-
-def _range(op: GraphBuilder, count: Value) -> Value:
-    """0 ... count - 1."""
-    return op.Range(op.constant(np.int64(0)), op.Squeeze(count, [0]), op.constant(np.int64(1)))
+    taken = op.Slice(arange(op, length), start_, end_, int_vector(op, 0), step_)
+    row = op.ScatterElements(op.Expand(count, length), taken, arange(op, count), axis=0)
+    return op.Gather(pad_axis(op, dy, axis, 0, 1), row, axis=axis)
 
 
 @gradient("Pad")
@@ -280,7 +212,7 @@ def pad(
     def border() -> Value:
         inside = op.Pad(zeros(op, dy, op.shape(x)), pads, op.constant(1, dy.dtype), axes)
         assert value is not None
-        return reshaped(op, op.ReduceSum(dy * inside, keepdims=0), value)
+        return reshape_like(op, op.ReduceSum(dy * inside, keepdims=0), value)
 
     return (
         lambda: op.Pad(dy, back, None, axes) if axes is not None else op.Pad(dy, back),
@@ -294,31 +226,29 @@ def _unbordered(
     op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str
 ) -> Value:
     """dy with its borders folded back onto the elements they repeat."""
-    found = _folded(
-        op, x, known(pads), np.arange(x.rank) if axes is None else known(axes), dy, mode
-    )
-    return (
-        returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy)
-        if found is None
-        else found
-    )
+    widths = known(pads)
+    constant_axes = known(axes)
+    dx = None
+    if widths is not None and (axes is None or constant_axes is not None):
+        dx = _folded(op, x, widths, normalize_axes(constant_axes, x.rank), dy, mode)
+    if dx is not None:
+        return dx
+    return returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy)
 
 
 def _folded(
     op: GraphBuilder,
     x: Value,
-    widths: npt.NDArray[Any] | None,
-    axes: npt.NDArray[Any] | None,
+    widths: npt.NDArray[Any],
+    axes: list[int],
     dy: Value,
     mode: str,
 ) -> Value | None:
     """The same where sizes and widths are known, and no border reaches further than once around."""
-    if widths is None or axes is None or (widths < 0).any():
+    if (widths < 0).any():
         return None
-    for axis, before, after in zip(
-        (int(a) % x.rank for a in axes), widths[: len(axes)], widths[len(axes) :]
-    ):
-        length = known(size(op, x, axis))
+    for axis, before, after in zip(axes, widths[: len(axes)], widths[len(axes) :]):
+        length = known(axis_size(op, x, axis))
         if length is None:
             return None
         if before == after == 0:
@@ -331,7 +261,7 @@ def _folded(
             return None
         # ONNX has numpy's names
         places = np.pad(np.arange(n), (int(before), int(after)), mode)  # type: ignore[call-overload]
-        once = returned(op, dy, places, n, axis)
+        once = transposed_gather(op, dy, places, n, axis)
         if once is None:
             return None
         dy = once
@@ -358,8 +288,9 @@ def center_crop_pad(
     op: GraphBuilder, x: Value, target: Value, *, axes: tuple[int, ...] | None
 ) -> Value:
     """A Pad whose widths may be negative; of an odd difference, the larger half comes last."""
+    cropped = normalize_axes(axes, x.rank)
     have = (
-        op.shape(x) if axes is None else joined(op, *(size(op, x, int(a) % x.rank) for a in axes))
+        op.shape(x) if axes is None else concat_sizes(op, *(axis_size(op, x, a) for a in cropped))
     )
     chosen = () if axes is None else (None, op.constant(np.array(axes, np.int64)))
     sizes, wanted = known(have), known(target)
@@ -382,7 +313,7 @@ def depth_to_space(
     """SpaceToDepth is the inverse of mode DCR; mode CRD has each channel before its block, where
     DCR has each place of the block first.
     """
-    b, channels = blocksize, known(size(op, x, 1))
+    b, channels = blocksize, known(axis_size(op, x, 1))
     if mode == "DCR":
         return op.SpaceToDepth(dy, blocksize=b)
     if channels is not None:  # 0.2 to 0.4 of the time of what follows
@@ -390,10 +321,18 @@ def depth_to_space(
         return op.Gather(op.SpaceToDepth(dy, blocksize=b), op.constant(order), axis=1)
     blocks = op.Reshape(
         dy,
-        joined(op, size(op, y, 0), size(op, y, 1), size(op, x, 2), b, size(op, x, 3), b),
+        concat_sizes(
+            op,
+            axis_size(op, y, 0),
+            axis_size(op, y, 1),
+            axis_size(op, x, 2),
+            b,
+            axis_size(op, x, 3),
+            b,
+        ),
         allowzero=1,
     )
-    return reshaped(op, op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
+    return reshape_like(op, op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
 
 
 @gradient("SpaceToDepth")

@@ -10,9 +10,9 @@ Processing, ch. 8.)
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
+from onnxfit.gradients.building import arange, axis_size, int_vector, known_int
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -35,7 +35,7 @@ def dft(
             "there is no rule for the real signal of a one-sided spectrum",
             "the inverse DFT of the whole spectrum",
         )
-    where = -2 if axis is None else _number(axis)
+    where = -2 if axis is None else known_int(axis)
     if x.shape is None or where is None:
         raise NoGradientError(
             (
@@ -46,11 +46,11 @@ def dft(
             TYPED,
         )
     where %= x.rank
-    size, parts = op.shape(x, where, where + 1), op.shape(x, x.rank - 1)
+    size, parts = axis_size(op, x, where), op.shape(x, x.rank - 1)
     length = size if dft_length is None else _vector(op, dft_length)
     n = (
         op.constant(np.int64(known))
-        if (known := _number(length)) is not None
+        if (known := known_int(length)) is not None
         else op.Squeeze(length, [0])
     )
     dx = op.DFT(dy, n, op.constant(np.int64(where)), inverse=1 - inverse)
@@ -65,7 +65,7 @@ def _resized(
     """The first `size` of `length` elements along the first axis, zeros where there are no more,
     and `parts` of 2 along the second.
     """
-    known = [_number(v) for v in (size, length, parts)]
+    known = [known_int(v) for v in (size, length, parts)]
     if None not in known:
         wanted, have, pair = (int(v) for v in known if v is not None)
         if wanted <= have:
@@ -90,7 +90,7 @@ def stft(
     else:
         length = op.shape(signal, 1, 2) if frame_length is None else _vector(op, frame_length)
     samples, step = op.shape(signal, 1, 2), _vector(op, frame_step)
-    known = [_number(v) for v in (samples, length, step)]
+    known = [known_int(v) for v in (samples, length, step)]
     if None not in known:
         total, width, stride = (int(v) for v in known if v is not None)
         index: Value = op.constant(
@@ -98,24 +98,16 @@ def stft(
         )
     else:
         first = op.Range(0, op.Squeeze(samples - length, [0]) + 1, op.Squeeze(step, [0]))
-        index = op.Unsqueeze(first, [1]) + op.Range(0, op.Squeeze(length, [0]), 1)
+        index = op.Unsqueeze(first, [1]) + arange(op, length)
     frames = op.Gather(signal, index, axis=1)
     if window is not None:
         frames = frames * op.Unsqueeze(window, [1])
     return op.DFT(frames, None, op.constant(np.int64(2)), onesided=onesided)
 
 
-def _number(value: Value) -> int | None:
-    """The only element of a constant."""
-    tensor = ir.convenience.get_const_tensor(value.ir)
-    return None if tensor is None else int(tensor.numpy().reshape(()))
-
-
 def _vector(op: GraphBuilder, scalar: Value) -> Value:
     """A whole number as an int64 vector of one."""
-    known = _number(scalar)
-    return (
-        op.Reshape(op.cast(scalar, np.int64), [1])
-        if known is None
-        else op.constant(np.array([known], np.int64))
-    )
+    number = known_int(scalar)
+    if number is not None:
+        return int_vector(op, number)
+    return op.Reshape(op.cast(scalar, np.int64), [1])

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.gradients.rules import convolution, pooling
+from onnxfit.gradients.rules import pooling
+from onnxfit.gradients.rules.convolution import weights
 from tests.gradients.rules.cases import built
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -25,8 +26,8 @@ def gradients_of(
         f'<ir_version: 8, opset_import: ["": 21]> g ({inputs}) => (y) {{ y = {body} }}'
     )
     graph = built(model, ["y"], list(feeds), {"y_grad": dy})
-    found = graph.run({**feeds, "y_grad": dy})
-    return [found[f"{name}_grad"] for name in feeds]
+    results = graph.run({**feeds, "y_grad": dy})
+    return [results[f"{name}_grad"] for name in feeds]
 
 
 def sizes(array: np.ndarray[Any, Any], known: bool) -> str:
@@ -47,9 +48,9 @@ def meets_torch(body: str, function: Callable[..., Any], *shapes: tuple[int, ...
     y.backward(torch.tensor(dy))
     for known in (True, False):
         inputs = ", ".join(f"float[{sizes(array, known)}] {name}" for name, array in feeds.items())
-        for found, tensor in zip(gradients_of(inputs, body, feeds, dy), tensors):
+        for gradient, tensor in zip(gradients_of(inputs, body, feeds, dy), tensors):
             np.testing.assert_allclose(
-                found,
+                gradient,
                 np.asarray(tensor.grad),
                 rtol=1e-4,
                 atol=1e-4,
@@ -68,20 +69,20 @@ def test_convolutions_are_torchs(
     stride: int, dilation: int, channels: int, filters: int, group: int
 ) -> None:
     torch = pytest.importorskip("torch")
-    way = {"stride": stride, "dilation": dilation, "groups": group, "padding": (1, 2)}
-    onnx_way = (
+    settings = {"stride": stride, "dilation": dilation, "groups": group, "padding": (1, 2)}
+    onnx_attributes = (
         f"strides=[{stride},{stride}], dilations=[{dilation},{dilation}], group={group},"
         " pads=[1,2,1,2]"
     )
     weights = (filters, channels // group, 3, 2)
     meets_torch(
-        f"Conv<{onnx_way}>(a, b, c)",
-        lambda a, b, c: torch.nn.functional.conv2d(a, b, c, **way),
+        f"Conv<{onnx_attributes}>(a, b, c)",
+        lambda a, b, c: torch.nn.functional.conv2d(a, b, c, **settings),
         (2, channels, 8, 7), weights, (filters,),
     )  # fmt: skip
     meets_torch(
-        f"ConvTranspose<{onnx_way}, output_padding=[{stride - 1},0]>(a, b, c)",
-        lambda a, b, c: torch.nn.functional.conv_transpose2d(a, b, c, output_padding=(stride - 1, 0), **way),
+        f"ConvTranspose<{onnx_attributes}, output_padding=[{stride - 1},0]>(a, b, c)",
+        lambda a, b, c: torch.nn.functional.conv_transpose2d(a, b, c, output_padding=(stride - 1, 0), **settings),
         (2, filters, 4, 6), weights, (channels,),
     )  # fmt: skip
 
@@ -96,27 +97,27 @@ def test_pools_are_torchs(
     """Small axes and wide ones have forms of their own."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(pooling, "MAX_POOLED_WIDTH", widest)
-    way = (
+    settings = (
         f"kernel_shape=[{kernel},{kernel}], strides=[{stride},{stride}],"
         f" pads=[{','.join([str(pad)] * 4)}], ceil_mode={ceil}"
     )
     shape = (2, 3, 6, 9)
     for counted in (0, 1):
         meets_torch(
-            f"AveragePool<{way}, count_include_pad={counted}>(a)",
+            f"AveragePool<{settings}, count_include_pad={counted}>(a)",
             lambda a, counted=counted: torch.nn.functional.avg_pool2d(
                 a, kernel, stride, pad, bool(ceil), bool(counted)
             ),
             shape,
         )
     meets_torch(
-        f"MaxPool<{way}>(a)",
+        f"MaxPool<{settings}>(a)",
         lambda a: torch.nn.functional.max_pool2d(a, kernel, stride, pad, ceil_mode=bool(ceil)),
         shape,
     )
     if not ceil and not pad:
         meets_torch(
-            f"LpPool<{way}, p=2>(a)",
+            f"LpPool<{settings}, p=2>(a)",
             lambda a: torch.nn.functional.lp_pool2d(a, 2.0, kernel, stride),
             shape,
         )
@@ -140,24 +141,24 @@ def test_response_normalisation_is_torchs() -> None:
 )
 def test_the_first_of_equal_maxima_takes_the_gradient(body: str) -> None:
     a = np.array([[0, 0, 1, 2], [0, 0, 2, 2]], np.float32)[None, None]
-    (found,) = gradients_of(
+    (gradient,) = gradients_of(
         "float[1,1,2,4] a", body, {"a": a}, np.array([3, 5], np.float32).reshape(1, 1, 1, 2)
     )
-    assert found.tolist() == [[[[3, 0, 0, 5], [0, 0, 0, 0]]]]
+    assert gradient.tolist() == [[[[3, 0, 0, 5], [0, 0, 0, 0]]]]
 
 
 def test_the_first_of_equal_maxima_takes_the_gradient_globally() -> None:
     a = np.array([[1, 3], [3, 3]], np.float32)[None, None]
-    (found,) = gradients_of(
+    (gradient,) = gradients_of(
         "float[1,1,2,2] a", "GlobalMaxPool(a)", {"a": a}, np.full((1, 1, 1, 1), 7, np.float32)
     )
-    assert found.tolist() == [[[[0, 7], [0, 0]]]]
+    assert gradient.tolist() == [[[[0, 7], [0, 0]]]]
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_windows_of_zeros_have_no_slope(p: int) -> None:
     a = np.array([[0, 0, 3, 4], [0, 0, 0, 0]], np.float32)[None, None]
-    (found,) = gradients_of(
+    (gradient,) = gradients_of(
         "float[1,1,2,4] a",
         f"LpPool<kernel_shape=[2,2], strides=[2,2], p={p}>(a)",
         {"a": a},
@@ -165,7 +166,7 @@ def test_windows_of_zeros_have_no_slope(p: int) -> None:
     )
     y = (3.0**p + 4.0**p) ** (1 / p)
     np.testing.assert_allclose(
-        found[0, 0], [[0, 0, (3 / y) ** (p - 1), (4 / y) ** (p - 1)], [0, 0, 0, 0]], rtol=1e-6
+        gradient[0, 0], [[0, 0, (3 / y) ** (p - 1), (4 / y) ** (p - 1)], [0, 0, 0, 0]], rtol=1e-6
     )
 
 
@@ -182,12 +183,12 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
     graph = built(
         model, ["y"], ["a"], {"y_grad": np.zeros((images, 32, 6, 6), np.float32)}, runs=""
     ).model.graph
-    made = [n.op_type for n in graph.node if n.name.startswith("gradient/")]
-    assert {"MatMul", "Conv"} & set(made) == {form}
+    added = [n.op_type for n in graph.node if n.name.startswith("gradient/")]
+    assert {"MatMul", "Conv"} & set(added) == {form}
 
 
 @pytest.mark.parametrize(
-    ("images", "channels", "filters", "places", "form"),
+    ("images", "channels", "filters", "size", "form"),
     [
         (16, 3, 3, 20, [["Gemm"], [1, 0]]),  # one product of all copies, the images last
         (16, 16, 16, 20, [["Gemm"], [1, 0]]),
@@ -200,7 +201,7 @@ def test_heavy_weights_are_not_turned_round(images: int, form: str) -> None:
     ],
 )
 def test_copies_lie_as_their_sizes_make_them_fast(
-    images: int, channels: int, filters: int, places: int, form: list[list[str | int]]
+    images: int, channels: int, filters: int, size: int, form: list[list[str | int]]
 ) -> None:
     """Of a weight's gradient: its products, and how the images are turned before them.
 
@@ -208,19 +209,19 @@ def test_copies_lie_as_their_sizes_make_them_fast(
     """
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 21]>
-        g (float[{images},{channels},{places},{places}] a, float[{filters},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}"""
+        g (float[{images},{channels},{size},{size}] a, float[{filters},{channels},3,3] b) => (y) {{ y = Conv<pads=[1,1,1,1]>(a, b) }}"""
     )
     graph = built(
         model,
         ["y"],
         ["b"],
-        {"y_grad": np.zeros((images, filters, places, places), np.float32)},
+        {"y_grad": np.zeros((images, filters, size, size), np.float32)},
         runs="",
     ).model.graph
-    made = [node for node in graph.node if node.name.startswith("gradient/")]
-    products = [node.op_type for node in made if node.op_type in ("Gemm", "MatMul")]
+    added = [node for node in graph.node if node.name.startswith("gradient/")]
+    products = [node.op_type for node in added if node.op_type in ("Gemm", "MatMul")]
     turned = next(
-        list(a.ints) for node in made if node.op_type == "Transpose" for a in node.attribute
+        list(a.ints) for node in added if node.op_type == "Transpose" for a in node.attribute
     )
     assert [products, turned] == form
 
@@ -236,7 +237,7 @@ def test_large_images_are_not_listed_place_by_place() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("cached", [convolution.CACHED, 0])
+@pytest.mark.parametrize("cached", [weights.MAX_GATHERED_ELEMENTS, 0])
 @pytest.mark.parametrize(
     ("stride", "dilation", "pads"), [(1, 1, (0, 0)), (1, 2, (1, 2)), (2, 1, (2, 0)), (3, 2, (1, 1))]
 )
@@ -245,21 +246,21 @@ def test_copies_of_many_images_are_torchs(
 ) -> None:
     """In one piece, and row of taps by row of taps; along one axis, two and three."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(convolution, "CACHED", cached)
-    many = convolution.MANY
-    way = {"stride": stride, "dilation": dilation, "padding": pads}
+    monkeypatch.setattr(weights, "MAX_GATHERED_ELEMENTS", cached)
+    many = weights.MIN_IMAGES_FOR_GATHER
+    settings = {"stride": stride, "dilation": dilation, "padding": pads}
     for axes, shape in enumerate([(many, 3, 8), (many, 3, 8, 7), (many, 2, 8, 7, 6)], 1):
-        way["padding"] = padding = (*pads, 1)[:axes]
-        onnx_way = (
+        settings["padding"] = padding = (*pads, 1)[:axes]
+        onnx_attributes = (
             f"strides={[stride] * axes}, dilations={[dilation] * axes}, pads={[*padding] * 2}"
         )
         taps = (3, 2, 3)[:axes]
         for name, filters in {"conv": (3, shape[1]), "conv_transpose": (shape[1], 3)}.items():
             function = getattr(torch.nn.functional, f"{name}{axes}d")
-            body = f"{name.title().replace('_', '')}<{onnx_way}>(a, b)"
+            body = f"{name.title().replace('_', '')}<{onnx_attributes}>(a, b)"
             meets_torch(
                 body,
-                lambda a, b, function=function: function(a, b, **way),
+                lambda a, b, function=function: function(a, b, **settings),
                 shape,
                 (*filters, *taps),
             )
