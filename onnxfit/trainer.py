@@ -307,20 +307,20 @@ class Trainer(SavedTrainer):
         y: Any,
         sample_weight: Any,
         batch_size: int | None,
-        what: str,
+        purpose: str,
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
         recipe = self._recipe
-        if not recipe.loss_outputs and what != "prediction":
+        if not recipe.loss_outputs and purpose != "prediction":
             raise SettingError(
-                f"This trainer has no loss, which {what} needs: give it loss=..., or train by"
+                f"This trainer has no loss, which {purpose} needs: give it loss=..., or train by"
                 " forward, backward and apply_gradients."
             )
         adapter = DataAdapter(
             recipe.inputs,
             recipe.targets,
-            purpose=what,
+            purpose=purpose,
             seed=self.seed,
             class_weight=class_weight,
         )
