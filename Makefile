@@ -75,7 +75,7 @@ soak: .venv-dev/installed  ## hundreds of fits, thousands of epochs, kills at ra
 	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
 
 fuzz: .venv-dev/installed  ## 10,000 damaged models and checkpoints: an error or success, nothing else (half an hour)
-	$(dev) scripts/fuzz.py
+	$(dev) scripts/fuzz
 
 gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery (on a quiet machine: some are times)
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
