@@ -101,7 +101,7 @@ def undescribed(module: ModuleType, export: str) -> list[str]:
 
     A parameter of a method may be described by the method, by the method that it overrides, or by
     one of their classes. Names that a subclass gives to the `*slots` of an overridden method need
-    no description. An inherited method is reported by the name of the class that defines it.
+    no description. A method is reported by the name of the first class that defines it.
     """
     member = getattr(module, export)
     if inspect.isfunction(member):
@@ -121,7 +121,8 @@ def undescribed(module: ModuleType, export: str) -> list[str]:
         if inspect.isfunction(function):
             definers = [c for c in ours if method in vars(c)]
             docs = [doc for c in definers for doc in (_docstring(c), _own_doc(c, method))]
-            where = f"{definers[0].__module__}.{definers[0].__qualname__}.{method}"
+            first = definers[-1]  # the method that the others override
+            where = f"{first.__module__}.{first.__qualname__}.{method}"
             if len(definers) == 1 or not _takes_any(vars(definers[-1])[method]):
                 missing += _undescribed(where, function, docs)
     return missing
