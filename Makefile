@@ -106,7 +106,7 @@ exports: .venv-exports/installed  ## train torchvision's and transformers' expor
 mutate: .venv-dev/installed  ## plant an error into each gradient rule (15 min)
 	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
 
-docs: .venv-dev/installed  ## write docs/operators.md and the pictures of docs/architecture.md anew
+docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
 

@@ -2,7 +2,6 @@
 none of them runs code.
 """
 
-
 from __future__ import annotations
 
 import ast

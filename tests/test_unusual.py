@@ -2,7 +2,6 @@
 nothing lost.
 """
 
-
 from __future__ import annotations
 
 import json
