@@ -15,7 +15,7 @@ TORCH ?= torch==2.13.0
 
 # One process for each core, and so one thread in each for PyTorch.
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
-test test-plain: export OMP_NUM_THREADS = 1
+test test-quick test-plain: export OMP_NUM_THREADS = 1
 
 pip_install = -m pip install --disable-pip-version-check $$(test -t 1 || echo --quiet)
 demo := .venv/bin/python
@@ -32,65 +32,81 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-plain lint format dist bench guard soak fuzz gallery exports mutate docs screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports mutate docs screenshots clean python
 
+# Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:  ## list these targets
 	@echo "make TARGET [PYTHON=python3.12]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/installed  ## train a small convolutional network on digits from a .onnx file (under a minute)
+demo: .venv/installed  ## train a small network on digits from a .onnx file
 	$(demo) examples/digits.py
+
+test-quick: .venv-dev/installed  ## run a sample of the tests, in under a minute
+	ONNXFIT_TEST_BUILD=training $(dev) $(pytest) --quick
 
 test: .venv-dev/installed  ## run every test, doctest, example and README snippet
 	ONNXFIT_TEST_BUILD=training $(dev) $(pytest)
 
-test-plain: .venv-plain/installed  ## the same without PyTorch and with a plain onnxruntime, on the newest Python (PLAIN_PYTHON=)
+# On the newest Python, or on PLAIN_PYTHON=.
+test-plain: .venv-plain/installed  ## the same with a plain onnxruntime, without PyTorch
 	ONNXFIT_TEST_BUILD=plain $(plain) $(pytest)
 
-lint: .venv-dev/installed  ## ruff check, ruff format --check, mypy --strict
+lint: .venv-dev/installed  ## check with ruff and mypy --strict
 	$(dev) -m ruff check .
 	$(dev) -m ruff format --check .
 	$(dev) -m mypy --strict onnxfit
 
-format: .venv-dev/installed  ## let ruff repair what it can
+format: .venv-dev/installed  ## format, and repair what ruff can repair
 	$(dev) -m ruff check --fix .
 	$(dev) -m ruff format .
 
+hooks: .venv-dev/installed  ## run lint before each commit (installs pre-commit)
+	$(dev) $(pip_install) pre-commit
+	$(dev) -m pre_commit install
+
 # The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident.
-dist: .venv-dev/installed  ## build sdist and wheel, install the wheel into a fresh environment, train with it
+dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train with it
 	rm -rf dist
 	$(dev) -m build --outdir dist .
 	$(dev) scripts/try_wheel.py dist/*.whl
 
-bench: .venv-dev/installed .venv-plain/installed .venv-bench/installed  ## time training beside PyTorch, Keras, Lightning, ... into docs/benchmarks.md (an hour)
+bench: .venv-dev/installed .venv-plain/installed .venv-bench/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (1 h)
 	$(dev) benchmarks/suite --write-docs
 	$(dev) benchmarks/suite/scale.py --write-docs
 	$(dev) benchmarks/gradients.py --build
 
-guard: .venv-dev/installed  ## have two small networks become slower, measured against PyTorch in the same run?
+guard: .venv-dev/installed  ## notice when small networks train slower than they did
 	$(dev) benchmarks/suite/guard.py $(ARGS)
 
-soak: .venv-dev/installed  ## hundreds of fits, thousands of epochs, kills at random moments, files above 2 GB (half an hour)
+# Options: LOSS= OPTIMIZER= BACKEND= BATCH= ROWS=
+profile: .venv-dev/installed  ## time the operators of a training step: MODEL=file.onnx
+	@test -n "$(MODEL)" || { echo "Name a model: make profile MODEL=file.onnx [LOSS=mse] [BATCH=32]" >&2; exit 1; }
+	@$(dev) scripts/profile_step.py "$(MODEL)" $(if $(LOSS),--loss $(LOSS)) $(if $(OPTIMIZER),--optimizer $(OPTIMIZER)) \
+	  $(if $(BACKEND),--backend $(BACKEND)) $(if $(BATCH),--batch $(BATCH)) $(if $(ROWS),--rows $(ROWS))
+
+soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (30 min)
 	$(dev) scripts/soak.py
 	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
 
-fuzz: .venv-dev/installed  ## 10,000 damaged models and checkpoints: an error or success, nothing else (half an hour)
-	$(dev) scripts/fuzz.py
+fuzz: .venv-dev/installed  ## train with 10,000 damaged models and checkpoints (5 min)
+	$(dev) scripts/fuzz
 
-gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery (on a quiet machine: some are times)
+# On a quiet machine: some of the figures are times.
+gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery
 	set -e; for csv in docs/gallery/*.csv; do $(dev) examples/$$(basename $$csv .csv).py --out docs/gallery; done
 
-screenshots: .venv/installed  ## run the demo and a sweep, then photograph their TensorBoard for README and docs (needs chromium)
+screenshots: .venv/installed  ## photograph TensorBoard for the docs (needs chromium)
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
 
-exports: .venv-exports/installed  ## train the networks of torchvision and transformers from the files that torch exports (half an hour)
+exports: .venv-exports/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
 
-mutate: .venv-dev/installed  ## plant a 1 % error into every gradient rule in turn: the tests must notice (a quarter of an hour)
+mutate: .venv-dev/installed  ## plant an error into each gradient rule (15 min)
 	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
 
-docs: .venv-dev/installed  ## write docs/operators.md and the pictures of docs/architecture.md anew
+docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
 

@@ -132,9 +132,7 @@ def main() -> None:
         with browser(Path(folder, "profile")) as command:
             for name in ("runs", "sweep"):
                 with tensorboard(Path(folder), name) as address:
-                    for page in PAGES:
-                        if page.runs == name:
-                            photograph(page, address, command)
+                    photograph_all(name, address, command)
     for image in sorted(IMAGES.glob("*.png")):
         print(f"{image.relative_to(ROOT)}  {image.stat().st_size / 1000:.0f} kB")
 
@@ -160,6 +158,12 @@ def sweep(folder: Path) -> None:
         trainer.fit(
             images, digits.target, epochs=5, validation_split=0.2, verbose=0, callbacks=[board]
         )
+
+
+def photograph_all(runs: str, address: str, command: Callable[..., Any]) -> None:
+    for page in PAGES:
+        if page.runs == runs:
+            photograph(page, address, command)
 
 
 def photograph(page: Page, address: str, command: Callable[..., Any]) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import shutil
 import subprocess
 import sys
@@ -14,9 +13,8 @@ import tempfile
 import venv
 from pathlib import Path
 
-import onnxfit
-
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 
 # every module of the checkout must be in the wheel; a door to a library that is not there says how
 # to get it
@@ -37,12 +35,14 @@ print(f"onnxfit {onnxfit.__version__}: {len(sys.argv) - 1} modules imported from
 """
 
 
+def module_names() -> list[str]:
+    """The modules of the checkout, which need not be installed."""
+    paths = sorted((ROOT / "onnxfit").rglob("*.py"))
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
+    return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+
+
 def main(wheel: Path) -> None:
-    modules = [
-        module.name
-        for module in pkgutil.walk_packages(onnxfit.__path__, "onnxfit.")
-        if not module.name.endswith("__main__")
-    ]
     with tempfile.TemporaryDirectory() as folder:
         venv.create(Path(folder, "venv"), with_pip=True)
         python = str(Path(folder, "venv", "Scripts" if os.name == "nt" else "bin", "python"))
@@ -52,7 +52,7 @@ def main(wheel: Path) -> None:
             subprocess.run([python, *arguments], cwd=folder, env=environment, check=True)
 
         run("-m", "pip", "install", "--disable-pip-version-check", "--quiet", str(wheel))
-        run("-c", IMPORTS, *modules)
+        run("-c", IMPORTS, *module_names())
         for name in ("models.py", "linear_regression.py"):
             shutil.copy(EXAMPLES / name, folder)
         run("-W", "error", "linear_regression.py")

@@ -1,6 +1,10 @@
-"""What every test file shares: reproducible property tests, and no silent skipping where CI runs."""
+"""What every test file shares: reproducible property tests, a quick sample of all tests, and no
+silent skipping where CI runs.
+"""
 
 import os
+import time
+import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -13,6 +17,7 @@ from tests.builds import HAS_BUILDER
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
 
 # `make test` and `make test-plain` say which onnxruntime they installed
 BUILDS = {"training": True, "plain": False}
@@ -31,9 +36,68 @@ COMPARED_WITH = (
 DOORS = ("torch", "sklearn")
 
 
+# `--quick`, as `make test-quick` has it: files whose tests start processes, build distributions,
+# train for long or measure. They run in `make test`.
+LEFT_OUT_OF_QUICK = (
+    "tests/exports/",
+    "tests/gradients/rules/test_backend.py",
+    "tests/runtime/test_memory.py",
+    "tests/test_benchmarks.py",
+    "tests/test_examples.py",
+    "tests/test_exported.py",
+    "tests/test_hostile.py",
+    "tests/test_packaging.py",
+    "tests/test_sklearn.py",
+    "tests/test_torch.py",
+    "tests/training/test_survival.py",
+)
+ONE_CASE_IN = 50  # of a test with many cases; of every test at least one
+QUICK_SECONDS = 45  # on a slow machine the rest of the sample is skipped, and counted as skipped
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help=f"a sample in less than a minute: of each test the case with the smallest checksum of"
+        f" its name, and one in {ONE_CASE_IN} of the others; no slow files",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    sample = quick_sample([item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in sample])
+    items[:] = [item for item in items if item.nodeid in sample]
+
+
+def quick_sample(names: list[str]) -> set[str]:
+    """The tests of these names that `--quick` runs; the same names on every machine."""
+    tests: dict[str, list[str]] = {}
+    for name in names:
+        if not name.startswith(LEFT_OUT_OF_QUICK):
+            tests.setdefault(name.partition("[")[0], []).append(name)
+    sample = {min(cases, key=checksum) for cases in tests.values()}
+    return sample | {n for cases in tests.values() for n in cases if not checksum(n) % ONE_CASE_IN}
+
+
+def checksum(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+_began = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.config.getoption("--quick") and time.monotonic() - _began > QUICK_SECONDS:
+        pytest.skip(f"--quick: {QUICK_SECONDS} s are over")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     in_ci = os.environ.get("CI") == "true"
-    hypothesis.settings.load_profile("ci" if in_ci else "local")
+    profile = "ci" if in_ci else "local"
+    hypothesis.settings.load_profile("quick" if config.getoption("--quick") else profile)
     wanted = os.environ.get("ONNXFIT_TEST_BUILD")
     # what is compared with PyTorch is compared on the training build; not every Python has a small
     # PyTorch

@@ -25,7 +25,12 @@ import onnxfit
 from onnxfit import Trainer
 from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError
 from onnxfit.graph.model import infer_shapes
-from scripts import fuzz, soak
+from scripts import soak
+from scripts.fuzz.batch import random_batch
+from scripts.fuzz.case import Case
+from scripts.fuzz.checkpoints import checkpoints as undamaged_checkpoints
+from scripts.fuzz.model_mutations import deep
+from scripts.fuzz.models import MODELS, model_bytes, trees
 from tests.models import linear, mlp
 
 SOURCES = sorted(Path(onnxfit.__file__).parent.rglob("*.py"))
@@ -35,7 +40,7 @@ X, Y = RNG.normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return fuzz._checkpoints(tmp_path_factory.mktemp("seeds"))
+    return undamaged_checkpoints(tmp_path_factory.mktemp("seeds"))
 
 
 def model(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -45,20 +50,20 @@ def model(text: str, opset: int = 17) -> onnx.ModelProto:
 
 
 class TestSeeds:
-    @pytest.mark.parametrize("seed", fuzz.MODELS)
+    @pytest.mark.parametrize("seed", MODELS)
     def test_what_is_mutated_trains_and_both_backends_agree(self, seed: str) -> None:
         losses = []
         for backend in ("full", "forward_backward"):
             trainer = Trainer(
-                fuzz.seed_model(seed),
-                loss=fuzz.MODELS[seed][1],
+                model_bytes(seed),
+                loss=MODELS[seed][1],
                 optimizer=0.01,
                 backend=backend,
                 threads=1,
             )
             losses.append(
                 [
-                    trainer.train_on_batch(*fuzz.made_up(trainer, random.Random(0)))["loss"]
+                    trainer.train_on_batch(*random_batch(trainer, random.Random(0)))["loss"]
                     for _ in range(2)
                 ]
             )
@@ -68,18 +73,17 @@ class TestSeeds:
     def test_mutated_files_work_or_are_refused(
         self, checkpoints: dict[str, bytes], tmp_path: Path, monkeypatch
     ) -> None:
-        """A few cases of `scripts/fuzz.py`, in this process: none that crashes onnxruntime is among
+        """A few cases of `scripts/fuzz`, in this process: none that crashes onnxruntime is among
         them.
         """
         monkeypatch.chdir(tmp_path)
         outcomes = {
-            fuzz.Case(number, checkpoints).run(tmp_path, lambda stage: None)
-            for number in range(150)
+            Case(number, checkpoints).run(tmp_path, lambda stage: None) for number in range(150)
         }
         assert {"trained", "ModelError", "CheckpointError"} <= outcomes
 
     def test_a_case_is_made_of_its_number(self, checkpoints: dict[str, bytes]) -> None:
-        one, again, other = (fuzz.Case(n, checkpoints).data for n in (3, 3, 4))
+        one, again, other = (Case(n, checkpoints).data for n in (3, 3, 4))
         assert one == again != other
 
 
@@ -206,7 +210,7 @@ class TestModels:
         Trainer(proto, loss="mse", metrics=["auc"])
 
     def test_a_tree_without_leaves(self) -> None:
-        proto = fuzz.trees()
+        proto = trees()
         tree = next(n for n in proto.graph.node if n.op_type == "TreeEnsembleRegressor")
         tree.attribute.remove(next(a for a in tree.attribute if a.name == "target_weights"))
         with pytest.raises(ModelError, match=r"without target_weights"):
@@ -252,7 +256,7 @@ class TestModels:
 
     def test_bodies_deeper_than_protobuf_goes(self) -> None:
         with pytest.raises(ModelError, match=r"is not an ONNX model"):
-            Trainer(fuzz.deep(mlp(), random.Random(0)), loss="mse")
+            Trainer(deep(mlp(), random.Random(0)), loss="mse")
 
     @pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "..\\secret.bin"])
     def test_data_outside_the_models_folder_is_not_read(

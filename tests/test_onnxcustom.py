@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import onnx
 import onnx.parser
 import pytest
 from scipy import special

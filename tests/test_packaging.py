@@ -1,7 +1,10 @@
-"""What is built is what the checkout has, and every platform installs exactly one onnxruntime."""
+"""What is built is what the checkout has, every platform installs exactly one onnxruntime, and the
+tasks of the Makefile are those that other files name.
+"""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -72,8 +75,12 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.removeprefix(f"{top}/") for name in archive.getnames()}
     wanted = {
+        ".editorconfig",
+        ".github/workflows/ci.yml",
+        ".pre-commit-config.yaml",
         "README.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "LICENSE",
         "Makefile",
         "pyproject.toml",
@@ -139,6 +146,50 @@ def test_one_onnxruntime_for_every_platform(
         if r.name.startswith("onnxruntime") and r.marker.evaluate(environment)
     ]
     assert chosen == [ENVIRONMENTS[platform, machine, python]]
+
+
+TARGETS = set(
+    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_list_of_targets_fits_a_screen() -> None:
+    command = ["make", "--no-print-directory", "help", f"PYTHON={sys.executable}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    listed = {line.split()[0] for line in lines[1:]}
+    assert listed == TARGETS - {"python"}  # which only says that there is none
+
+
+def test_the_workflow_runs_targets_on_every_python() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    cases = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
+    assert [case["python"] for case in cases] == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    for case in cases:
+        has_training = case["python"] in ("3.10", "3.11", "3.12")
+        assert case["targets"] == ("lint test" if has_training else "test-plain")
+        assert set(case["targets"].split()) <= TARGETS
+    for job in workflow["jobs"].values():
+        for script in re.findall(r"scripts/\S+\.py", str(job)):
+            assert (ROOT / script).exists()
+    torch = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert torch
+    assert f"{torch[1]} --index-url" in str(workflow)
+
+
+def test_the_hooks_run_what_lint_runs() -> None:
+    yaml = pytest.importorskip("yaml")
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    tools = {re.sub(r" --(fix|force-exclude)", "", entry.split(" -m ")[1]) for entry in entries}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.split("\nlint:")[1].split("\n\n")[0]
+    commands = re.findall(r"-m (ruff \w+|mypy .*)", recipe)
+    assert set(commands) == tools
 
 
 def test_importing_onnxfit_imports_no_optional_library() -> None:

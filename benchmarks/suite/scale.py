@@ -263,11 +263,10 @@ def main() -> None:
                     str(options.seconds),
                 ]
                 answer = run_json([*command, "--point", who, cause, str(size)], environment, log)
+                if "failed" in answer:
+                    print(f"{cause} {size}: {who} {answer.pop('failed')}")
                 for what, seconds in answer.items():
-                    if what == "failed":
-                        print(f"{cause} {size}: {who} {seconds}")
-                    else:
-                        lines.setdefault(what, {})[size] = seconds
+                    lines.setdefault(what, {})[size] = seconds
             times = "  ".join(
                 f"{what} {points[size]:.3g} s" for what, points in lines.items() if size in points
             )

@@ -239,7 +239,7 @@ def _values_read(node: ir.Node) -> list[ir.Value]:
     for subgraph in subgraphs:
         for inner_node in ir.traversal.RecursiveGraphIterator(subgraph):
             inner += inner_node.inputs
-        inner += subgraph.outputs
+        inner.extend(subgraph.outputs)  # onnx-ir refuses `+=` with its lists
     captured = [v for v in inner if v is not None and v.graph is node.graph]
     return [v for v in node.inputs if v is not None] + captured
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx.parser
 import onnx.reference
 import onnx_ir as ir
 import pytest

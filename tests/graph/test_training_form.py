@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 
 import numpy as np
-import onnx
-import onnx.parser
 import onnx.reference
 import pytest
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import onnx
-import onnx.parser
-import onnx.reference
 import pytest
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError

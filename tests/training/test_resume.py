@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,20 @@ def points(folder: Path) -> dict[tuple[str, str], list[tuple[int, str]]]:
     found: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for run in ("train", "validation"):
         for file in sorted((folder / run).iterdir()):
-            data, place = file.read_bytes(), 0
-            while place < len(data):
-                (length,) = struct.unpack_from("<Q", data, place)
-                event = Event.FromString(data[place + 12 : place + 12 + length])
-                place += 16 + length
+            for event in events(file.read_bytes()):
                 for value in event.summary.value:
-                    if value.tag != "epoch_steps_per_second":
-                        found.setdefault((run, value.tag), []).append(
-                            (event.step, repr(value.simple_value))
-                        )
-    return found
+                    point = (event.step, repr(value.simple_value))
+                    found.setdefault((run, value.tag), []).append(point)
+    return {key: values for key, values in found.items() if key[1] != "epoch_steps_per_second"}
+
+
+def events(data: bytes) -> Iterator[Event]:
+    """The events in a file of TensorBoard's, each framed by its length and two checksums."""
+    offset = 0
+    while offset < len(data):
+        (length,) = struct.unpack_from("<Q", data, offset)
+        yield Event.FromString(data[offset + 12 : offset + 12 + length])
+        offset += 16 + length
 
 
 class StopsAt(Callback):

@@ -21,8 +21,8 @@ class OnDevice(Contender):
 
     def load(self) -> None:
         import onnxruntime.training.api
-        import onnxruntime.training.artifacts
-        import onnxruntime.training.onnxblock
+        import onnxruntime.training.artifacts  # noqa: F401  # an attribute of self.library
+        import onnxruntime.training.onnxblock  # noqa: F401  # the same
 
         onnxruntime.set_default_logger_severity(4)
         self.runtime, self.library = onnxruntime, onnxruntime.training

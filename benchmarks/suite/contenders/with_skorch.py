@@ -17,7 +17,7 @@ class Skorch(Contender):
 
     def load(self) -> None:
         import skorch
-        import skorch.callbacks
+        import skorch.callbacks  # noqa: F401  # an attribute of self.library
 
         self.library = skorch
 
