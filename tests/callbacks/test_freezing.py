@@ -1,0 +1,154 @@
+"""Freeze, Unfreeze and `trainer.frozen`."""
+
+import numpy as np
+import pytest
+
+import onnxfit
+from onnxfit.callbacks import (
+    Freeze,
+    LambdaCallback,
+    Unfreeze,
+)
+from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.optimizers import SGD, Adam
+from tests.callbacks.helpers import X, both_backends, fit, line, network, same, ten_rows
+from tests.models import convolutional, mlp
+
+ADAM = Adam(0.1, weight_decay=0.1, ema_momentum=0.9)
+
+
+@both_backends
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("optimizer", [ADAM, SGD(0.1, momentum=0.9)])
+def test_frozen_weights_and_slots_are_byte_identical_until_their_epoch(
+    backend, accumulate, optimizer
+):
+    x, y = ten_rows()
+    on = onnxfit.Trainer(
+        mlp(),
+        loss="cross_entropy",
+        optimizer=optimizer,
+        penalty=0.1,
+        backend=backend,
+        gradient="onnx",
+        accumulate=accumulate,
+    )
+    states = [on.get_state()]
+    look = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: states.append(on.get_state()),
+        on_test_begin=lambda logs: states.append(on.get_state()),
+        on_epoch_end=lambda epoch, logs: states.append(on.get_state()),
+    )
+    on.fit(
+        x,
+        y,
+        epochs=2,
+        batch_size=4,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[look, Freeze("fc0.*", until_epoch=1)],
+    )  # after `look`, for the order must not matter
+    fc0 = [
+        name
+        for part in ("weights", "slots")
+        for name in states[0][part]
+        if "fc0" in name and "sum" not in name
+    ]
+    assert len(fc0) >= 4
+    for state in states[1:6]:
+        for name in fc0:
+            part = "weights" if name in state["weights"] else "slots"
+            assert state[part][name].tobytes() == states[0][part][name].tobytes(), name
+    assert not np.array_equal(
+        states[5]["weights"]["fc1.weight"], states[0]["weights"]["fc1.weight"]
+    )
+    assert not np.array_equal(
+        states[-1]["weights"]["fc0.weight"], states[0]["weights"]["fc0.weight"]
+    )
+    assert on.frozen == ()
+
+
+@both_backends
+def test_what_is_not_frozen_trains_as_if_the_rest_were_no_weights(backend):
+    x, y = ten_rows()
+
+    def train(callbacks, **settings):
+        on = onnxfit.Trainer(
+            mlp(),
+            loss="cross_entropy",
+            optimizer=ADAM,
+            backend=backend,
+            gradient="onnx",
+            **settings,
+        )
+        on.fit(x, y, epochs=3, batch_size=4, verbose=0, callbacks=callbacks)
+        return on.get_weights()
+
+    frozen, left_out = train([Freeze("fc0.*")]), train([], weights="fc1.*")
+    for name, weight in left_out.items():
+        assert frozen[name] == pytest.approx(weight, rel=1e-5, abs=1e-6)
+
+
+def test_freezing_by_hand_by_several_and_layer_after_layer():
+    x, y = ten_rows()
+    on = network()
+    frozen = []
+    look = LambdaCallback(on_epoch_begin=lambda epoch, logs: frozen.append(on.frozen))
+    settings = {"epochs": 4, "batch_size": 4, "verbose": 0}
+    on.fit(
+        x, y, callbacks=[Freeze("fc0.bias", 3), Freeze("fc0.*", 2, from_epoch=1), look], **settings
+    )
+    assert frozen == [("fc0.bias",), ("fc0.weight", "fc0.bias"), ("fc0.bias",), ()]
+    frozen.clear()
+    on.frozen = "fc1.bias"
+    on.fit(
+        x, y, callbacks=[Unfreeze({3: "fc0.*", 1: ["fc1.weight", "fc0.bias"]}), look], **settings
+    )
+    whole, one = ("fc0.weight", "fc0.bias", "fc1.weight", "fc1.bias"), ("fc0.weight", "fc1.bias")
+    assert frozen == [whole, one, one, ("fc1.bias",)]
+    assert on.frozen == ("fc1.bias",)
+    before = on.get_weights()
+    on.train_on_batch(x, y)
+    after = on.get_weights()
+    assert [name for name in before if np.array_equal(before[name], after[name])] == ["fc1.bias"]
+    with pytest.raises(UnknownNameError, match=r"No trained weight is called 'fc9.\*'"):
+        on.fit(x, y, callbacks=[Freeze("fc9.*")], **settings)
+    assert on.frozen == ("fc1.bias",)
+
+
+@both_backends
+def test_a_step_that_is_taken_back_leaves_frozen_weights_too(backend):
+    on = network(backend)
+    on.frozen = ["fc0.*"]
+    before = on.get_weights()
+    on.train_on_batch(*ten_rows())
+    on.revert_step()
+    assert same(on.get_weights(), before)
+    on.set_weights({"fc0.bias": np.ones(8, np.float32)})
+    on.train_on_batch(*ten_rows())
+    assert np.array_equal(on.get_weights()["fc0.bias"], np.ones(8))
+
+
+def test_frozen_statistics_stay_and_gradients_by_hand_pass_over_frozen_weights():
+    x, y = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32), np.arange(8) % 3
+    on = onnxfit.Trainer(convolutional(), loss="cross_entropy", optimizer=0.05, gradient="onnx")
+    before = on.get_weights()
+    fit(Freeze("bn.*"), on=on, x=x, y=y)
+    after = on.get_weights()
+    assert [name for name in before if np.array_equal(before[name], after[name])] == [
+        n for n in before if n.startswith("bn.")
+    ]
+    on = line(backend="forward_backward")
+    on.frozen = "w"
+    on.apply_gradients(on.backward(np.ones_like(on.forward(X)))["weights"])
+    assert on.get_weights()["w"] == 1
+
+
+def test_freeze_and_unfreeze_refuse_epochs_that_make_no_sense():
+    for make in (
+        lambda: Freeze("w", 1, from_epoch=2),
+        lambda: Freeze("w", from_epoch=-1),
+        lambda: Unfreeze({-1: "w"}),
+    ):
+        with pytest.raises(SettingError, match="got"):
+            make()

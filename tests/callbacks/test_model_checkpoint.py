@@ -1,0 +1,278 @@
+"""ModelCheckpoint on scripted values of the monitored metric."""
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+
+import onnxfit
+from onnxfit.callbacks import (
+    EarlyStopping,
+    LambdaCallback,
+    ModelCheckpoint,
+)
+from onnxfit.errors import SettingError, UnknownNameError
+from tests.callbacks.helpers import X2, Y2, Script, files, line, run, same
+
+NAN = math.nan
+INF = math.inf
+
+
+def test_the_template_is_filled_with_the_epoch_of_hooks_and_the_values_of_logs(tmp_path):
+    checkpoint = ModelCheckpoint(
+        tmp_path / "new" / "folder" / "{epoch:03d}-{step}-{val_loss:.3f}.ckpt"
+    )
+    run([3, 1, 2], checkpoint)
+    assert files(tmp_path / "new" / "folder") == [
+        "000-1-3.000.ckpt",
+        "001-2-1.000.ckpt",
+        "002-3-2.000.ckpt",
+    ]
+    assert checkpoint.best_model_path == str(tmp_path / "new" / "folder" / "001-2-1.000.ckpt")
+    assert checkpoint.best_model_score == 1
+    assert checkpoint.last_model_path == str(tmp_path / "new" / "folder" / "002-3-2.000.ckpt")
+
+
+def test_a_field_that_the_logs_lack_is_a_key_error_that_names_those_there_are(tmp_path):
+    with pytest.raises(
+        KeyError,
+        match=(
+            r"'val_los'.*Did you mean 'val_loss'\? Known: epoch, learning_rate, loss, step,"
+            r" val_loss"
+        ),
+    ):
+        run([1], ModelCheckpoint(tmp_path / "{val_los}.ckpt"))
+    assert issubclass(UnknownNameError, KeyError)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(("n", "epochs"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (6, [])])
+def test_every_n_epochs(tmp_path, n, epochs):
+    run([1] * 5, ModelCheckpoint(tmp_path / "{epoch}", every_n_epochs=n))
+    assert files(tmp_path) == [str(epoch) for epoch in epochs]
+
+
+def test_every_n_steps(tmp_path):
+    x, y = np.ones((64, 1), np.float32), np.zeros((64, 1), np.float32)
+    on = line()
+    on.fit(
+        x,
+        y,
+        batch_size=1,
+        epochs=2,
+        verbose=0,
+        callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step:03d}", every_n_steps=16)],
+    )
+    assert files(tmp_path) == [
+        "0-016",
+        "0-032",
+        "0-048",
+        "0-064",
+        "1-080",
+        "1-096",
+        "1-112",
+        "1-128",
+    ]
+    # counted by the trainer, so that another fit goes on
+    on.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=4,
+        verbose=0,
+        callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step:03d}", every_n_steps=9)],
+    )
+    assert files(tmp_path)[8:] == ["1-135", "3-144"]
+
+
+def test_every_n_steps_counts_updates_with_accumulated_gradients(tmp_path):
+    x, y = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32)
+    # an epoch of three batches is two updates, the second one at its end
+    on = line(accumulate=2)
+    on.fit(
+        x,
+        y,
+        batch_size=1,
+        epochs=3,
+        verbose=0,
+        callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step}", every_n_steps=1)],
+    )
+    assert files(tmp_path) == ["0-1", "0-2", "1-3", "1-4", "2-5", "2-6"]
+
+
+def test_every_step_the_best_only(tmp_path):
+    x = np.array([[2], [3], [0], [0]], np.float32)  # the running loss is 4, 6.5, 4.33, 3.25
+    checkpoint = ModelCheckpoint(
+        tmp_path / "{step}", monitor="loss", save_best_only=True, every_n_steps=1
+    )
+    line(0.0).fit(x, 0 * x, batch_size=1, shuffle=False, verbose=0, callbacks=[checkpoint])
+    assert files(tmp_path) == ["1", "4"]
+    assert checkpoint.best_model_score == pytest.approx(3.25)
+
+
+def test_the_best_only_without_the_figure_saves_nothing_and_warns_once(tmp_path):
+    with pytest.warns(UserWarning, match="ModelCheckpoint monitors 'foo'") as warned:
+        run([1, 1, 1], ModelCheckpoint(tmp_path / "{epoch}", monitor="foo", save_best_only=True))
+    assert len(warned) == 1
+    assert files(tmp_path) == []
+
+
+def test_all_are_saved_without_the_figure(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}", monitor="foo")
+    run([1, 1, 1], checkpoint)
+    assert files(tmp_path) == ["0", "1", "2"]
+    assert checkpoint.best_model_path is None
+
+
+def test_the_best_only(tmp_path):
+    run([3, 4, NAN, 2, 2, 1], ModelCheckpoint(tmp_path / "{epoch}", save_best_only=True))
+    assert files(tmp_path) == ["0", "3", "5"]
+
+
+def test_a_new_fit_forgets_the_best_and_a_resumed_one_keeps_it(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "{val_loss}", save_best_only=True)
+    run([1], checkpoint)
+    run([3], checkpoint)
+    assert files(tmp_path) == ["1.0", "3.0"]
+    resumed = ModelCheckpoint(tmp_path / "{val_loss}", save_best_only=True)
+    resumed.load_state_dict(json.loads(json.dumps(checkpoint.state_dict())))
+    run([4, 2], resumed)
+    assert files(tmp_path) == ["1.0", "2.0", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("values", "top_k", "kept", "best"),
+    [
+        ([3, 1, 2, 0.5], 2, ["1", "3"], "3"),
+        ([NAN, 2, 1], 1, ["2"], "2"),
+        ([2, NAN, 3], 2, ["0", "2"], "0"),
+        ([2, NAN], 2, ["0", "1"], "0"),
+        ([1, 1, 1], 1, ["0"], "0"),
+        ([3, 2, 1], None, ["0", "1", "2"], "2"),
+    ],
+)
+def test_top_k(tmp_path, values, top_k, kept, best):
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}", top_k=top_k)
+    run(values, checkpoint)
+    assert files(tmp_path) == kept
+    assert checkpoint.best_model_path == str(tmp_path / best)
+    json.dumps(checkpoint.state_dict(), allow_nan=False)
+
+
+def test_save_last(tmp_path):
+    checkpoint = ModelCheckpoint(
+        tmp_path / "{epoch}" / "{val_loss:.2f}.ckpt", top_k=0, save_last=True
+    )
+    script = run([3, 1, 2], checkpoint)
+    assert files(tmp_path) == ["last.ckpt"]
+    assert checkpoint.last_model_path == str(tmp_path / "last.ckpt")
+    assert same(onnxfit.Trainer.load(tmp_path / "last.ckpt").get_weights(), script.weights[2])
+
+
+def test_the_file_from_which_training_resumed_is_never_deleted(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}", top_k=1)
+    run([3], checkpoint)
+    on = onnxfit.Trainer.load(tmp_path / "0")
+    on.fit(
+        X2,
+        Y2,
+        initial_epoch=1,
+        epochs=4,
+        verbose=0,
+        callbacks=[Script([3, 2, 1, 4]), ModelCheckpoint(tmp_path / "{epoch}", top_k=1)],
+    )
+    assert files(tmp_path) == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "threshold", "saved"),
+    [("max", -0.01, ["0"]), ("min", 0, []), ("min", 10, ["0"]), ("max", 10, [])],
+)
+@pytest.mark.parametrize("save_best_only", [True, False])
+def test_initial_value_threshold(tmp_path, mode, threshold, saved, save_best_only):
+    checkpoint = ModelCheckpoint(
+        tmp_path / "{epoch}",
+        monitor="loss",
+        mode=mode,
+        save_best_only=save_best_only,
+        initial_value_threshold=threshold,
+    )
+    run([1], checkpoint)
+    assert files(tmp_path) == saved
+
+
+def test_weights_only_as_safetensors_and_as_onnx(tmp_path):
+    script = run(
+        [1, 2],
+        ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True),
+        ModelCheckpoint(tmp_path / "best.onnx", save_weights_only=True, save_best_only=True),
+    )
+    assert files(tmp_path) == ["0.safetensors", "1.safetensors", "best.onnx"]
+    for epoch in range(2):
+        assert same(
+            safetensors.numpy.load_file(tmp_path / f"{epoch}.safetensors"), script.weights[epoch]
+        )
+    (initializer,) = onnx.load(tmp_path / "best.onnx").graph.initializer
+    assert np.array_equal(onnx.numpy_helper.to_array(initializer), script.weights[0]["w"])
+
+
+def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_are_after_its_epoch(
+    tmp_path,
+):
+    def callbacks():
+        return (
+            ModelCheckpoint(tmp_path / "a{epoch}"),
+            ModelCheckpoint(tmp_path / "b{epoch}", save_best_only=True),
+            EarlyStopping(patience=9),
+        )
+
+    def states(watched):
+        return {callback.state_key: callback.state_dict() for callback in watched}
+
+    values, after = [3, 1, 2], []
+    watched = callbacks()
+    record = LambdaCallback(on_epoch_end=lambda epoch, logs: after.append(states(watched)))
+    record.phase = "logger"
+    run(values, record, *watched)
+    for epoch in range(3):
+        for path in (tmp_path / f"a{epoch}", tmp_path / f"b{epoch}"):
+            if not path.exists():
+                continue
+            unique_name, seen = callbacks(), []
+            look = LambdaCallback(
+                on_train_begin=lambda logs, unique_name=unique_name, seen=seen: seen.append(
+                    states(unique_name)
+                )
+            )
+            loaded = onnxfit.Trainer.load(path)
+            loaded.fit(
+                X2,
+                Y2,
+                initial_epoch=epoch + 1,
+                epochs=epoch + 1,
+                verbose=0,
+                callbacks=[look, *unique_name],
+            )
+            assert seen == [after[epoch]]
+            assert loaded.history.history["val_loss"] == values[: epoch + 1]
+    assert files(tmp_path) == ["a0", "a1", "a2", "b0", "b1"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelCheckpoint("a", every_n_epochs=0), "every_n_epochs >= 1, got 0"),
+        (lambda: ModelCheckpoint("a", every_n_steps=0), "every_n_steps >= 1, got 0"),
+        (lambda: ModelCheckpoint("a", top_k=-1), "top_k >= 0, got -1"),
+        (lambda: ModelCheckpoint("a", top_k=0), "saves nothing"),
+        (lambda: ModelCheckpoint("a", top_k=2), "needs a path with a field"),
+        (lambda: ModelCheckpoint("{}"), "by name"),
+        (lambda: ModelCheckpoint("{epoch"), "cannot read the path template"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make, message):
+    with pytest.raises(SettingError, match=message):
+        make()
