@@ -109,6 +109,7 @@ mutate: .venv-dev/installed  ## plant an error into each gradient rule (15 min)
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
+	PYTHONPATH=. $(dev) scripts/document_callbacks.py
 
 clean:  ## remove everything made here, the environments too
 	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench build dist runs checkpoints trained.onnx digits.onnx digits.png

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 import uuid
@@ -92,3 +93,16 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def json_float(value: float) -> float | str:
+    """Return a float as JSON can hold it: NaN and infinities as strings that `float` reads.
+
+    >>> json_float(0.5), json_float(float("-inf"))
+    (0.5, '-Infinity')
+    """
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

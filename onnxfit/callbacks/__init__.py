@@ -1,61 +1,55 @@
-"""Callbacks: what stands beside the training loop and acts at its hooks.
+"""Callbacks: objects that act at the hooks of the training loop.
 
-`__all__` is the registry.
+Every class in the `__all__` of a module of this package is a name of the package. To add a
+callback, add a file with the class and its `__all__`; `make docs` then writes the lines for type
+checkers below, and the table in docs/callbacks.md.
 """
 
-from onnxfit.callbacks.accumulation import GradientAccumulationScheduler
-from onnxfit.callbacks.averaging import StochasticWeightAveraging, SwapEMAWeights
-from onnxfit.callbacks.backup import BackupAndRestore
-from onnxfit.callbacks.batch_size_finder import BatchSizeFinder
-from onnxfit.callbacks.callback import Callback, CallbackList
-from onnxfit.callbacks.csv_logger import CSVLogger, JSONLLogger
-from onnxfit.callbacks.device_stats import DeviceStats
-from onnxfit.callbacks.early_stopping import EarlyStopping
-from onnxfit.callbacks.freezing import Freeze, Unfreeze
-from onnxfit.callbacks.history import History
-from onnxfit.callbacks.lambda_callback import LambdaCallback
-from onnxfit.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
-from onnxfit.callbacks.learning_rate_finder import LearningRateFinder
-from onnxfit.callbacks.learning_rate_monitor import LearningRateMonitor
-from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.mlflow_logger import MLflowLogger
-from onnxfit.callbacks.model_checkpoint import ModelCheckpoint
-from onnxfit.callbacks.prediction_writer import PredictionWriter
-from onnxfit.callbacks.progress import ProgressBar
-from onnxfit.callbacks.remote_monitor import RemoteMonitor
-from onnxfit.callbacks.tensorboard import TensorBoard
-from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN
-from onnxfit.callbacks.threshold_stop import ThresholdStop
-from onnxfit.callbacks.timer import Timer
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BackupAndRestore",
-    "BatchSizeFinder",
-    "CSVLogger",
-    "Callback",
-    "CallbackList",
-    "DeviceStats",
-    "EarlyStopping",
-    "Freeze",
-    "GradientAccumulationScheduler",
-    "History",
-    "JSONLLogger",
-    "LambdaCallback",
-    "LearningRateFinder",
-    "LearningRateMonitor",
-    "LearningRateScheduler",
-    "Logs",
-    "MLflowLogger",
-    "ModelCheckpoint",
-    "PredictionWriter",
-    "ProgressBar",
-    "ReduceLROnPlateau",
-    "RemoteMonitor",
-    "StochasticWeightAveraging",
-    "SwapEMAWeights",
-    "TensorBoard",
-    "TerminateOnNaN",
-    "ThresholdStop",
-    "Timer",
-    "Unfreeze",
-]
+from onnxfit.registry import exported_members
+
+if TYPE_CHECKING:
+    # Type checkers do not run the search below. `make docs` writes these lines.
+    # begin of generated imports
+    from onnxfit.callbacks.accumulation import (
+        GradientAccumulationScheduler as GradientAccumulationScheduler,
+    )
+    from onnxfit.callbacks.averaging import StochasticWeightAveraging as StochasticWeightAveraging
+    from onnxfit.callbacks.averaging import SwapEMAWeights as SwapEMAWeights
+    from onnxfit.callbacks.backup import BackupAndRestore as BackupAndRestore
+    from onnxfit.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
+    from onnxfit.callbacks.callback import Callback as Callback
+    from onnxfit.callbacks.callback import CallbackList as CallbackList
+    from onnxfit.callbacks.callback import StatefulCallback as StatefulCallback
+    from onnxfit.callbacks.csv_logger import CSVLogger as CSVLogger
+    from onnxfit.callbacks.csv_logger import JSONLLogger as JSONLLogger
+    from onnxfit.callbacks.device_stats import DeviceStats as DeviceStats
+    from onnxfit.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from onnxfit.callbacks.freezing import Freeze as Freeze
+    from onnxfit.callbacks.freezing import Unfreeze as Unfreeze
+    from onnxfit.callbacks.history import History as History
+    from onnxfit.callbacks.lambda_callback import LambdaCallback as LambdaCallback
+    from onnxfit.callbacks.learning_rate import LearningRateScheduler as LearningRateScheduler
+    from onnxfit.callbacks.learning_rate import ReduceLROnPlateau as ReduceLROnPlateau
+    from onnxfit.callbacks.learning_rate_finder import LearningRateFinder as LearningRateFinder
+    from onnxfit.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
+    from onnxfit.callbacks.logs import Logs as Logs
+    from onnxfit.callbacks.mlflow_logger import MLflowLogger as MLflowLogger
+    from onnxfit.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from onnxfit.callbacks.prediction_writer import PredictionWriter as PredictionWriter
+    from onnxfit.callbacks.progress import ProgressBar as ProgressBar
+    from onnxfit.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
+    from onnxfit.callbacks.tensorboard import TensorBoard as TensorBoard
+    from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
+    from onnxfit.callbacks.threshold_stop import ThresholdStop as ThresholdStop
+    from onnxfit.callbacks.timer import Timer as Timer
+    # end of generated imports
+
+_classes = {
+    name: member
+    for name, member in exported_members(__name__).items()
+    if isinstance(member, type)
+}
+globals().update(_classes)
+__all__ = sorted(_classes)

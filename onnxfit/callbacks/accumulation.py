@@ -1,4 +1,4 @@
-"""Change between epochs over how many batches gradients are averaged."""
+"""Change the number of batches per update between epochs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ __all__ = ["GradientAccumulationScheduler"]
 
 
 class GradientAccumulationScheduler(Callback):
-    """Averages the gradients of so many batches for one update, from the given epochs on;
+    """Average the gradients of more, or fewer, batches per update from given epochs on.
 
-    `{0: 1, 4: 8}` is 1, and 8 from epoch 4 on.
+    - `schedule`: epoch (from 0) -> number of batches >= 1 whose gradients are averaged for one
+      update from that epoch on. Before the first epoch of the schedule, the Trainer's own
+      `accumulate` applies, and so it does after the `fit`.
 
-    Before the first epoch named it is what the Trainer was built with, and so it is after the
-    `fit`. The graphs that add gradients up are made with the Trainer: build it with `accumulate=2`
-    or more, whatever the schedule begins with. A step of a trainer built so costs one more run and
-    the sums of the gradients, except in epochs where the number is 1. SettingError: an epoch below
-    0, a number below 1; before training, a Trainer built with `accumulate=1`.
+    The Trainer builds the graphs that add gradients up: create it with `accumulate=2` or more,
+    whatever the schedule begins with. Each step of such a trainer costs one more run and the sums
+    of the gradients, except in epochs where the number is 1.
 
-    >>> GradientAccumulationScheduler({4: 0})
+    SettingError: an epoch below 0, a number below 1; before training, a Trainer created with
+    `accumulate=1`.
+
+    >>> larger_later = GradientAccumulationScheduler({0: 1, 4: 8})
+    >>> GradientAccumulationScheduler({4: 0})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: GradientAccumulationScheduler needs whole numbers of batches from 1 on, got 0 for epoch 4.
+    onnxfit.errors.SettingError: GradientAccumulationScheduler needs whole numbers ..., got 0 ...
     """
 
     def __init__(self, schedule: Mapping[int, int]) -> None:
@@ -40,13 +44,14 @@ class GradientAccumulationScheduler(Callback):
                     f" {batches!r} for epoch {epoch}."
                 )
         self.schedule = dict(sorted(schedule.items()))
-        self._own = 1  # what the Trainer was set to before this fit
-        self._begun = False
+        self._initial = 1  # the Trainer's setting before this fit
+        self._began = False
 
     def on_train_begin(self, logs: Logs) -> None:
-        trainer = self.trainer
-        self._own, self._begun = trainer.accumulate, True
-        if max(self.schedule.values(), default=1) > 1 and trainer.settings["accumulate"] == 1:
+        self._initial = self.trainer.accumulate
+        self._began = True
+        largest = max(self.schedule.values(), default=1)
+        if largest > 1 and self.trainer.settings["accumulate"] == 1:
             raise SettingError(
                 "GradientAccumulationScheduler needs graphs that add gradients up: build the"
                 " Trainer with accumulate=2 or more."
@@ -54,9 +59,9 @@ class GradientAccumulationScheduler(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         due = [batches for begin, batches in self.schedule.items() if begin <= epoch]
-        self.trainer.accumulate = due[-1] if due else self._own
+        self.trainer.accumulate = due[-1] if due else self._initial
 
     def on_close(self) -> None:
-        if self._begun:
-            self._begun = False
-            self.trainer.accumulate = self._own
+        if self._began:
+            self._began = False
+            self.trainer.accumulate = self._initial

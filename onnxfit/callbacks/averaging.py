@@ -1,4 +1,4 @@
-"""Use averages of the weights: the optimizer's running one, or the mean over the last epochs."""
+"""Use averages of the weights: the optimizer's running average, or the mean of the last epochs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
 from onnxfit.graph import names
@@ -21,39 +22,43 @@ Array = npt.NDArray[Any]
 
 
 class SwapEMAWeights(StatefulCallback):
-    """Puts the averages of `optimizer=Adam(..., ema_momentum=...)` in place of the weights for
-    every validation, and after training.
+    """Replace the weights by their averages for every validation, and after training.
 
-    - `swap_on_epoch`: at the end of each epoch too, until the next one begins, so that the
-      checkpoints, best weights and loggers of an epoch see the averages. A checkpoint has the
+    The averages are those of an optimizer such as `Adam(ema_momentum=0.99)`.
+
+    - `swap_on_epoch`: use the averages at the end of each epoch too, until the next one begins, so
+      that the checkpoints, best weights and loggers of an epoch see them. A checkpoint contains the
       weights as well, and training resumes from those.
-    - `at_end`: the averages remain in place when training ends normally. The next `fit` with this
-      callback takes up the weights again, unless others have been set since.
+    - `at_end`: the averages stay when training ends normally. The next `fit` with this callback
+      restores the weights first, unless others have been set since.
 
     A callback of the same phase that reads weights, such as
-    EarlyStopping(restore_best_weights=True), must come after this one to see the averages. Running
-    statistics of BatchNormalization are not averaged. After an exception the weights are in place.
-    In `trainer.evaluate(..., callbacks=[...])` it evaluates the averages. A swap copies all weights
-    and slots once.
+    EarlyStopping(restore_best_weights=True), sees the averages only if it comes after this one in
+    the list. Running statistics of BatchNormalization are not averaged. After an exception the
+    weights are restored. `trainer.evaluate(..., callbacks=[SwapEMAWeights()])` evaluates the
+    averages. A swap copies all weights and slots once. SettingError, before training: the optimizer
+    keeps no averages.
 
-    SettingError, before training: the optimizer keeps no averages.
+    >>> swap = SwapEMAWeights(swap_on_epoch=True)
     """
 
     remembered = ("weights",)
 
-    def __init__(self, swap_on_epoch: bool = False, at_end: bool = True) -> None:
+    def __init__(self, swap_on_epoch: bool = False, *, at_end: bool = True) -> None:
         self.swap_on_epoch = swap_on_epoch
         self.at_end = at_end
-        self.weights: dict[str, Array] | None = None  # while the averages are in their place
+        # The weights, while the averages replace them in the trainer.
+        self.weights: dict[str, Array] | None = None
         self._averages: dict[str, Array] = {}
 
     def reset(self) -> None:
-        now = self.trainer.get_weights()
+        current = self.trainer.get_weights()
         if not all(
-            name in now and np.array_equal(now[name], average)
+            name in current and np.array_equal(current[name], average)
             for name, average in self._averages.items()
         ):
-            self.weights = None  # another trainer's, or replaced since
+            # The trainer is another one, or its weights have been set since.
+            self.weights = None
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
@@ -105,24 +110,25 @@ class SwapEMAWeights(StatefulCallback):
 
 
 class StochasticWeightAveraging(StatefulCallback):
-    r"""Ends training at the mean of the weights at the ends of the last epochs (Izmailov et al.
-    2018).
+    r"""End training at the mean of the weights of the last epochs (Izmailov et al. 2018).
 
-    $\bar w \leftarrow \bar w + (w - \bar w)/(k+1)$ after each epoch from `start_epoch` on, $k$
-    epochs having been averaged so far; when training ends, $\bar w$ takes the place of $w$.
-
-    - `start_epoch`: a whole number >= 0, the first epoch whose end is averaged; or a fraction of
-      `epochs`, in [0, 1).
-    - `learning_rate` >= 0: what the learning rate is from that epoch on; None leaves it alone.
-    - `update_batch_norm`: where the model has running statistics, pass over the training data once
-      more with the averaged weights and put the mean of all its batches' statistics in their place.
+    - `start_epoch`: the first epoch, from 0, whose weights are averaged: a whole number >= 0, or a
+      fraction of `epochs`, in [0, 1).
+    - `learning_rate` >= 0: the learning rate from that epoch on; None leaves it alone.
+    - `update_batch_norm`: where the model has running statistics, iterate over the training data
+      once more with the averaged weights and set the statistics to the means over all batches.
       Otherwise the statistics are averaged as the weights are, which is less exact and needs no
-      pass.
+      data.
 
-    The mean is kept in float64. Training that stops before `start_epoch` keeps its weights.
-    SettingError: a setting out of its range; DataError at the end of training: statistics are to be
-    computed from data that can be passed over only once. TypeError, before training:
-    `learning_rate` is given, and the optimizer's is driven by a Schedule.
+    After each epoch from `start_epoch` on, $\bar w \leftarrow \bar w + (w - \bar w)/(k+1)$ in
+    float64, where $k$ epochs have been averaged so far. When training ends, $\bar w$ replaces $w$.
+    Training that stops before `start_epoch` keeps its weights.
+
+    SettingError: a setting is out of its range. DataError at the end of training: the statistics
+    need data that can be iterated over only once. TypeError, before training: `learning_rate` is
+    given, and a Schedule drives the optimizer's.
+
+    >>> average = StochasticWeightAveraging(0.75, learning_rate=0.01)
     """
 
     remembered = ("count", "mean")
@@ -130,19 +136,17 @@ class StochasticWeightAveraging(StatefulCallback):
     def __init__(
         self,
         start_epoch: float = 0.8,
+        *,
         learning_rate: float | None = None,
         update_batch_norm: bool = True,
     ) -> None:
-        fraction = isinstance(start_epoch, float)
-        if not start_epoch >= 0 or (fraction and start_epoch >= 1):
+        is_fraction = isinstance(start_epoch, float)
+        if not start_epoch >= 0 or (is_fraction and start_epoch >= 1):
             raise SettingError(
                 "StochasticWeightAveraging needs a start_epoch >= 0 or a fraction in [0, 1), got"
                 f" {start_epoch}."
             )
-        if learning_rate is not None and not learning_rate >= 0:
-            raise SettingError(
-                f"StochasticWeightAveraging needs learning_rate >= 0, got {learning_rate}."
-            )
+        require_at_least("StochasticWeightAveraging", 0, learning_rate=learning_rate)
         self.start_epoch = start_epoch
         self.learning_rate = learning_rate
         self.update_batch_norm = update_batch_norm
@@ -154,16 +158,12 @@ class StochasticWeightAveraging(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        rate = self.trainer.optimizer.learning_rate
-        if self.learning_rate is not None and callable(rate):
-            raise TypeError(
-                f"StochasticWeightAveraging cannot set a learning rate that {rate!r} sets at every"
-                " update: drop either."
-            )
+        if self.learning_rate is not None:
+            require_constant_rate(self.trainer, "StochasticWeightAveraging", "drop either")
 
     @property
     def first_epoch(self) -> int:
-        """The first epoch whose end is averaged, in the running `fit`."""
+        """First epoch of the running `fit`, from 0, whose weights are averaged."""
         start = self.start_epoch
         return int(start * self.params["epochs"]) if isinstance(start, float) else start
 
@@ -174,56 +174,53 @@ class StochasticWeightAveraging(StatefulCallback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         if epoch < self.first_epoch:
             return
-        weights = {name: w.astype(np.float64) for name, w in self.trainer.get_weights().items()}
         self.count += 1
-        self.mean = {
-            name: (mean := self.mean.get(name, w)) + (w - mean) / self.count
-            for name, w in weights.items()
-        }
+        for name, weight in self.trainer.get_weights().items():
+            exact = weight.astype(np.float64)
+            mean = self.mean.get(name, exact)
+            self.mean[name] = mean + (exact - mean) / self.count
 
     def on_train_end(self, logs: Logs) -> None:
         if not self.count:
             return
         trainer = self.trainer
-        now = trainer.get_weights()
-        trainer.set_weights({name: self.mean[name].astype(w.dtype) for name, w in now.items()})
-        statistics = [name for name in now if name not in trainer.settings["weights"]]
+        weights = trainer.get_weights()
+        trainer.set_weights({name: self.mean[name].astype(w.dtype) for name, w in weights.items()})
+        statistics = [name for name in weights if name not in trainer.settings["weights"]]
         if statistics and self.update_batch_norm:
             trainer.set_weights(self._statistics(statistics))
 
-    def _statistics(self, statistics: list[str]) -> dict[str, Array]:
-        """The mean, over the batches of one pass, of what each batch's own statistics are."""
-        trainer = self.trainer
-        weights = trainer.get_weights()
-        zeros = weights | {name: np.zeros_like(weights[name]) for name in statistics}
-        ones = weights | {name: np.ones_like(weights[name]) for name in statistics}
-        # a step makes m s + (1 - m) b of a statistic s, where b is the batch's: b from s = 0, and m
-        # from s = 1 besides
-        from_ones, from_zeros = next(self._after_batches(ones, statistics)), next(
-            self._after_batches(zeros, statistics)
-        )
-        kept = {name: from_ones[name] - from_zeros[name] for name in statistics}
+    def _statistics(self, names: list[str]) -> dict[str, Array]:
+        """Return the mean of the batches' own statistics, over one pass of the training data.
+
+        A training step updates a running statistic s by m s + (1 - m) b, where b is the statistic
+        of the batch. From s = 0 the result is (1 - m) b; from s = 1 it is larger by m.
+        """
+        weights = self.trainer.get_weights()
+        zeros = weights | {name: np.zeros_like(weights[name]) for name in names}
+        ones = weights | {name: np.ones_like(weights[name]) for name in names}
+        from_ones = next(self._after_batches(ones, names))
+        from_zeros = next(self._after_batches(zeros, names))
+        momentum = {name: from_ones[name] - from_zeros[name] for name in names}
         total: dict[str, Array] = {}
         batches = 0
-        for found in self._after_batches(zeros, statistics):
+        for statistics in self._after_batches(zeros, names):
             batches += 1
-            total = {name: total.get(name, 0.0) + found[name] for name in statistics}
-        trainer.set_weights(weights)
+            total = {name: total.get(name, 0.0) + statistics[name] for name in names}
+        self.trainer.set_weights(weights)
         return {
-            name: (total[name] / batches / (1 - kept[name])).astype(weights[name].dtype)
-            for name in statistics
-            if np.all(kept[name] < 1)
+            name: (total[name] / batches / (1 - momentum[name])).astype(weights[name].dtype)
+            for name in names
+            if np.all(momentum[name] < 1)
         }
 
     def _after_batches(
-        self, weights: dict[str, Array], statistics: list[str]
+        self, weights: dict[str, Array], names: list[str]
     ) -> Iterator[dict[str, Array]]:
-        """The statistics after a step on each batch of one pass, every one of which begins at these
-        weights.
-        """
+        """Yield the statistics after a step on each batch; every step begins at `weights`."""
         self.trainer.set_weights(weights)
         with closing(self.trainer.trial_steps(repeat(0.0))) as steps:
             for _ in steps:
-                found = self.trainer.get_weights()
-                yield {name: found[name].astype(np.float64) for name in statistics}
+                updated = self.trainer.get_weights()
+                yield {name: updated[name].astype(np.float64) for name in names}
                 self.trainer.set_weights(weights)

@@ -1,4 +1,4 @@
-"""Saves that go on in a thread while training does."""
+"""Write files in a background thread while training goes on."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from typing import Any
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 
-__all__: list[str] = []
+__all__: list[str] = []  # no class of the public package
 
 
 class SavingCallback(Callback):
-    """A callback that writes files: at most one save of it is under way, and the callbacks of one
-    `fit` write one after another.
+    """Base class of callbacks that write files.
 
-    So a file that says that another one is there is written after that one. What a save raises is
-    raised at the callback's next one, or at the end of training; a save that would have come after
-    it is not made.
+    A callback has at most one save in progress, and the callbacks of one `fit` write one after
+    another: a file that refers to another one is written after it. An error of a save is raised at
+    the callback's next save, or at the end of training; saves that would have followed are skipped.
     """
 
     background = True
-    _save_under_way: _Save | None = None
+    _current_save: _Save | None = None
 
     def save(self, job: Callable[[], object]) -> None:
-        """Run the job, in a thread unless `background` is false; `finish_save` comes first."""
-        others = [c._save_under_way for c in self.callbacks if isinstance(c, SavingCallback)]
-        self._save_under_way = _Save(job, [other for other in others if other is not None])
+        """Run a function, in a thread unless `background` is False; call `finish_save` first.
+
+        - `job`: the function that writes the files.
+        """
+        current = [c._current_save for c in self.callbacks if isinstance(c, SavingCallback)]
+        self._current_save = _Save(job, [save for save in current if save is not None])
         if not self.background:
             self.finish_save()
 
     def finish_save(self) -> None:
-        """Wait for the save under way and raise what it raised."""
-        if self._save_under_way is not None:
-            # Ctrl-C may end this before it has ended: `on_close` waits again
-            self._save_under_way.join()
-            error, self._save_under_way = self._save_under_way.error, None
+        """Wait for the save in progress and raise its error."""
+        if self._current_save is not None:
+            # Ctrl-C may interrupt this line; `on_close` then waits again.
+            self._current_save.join()
+            error = self._current_save.error
+            self._current_save = None
             if error is not None:
                 raise error
 
@@ -51,7 +54,7 @@ class SavingCallback(Callback):
 
 
 class _Save(Thread):
-    """Runs after others, and not at all if one of them failed."""
+    """Thread that runs a job after other saves, and not at all if one of them failed."""
 
     def __init__(self, job: Callable[[], object], after: list[_Save]) -> None:
         super().__init__(name="onnxfit-save")
@@ -64,10 +67,14 @@ class _Save(Thread):
     def run(self) -> None:
         for other in self.after:
             other.join()
-        job, self.job, self.failed = self.job, None, any(other.failed for other in self.after)
+        self.failed = any(other.failed for other in self.after)
+        job = self.job
+        # Release the snapshot and the earlier threads as soon as they are not needed.
+        self.job = None
         self.after = []
         if job is not None and not self.failed:
             try:
                 job()
             except BaseException as error:
-                self.error, self.failed = error, True
+                self.error = error
+                self.failed = True

@@ -1,4 +1,4 @@
-"""Go on after a crash where training stood, by running the same script again."""
+"""Resume training after a crash by running the same script again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Union
 
 from onnxfit.callbacks.background import SavingCallback
+from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError
 from onnxfit.files import remove_leftovers
 
 if TYPE_CHECKING:
@@ -17,31 +18,34 @@ if TYPE_CHECKING:
 
 __all__ = ["BackupAndRestore"]
 
-KEPT = 2  # the newest, and the one before in case the disk spoiled it
-
 
 class BackupAndRestore(SavingCallback):
-    """Saves the training state into `folder` as training goes, and takes it back when `fit` is
-    called again after an interruption.
+    """Save the training state as training goes, and restore it when `fit` is called again.
 
-    - `folder`: of this training alone; made before the first step. It holds the two newest backups,
-      `backup-<number>.onnxfit`, each written by `trainer.save` in one move. If the newest cannot be
-      read, a warning names it and the one before is taken.
-    - `every_n_steps` >= 1: a backup after every so many updates, besides the one at the end of
-      every epoch; None for the latter only.
-    - `background`: training waits only for a copy of its state in memory, and goes on while that is
-      written; for a backup that takes longer than the way to the next one, it waits there. False:
-      it waits for each.
+    - `backup_dir`: a folder for this training alone, created before the first step. It holds the
+      newest backups, `backup-<number>.onnxfit`, each written by `trainer.save` in one move.
+    - `save_freq`: "epoch" for a backup at the end of every epoch; a number n >= 1 for one after
+      every n batches too.
+    - `double_checkpoint`: keep the last two backups. If the newest cannot be read, a warning names
+      it and the one before is restored. False keeps one.
+    - `delete_checkpoint`: delete the backups when training ends normally, stopped early or not, so
+      that the next `fit` begins a new training. False keeps them: the next `fit` continues at the
+      epoch after the last one. After an exception or Ctrl-C backups always stay.
+    - `every_n_steps`: a number n >= 1 for a backup after every n updates too, which with
+      accumulated gradients are fewer than the batches; None for none.
+    - `background`: training waits only for a copy of its state in memory and goes on while the copy
+      is written; the next backup waits for the one before. False waits for every backup.
 
-    The restored fit goes on at the batch that follows the backup, in the order of rows it had, with
-    every callback's state: its weights are those of a fit that was never interrupted. A backup is
-    written after monitors and checkpoints have dealt with the event; loggers that were not told of
-    it any more are told when training goes on. What is killed while a backup is written goes on
-    from the one before. When training ends normally, stopped early or not, the backups are deleted,
-    so that the next `fit` begins afresh; after an exception or Ctrl-C they stay. SettingError: a
-    setting out of its range, or backups of another model in the folder. CheckpointError: a backup
-    could not be written; in the background, it comes with the next one or at the end of training.
+    The resumed fit continues at the batch after the backup, with the same order of rows and every
+    callback's state: its weights equal those of an uninterrupted fit. Backups are written after
+    monitors and checkpoints have run; loggers that did not see that event are called when training
+    resumes. If the process is killed while it writes a backup, the one before is restored.
 
+    SettingError: a setting is out of its range, or the folder has backups of another model.
+    CheckpointError: a backup could not be written; with `background=True` it is raised by the next
+    backup or at the end of training.
+
+    >>> backup = BackupAndRestore("backup", every_n_steps=1000)
     >>> BackupAndRestore("backup", every_n_steps=0)
     Traceback (most recent call last):
         ...
@@ -52,31 +56,38 @@ class BackupAndRestore(SavingCallback):
 
     def __init__(
         self,
-        folder: Union[str, os.PathLike[str]],
+        backup_dir: Union[str, os.PathLike[str]],
+        *,
+        save_freq: Union[str, int] = "epoch",
+        double_checkpoint: bool = True,
+        delete_checkpoint: bool = True,
         every_n_steps: int | None = None,
         background: bool = True,
     ) -> None:
-        if every_n_steps is not None and not every_n_steps >= 1:
-            raise SettingError(f"BackupAndRestore needs every_n_steps >= 1, got {every_n_steps}.")
-        self.folder = Path(folder)
+        require_at_least("BackupAndRestore", 1, every_n_steps=every_n_steps)
+        require_save_freq("BackupAndRestore", save_freq)
+        self.backup_dir = Path(backup_dir)
+        self.save_freq = save_freq
+        self.double_checkpoint = double_checkpoint
+        self.delete_checkpoint = delete_checkpoint
         self.every_n_steps = every_n_steps
         self.background = background
-        self._ended = False
-        self._good: list[Path] = []  # backups of this training that can be read, the newest last
-        self._step = -1  # at the last backup
+        self._ended_normally = False
+        # Backups of this training that can be read, the newest last.
+        self._readable: list[Path] = []
+        self._last_step = -1  # the step of the last backup
 
     @property
     def state_key(self) -> str:
-        return f"BackupAndRestore({self.folder})"
+        return f"BackupAndRestore({self.backup_dir})"
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and (
-            hook != "on_train_batch_end" or self.every_n_steps is not None
-        )
+        by_batch = self.every_n_steps is not None or self.save_freq != "epoch"
+        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def prepare(self, trainer: Trainer) -> None:
-        self._good = []
-        remove_leftovers(self.folder, seconds=0)
+        self._readable = []
+        remove_leftovers(self.backup_dir, seconds=0)
         for path in reversed(self._backups()):
             try:
                 trainer.restore(path)
@@ -87,23 +98,28 @@ class BackupAndRestore(SavingCallback):
                     stacklevel=3,
                 )
             else:
-                self._good = [path]
+                self._readable = [path]
                 return
 
     def on_train_begin(self, logs: Logs) -> None:
-        self._ended = False
-        self._step = self.trainer.global_step
+        self._ended_normally = False
+        self._last_step = self.trainer.global_step
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        # loggers are about to write, and a fit that is killed before its first backup would not
-        # know what
-        if not self._good:
+        # Loggers are about to write. A fit that is killed before its first backup could not tell
+        # which of their lines to keep.
+        if not self._readable:
             self._save()
             self.finish_save()
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         step = self.trainer.global_step
-        if self.every_n_steps is not None and step != self._step and step % self.every_n_steps == 0:
+        by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
+        by_batch = (
+            isinstance(self.save_freq, int) and self.trainer.global_batch % self.save_freq == 0
+        )
+        # With accumulated gradients several batches have the same step.
+        if by_batch or (by_step and step != self._last_step):
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -111,45 +127,48 @@ class BackupAndRestore(SavingCallback):
 
     def on_train_end(self, logs: Logs) -> None:
         super().on_train_end(logs)
-        self._ended = True
+        self._ended_normally = True
 
     def on_exception(self, exception: BaseException) -> None:
-        self._ended = False
+        self._ended_normally = False
 
     def on_close(self) -> None:
         super().on_close()
-        if self._ended:
-            self._ended = False
-            self._delete_all_but([])
+        if self._ended_normally:
+            self._ended_normally = False
+            if self.delete_checkpoint:
+                self._delete_all_except([])
 
     def _save(self) -> None:
         self.finish_save()
-        self._step = self.trainer.global_step
+        self._last_step = self.trainer.global_step
         number = max((_number(path) for path in self._backups()), default=-1) + 1
-        path, snapshot = self.folder / f"backup-{number:06d}.onnxfit", self.trainer.snapshot()
+        path = self.backup_dir / f"backup-{number:06d}.onnxfit"
+        snapshot = self.trainer.snapshot()
+        count = 2 if self.double_checkpoint else 1
 
         def write() -> None:
             snapshot.write(path)
-            self._good = [*self._good, path][-KEPT:]
-            self._delete_all_but(self._good)
+            self._readable = [*self._readable, path][-count:]
+            self._delete_all_except(self._readable)
 
         self.save(write)
 
     def _backups(self) -> list[Path]:
-        """The backups in the folder, the newest last."""
-        found = [
+        """Return the backups in the folder, the newest last."""
+        paths = [
             path
-            for path in self.folder.glob("backup-*.onnxfit")
+            for path in self.backup_dir.glob("backup-*.onnxfit")
             if path.stem.removeprefix("backup-").isdecimal()
         ]
-        return sorted(found, key=_number)
+        return sorted(paths, key=_number)
 
-    def _delete_all_but(self, kept: list[Path]) -> None:
+    def _delete_all_except(self, kept: list[Path]) -> None:
         for path in self._backups():
             if path not in kept:
                 path.unlink(missing_ok=True)
-        if not kept and self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        if not kept and self.backup_dir.is_dir() and not any(self.backup_dir.iterdir()):
+            self.backup_dir.rmdir()
 
 
 def _number(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Find a batch size by trying larger and larger ones, each for a few steps."""
+"""Find a batch size by trying larger and larger sizes, each for a few steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any, Union
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.errors import SettingError
@@ -18,31 +19,33 @@ __all__ = ["BatchSizeFinder"]
 
 
 class BatchSizeFinder(StatefulCallback):
-    """Before training, tries batch sizes for a few steps each and trains with the largest that is
-    worth it.
+    """Find the largest batch size worth its memory, by trying sizes for a few steps each.
 
-    - `mode`: "power" doubles the size as long as it succeeds; "binsearch" then halves the way to
-      the size that did not.
+    - `mode`: "power" doubles the size as long as it succeeds; "binsearch" then searches between the
+      last size that succeeded and the first that did not.
+    - `steps_per_trial` >= 1: the steps of each size, after a first one that compiles. The fastest
+      step counts.
     - `init_val` >= 1: the first size.
-    - `steps_per_trial` >= 1: steps of each size, besides the first, which compiles. The fastest
-      counts.
-    - `max_trials` >= 1: sizes that are tried at most.
-    - `min_gain` >= 0: a size succeeds if it trains so many times 1 + `min_gain` the samples per
-      second of the best before. None: if it runs at all, so that memory or the data end the search;
-      the last is then the largest that fits.
-    - `set_batch_size`: train with the `suggestion`; otherwise the batch size remains what it was.
+    - `max_trials` >= 1: the maximum number of sizes tried.
+    - `min_gain` >= 0: a size succeeds if it trains at least 1 + `min_gain` times as many samples
+      per second as the best size before. None: if it runs at all, so that memory or the data end
+      the search.
+    - `set_batch_size`: train with the `suggestion`; otherwise the batch size remains as it was.
 
-    A size fails where memory does not suffice for it, and none is larger than the data. Weights,
-    slots, statistics and counters are taken back, and no hook of a callback is called meanwhile;
-    `fit(..., epochs=0)` looks for a size and does not train. Afterwards `results` has a dict for
-    each size tried, `{"batch_size", "seconds", "samples_per_second"}` (seconds of a step) or
-    `{"batch_size", "error"}`; `suggestion` is the largest that succeeded, or None where the first
-    did not. The validation data keep the batch size of `fit`. A fit that resumes does not look
-    again: it goes on with the size found. The faster size is not the better one for the loss:
-    larger batches make fewer updates, and most often want a higher learning rate.
+    A size fails where memory does not suffice, and no size is larger than the data. Weights, slots,
+    statistics and counters are restored, and no hook of a callback is called. `fit(..., epochs=0)`
+    searches and does not train. A resumed fit does not search again. The validation data keep the
+    batch size of `fit`. A faster size is not better for the loss: larger batches make fewer
+    updates, and most often need a higher learning rate.
 
-    SettingError: a setting out of its range, or data that come in batches already: give arrays, a
-    DataLoader or a loader of files. DataError: a model whose batch size is fixed.
+    Afterwards `results` has a dict for each size tried, `{"batch_size", "seconds",
+    "samples_per_second"}` (seconds of a step) or `{"batch_size", "error"}`; `suggestion` is the
+    largest size that succeeded, or None where the first did not.
+
+    SettingError: a setting is out of its range, or data that already come in batches: pass arrays,
+    a DataLoader or a loader of files. DataError: a model whose batch size is fixed.
+
+    >>> finder = BatchSizeFinder("binsearch", init_val=16)
     """
 
     remembered = ("results", "suggestion")
@@ -50,6 +53,7 @@ class BatchSizeFinder(StatefulCallback):
     def __init__(
         self,
         mode: str = "power",
+        *,
         steps_per_trial: int = 3,
         init_val: int = 2,
         max_trials: int = 25,
@@ -58,15 +62,14 @@ class BatchSizeFinder(StatefulCallback):
     ) -> None:
         if mode not in ("power", "binsearch"):
             raise SettingError(f"BatchSizeFinder needs mode 'power' or 'binsearch', got {mode!r}.")
-        for setting, value in (
-            ("steps_per_trial", steps_per_trial),
-            ("init_val", init_val),
-            ("max_trials", max_trials),
-        ):
-            if not operator.index(value) >= 1:
-                raise SettingError(f"BatchSizeFinder needs {setting} >= 1, got {value}.")
-        if min_gain is not None and not min_gain >= 0:
-            raise SettingError(f"BatchSizeFinder needs min_gain >= 0, got {min_gain}.")
+        require_at_least(
+            "BatchSizeFinder",
+            1,
+            steps_per_trial=operator.index(steps_per_trial),
+            init_val=operator.index(init_val),
+            max_trials=operator.index(max_trials),
+        )
+        require_at_least("BatchSizeFinder", 0, min_gain=min_gain)
         self.mode = mode
         self.steps_per_trial = steps_per_trial
         self.init_val = init_val
@@ -91,16 +94,19 @@ class BatchSizeFinder(StatefulCallback):
         while self._succeeds(size):
             size *= 2
         if self.mode == "binsearch" and self.suggestion is not None:
-            failed = size
-            # a batch that is larger by less than min_gain cannot gain so much
-            while (middle := (self.suggestion + failed) // 2) > self.suggestion * (
-                1 + (self.min_gain or 0)
-            ):
-                if not self._succeeds(middle):
-                    failed = middle
+            self._bisect(self.suggestion, size)
+
+    def _bisect(self, largest: int, failed: int) -> None:
+        """Search between the largest size that succeeded and one that failed."""
+        # A size that is larger by less than min_gain cannot gain so much.
+        while (middle := (largest + failed) // 2) > largest * (1 + (self.min_gain or 0)):
+            if self._succeeds(middle):
+                largest = middle
+            else:
+                failed = middle
 
     def _succeeds(self, size: int) -> bool:
-        """Whether a size is better than the best so far, which it then is."""
+        """Return whether a size succeeds; the suggestion is then this size."""
         if len(self.results) == self.max_trials:
             return False
         speed = self._samples_per_second(size)
@@ -115,18 +121,19 @@ class BatchSizeFinder(StatefulCallback):
         return True
 
     def _samples_per_second(self, size: int) -> float | None:
-        """What a size reaches, or None where it does not run; adds to `results`, unless the data
-        are too few.
+        """Return the speed of a size, or None where it does not run; add it to `results`.
+
+        Nothing is added where the data have fewer rows.
         """
         seconds: list[float] = []
         rates = repeat(self.trainer.learning_rate, self.steps_per_trial + 1)
         try:
             with closing(self.trainer.trial_steps(rates, passes=None, batch_size=size)) as steps:
-                begun = perf_counter()
+                began = perf_counter()
                 for _ in steps:
-                    ended = perf_counter()
-                    seconds.append(ended - begun)
-                    begun = ended
+                    now = perf_counter()
+                    seconds.append(now - began)
+                    began = now
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and "alloc" not in str(error):
                 raise
@@ -134,21 +141,22 @@ class BatchSizeFinder(StatefulCallback):
             return None
         if not seconds:
             return None
-        step = max(min(seconds), 1e-9)  # a clock may be coarse
+        step = max(min(seconds), 1e-9)  # the clock may be coarse
         self.results.append(
             {"batch_size": size, "seconds": step, "samples_per_second": size / step}
         )
         return size / step
 
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Draw samples per second over batch sizes, the suggestion marked, into a PNG file.
+        """Draw samples per second over batch sizes, with the suggestion marked.
 
-        Needs matplotlib (InstallationError).
+        - `path`: the PNG file.
+
+        InstallationError: matplotlib is not installed.
         """
-        ran = sorted(
-            (r["batch_size"], r["samples_per_second"]) for r in self.results if "error" not in r
-        )
-        plot_curve(
-            path, "BatchSizeFinder", [size for size, _ in ran], [speed for _, speed in ran], self.suggestion,
-            xlabel="batch size", ylabel="samples per second", xscale="log",
-        )  # fmt: skip
+        ran = [result for result in self.results if "error" not in result]
+        ran.sort(key=lambda result: int(result["batch_size"]))
+        sizes = [result["batch_size"] for result in ran]
+        speeds = [result["samples_per_second"] for result in ran]
+        axes = {"xlabel": "batch size", "ylabel": "samples per second", "xscale": "log"}
+        plot_curve(path, "BatchSizeFinder", sizes, speeds, self.suggestion, **axes)

@@ -1,18 +1,22 @@
-"""The base of every callback, and the list that calls them in order.
+"""Base classes of callbacks, and the list that calls their hooks.
 
-The loop, with every hook:
+The loop calls the hooks in this order:
 
-    on_train_begin()
-    for epoch in ...:
-        on_epoch_begin(epoch)
-        for batch in ...:
-            on_train_batch_begin(batch)
-            ... one step: forward, loss, gradient, update ...     (forward_backward: on_gradients(gradients) before the update)
-            on_train_batch_end(batch, {"loss", metrics, "batch_loss"})
-        on_test_begin(); on_test_batch_begin/end ...; on_test_end({"loss", metrics})          where there is validation data
-        on_epoch_end(epoch, {"loss", metrics, "val_loss", ..., "learning_rate"})
-    on_train_end(logs of the last epoch)
-    finally: on_exception(exception) if one came; on_close()
+    on_train_begin
+    for every epoch:
+        on_epoch_begin
+        for every batch:
+            on_train_batch_begin
+            forward, loss, gradients
+            on_gradients                    backend="forward_backward" only
+            update
+            on_train_batch_end
+        with validation data:
+            on_test_begin, on_test_batch_begin, on_test_batch_end, ..., on_test_end
+        on_epoch_end
+    on_train_end
+    on_exception                            after an error or Ctrl-C only
+    on_close
 """
 
 from __future__ import annotations
@@ -32,20 +36,29 @@ from onnxfit.runtime.backends import get_backend
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
 
-__all__ = ["HOOKS", "Callback", "CallbackList", "Logs", "StatefulCallback"]
+__all__ = ["HOOKS", "Callback", "CallbackList", "StatefulCallback"]
 
 PHASES = ("monitor", "checkpoint", "backup", "logger")
 
 
 class Callback:
-    """Override the hooks you need; every one is optional.
+    """Base class of callbacks: override the hooks you need; every hook is optional.
 
-    `self.trainer`, `self.params` and `self.callbacks` are set before the first.
+    Before the first hook runs, three attributes are set:
 
-    `params` is `{"epochs", "steps", "verbose"}` of the running `fit` (`steps` None where the number
-    of batches is not known), `callbacks` the list in which this callback runs. `epoch` and `batch`
-    count from 0; `logs` is a read-only mapping of Python floats, to which `self.trainer.log(name,
-    value)` adds for every later callback.
+    - `trainer`: the Trainer.
+    - `params`: `{"epochs", "steps", "verbose"}` of the running `fit`; `steps` is None where the
+      number of batches is unknown.
+    - `callbacks`: the CallbackList in which this callback runs.
+
+    Hooks are called with these arguments:
+
+    - `epoch`, `batch`: integers that count from 0.
+    - `logs`: a read-only mapping of metric names to Python floats. `self.trainer.log(name, value)`
+      adds a value for every callback that comes later in the list.
+
+    `phase` is a class attribute: "monitor", "checkpoint", "backup" or "logger". Callbacks run in
+    the order of their phases, and within a phase in the order of the list.
 
     >>> class Stop(Callback):
     ...     def on_epoch_end(self, epoch, logs):
@@ -53,7 +66,6 @@ class Callback:
     ...             self.trainer.stop_training = True
     """
 
-    # then "checkpoint", "backup", "logger", whatever the order of the list
     phase: ClassVar[str] = "monitor"
 
     trainer: Trainer
@@ -62,24 +74,28 @@ class Callback:
 
     @property
     def state_key(self) -> str:
-        """What tells this callback's saved state from another's: the class name plus what
-        distinguishes it.
+        """Name of this callback's state in a checkpoint.
+
+        By default the class name. Override it where one `fit` may have several instances of the
+        class: two equal keys in one list are a SettingError.
         """
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback, as JSON (numbers, strings, lists, dicts) and
-        numpy arrays.
+        """Return the state that a checkpoint keeps of this callback.
+
+        Its values are JSON (numbers, strings, lists, dicts) or numpy arrays.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state.
+
+        - `state`: the dict that `state_dict` returned.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or a pickle, made after a fit has what the callback found out, and not the
-        trainer it stood beside.
-        """
+        """Return the attributes to copy or pickle, without the trainer of the last fit."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -87,45 +103,105 @@ class Callback:
         }
 
     def listens(self, hook: str) -> bool:
-        """Whether this hook is to be called: by default, whether it is overridden.
+        """Return whether a hook is to be called: by default, whether it is overridden.
 
-        Nothing is prepared for a hook nobody hears.
+        The loop prepares no logs for a hook to which no callback listens.
+
+        - `hook`: the name of a hook, such as "on_train_batch_end".
         """
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook)
 
     def prepare(self, trainer: Trainer) -> None:
-        """Called by `fit` before it settles at which epoch and batch to begin: the moment for
-        `trainer.restore`. Nothing has begun yet.
+        """Act before `fit` decides at which epoch and batch to begin, e.g. call `trainer.restore`.
+
+        - `trainer`: the Trainer, none of whose hooks has been called yet.
         """
 
-    def on_train_begin(self, logs: Logs) -> None: ...
-    def on_train_end(self, logs: Logs) -> None: ...
-    def on_epoch_begin(self, epoch: int, logs: Logs) -> None: ...
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None: ...
-    def on_train_batch_begin(self, batch: int, logs: Logs) -> None: ...
-    def on_train_batch_end(self, batch: int, logs: Logs) -> None: ...
-    def on_test_begin(self, logs: Logs) -> None: ...
-    def on_test_end(self, logs: Logs) -> None: ...
-    def on_test_batch_begin(self, batch: int, logs: Logs) -> None: ...
-    def on_test_batch_end(self, batch: int, logs: Logs) -> None: ...
-    def on_predict_begin(self, logs: Logs) -> None: ...
-    def on_predict_end(self, logs: Logs) -> None: ...
-    def on_predict_batch_begin(self, batch: int, logs: Logs) -> None: ...
-    def on_predict_batch_end(self, batch: int, logs: Logs) -> None: ...
-    def on_gradients(self, gradients: dict[str, npt.NDArray[Any]]) -> None: ...
-    def on_exception(self, exception: BaseException) -> None: ...
-    def on_close(self) -> None: ...
+    def on_train_begin(self, logs: Logs) -> None:
+        """Called once before the first epoch; `logs` is empty."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Called once after the last epoch; `logs` are those of the last `on_epoch_end`."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Called before every `epoch`, counted from 0; `logs` is empty."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Called after every `epoch` and its validation.
+
+        `logs` has the loss, the metrics, `val_` metrics, and `learning_rate`: the rate with which
+        the epoch was trained.
+        """
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before every training `batch`, counted from 0; `logs` is empty."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after every training `batch`.
+
+        `logs` has the means since the epoch began, and `batch_loss`, the loss of this batch alone.
+        """
+
+    def on_test_begin(self, logs: Logs) -> None:
+        """Called before every evaluation or validation; `logs` is empty."""
+
+    def on_test_end(self, logs: Logs) -> None:
+        """Called after every evaluation or validation; `logs` has no prefix `val_`."""
+
+    def on_test_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before every `batch` of an evaluation or validation; `logs` is empty."""
+
+    def on_test_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after every `batch` of an evaluation; `logs` has the means so far."""
+
+    def on_predict_begin(self, logs: Logs) -> None:
+        """Called before `trainer.predict`; `logs` is empty."""
+
+    def on_predict_end(self, logs: Logs) -> None:
+        """Called after `trainer.predict`; `logs` is empty."""
+
+    def on_predict_batch_begin(self, batch: int, logs: Logs) -> None:
+        """Called before every `batch` of a prediction; `logs` is empty."""
+
+    def on_predict_batch_end(self, batch: int, logs: Logs) -> None:
+        """Called after every `batch` of a prediction, when `trainer.predicted` has its outputs;
+        `logs` is empty.
+        """
+
+    def on_gradients(self, gradients: dict[str, npt.NDArray[Any]]) -> None:
+        """Called before every update, with `backend="forward_backward"` only.
+
+        - `gradients`: weight name -> array, which may be changed in place.
+        """
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Called when training fails or is interrupted.
+
+        - `exception`: the error or KeyboardInterrupt, which is raised again afterwards.
+        """
+
+    def on_close(self) -> None:
+        """Called last, whether training ended normally or not: the place to close files."""
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class StatefulCallback(Callback, ABC):
-    """A callback that starts afresh in every `fit`, unless a state has been loaded into it since
-    the last one.
+    """Base class of callbacks with a state that checkpoints keep.
 
-    `remembered` names the attributes that make up its state; `reset` gives them their first values,
-    called where a `fit` begins afresh.
+    A subclass names the attributes that are its state in `remembered`, and sets their initial
+    values in `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the
+    last one. CheckpointError: a saved state lacks an attribute.
+
+    >>> class CountEpochs(StatefulCallback):
+    ...     remembered = ("epochs",)
+    ...
+    ...     def reset(self):
+    ...         self.epochs = 0
+    ...
+    ...     def on_epoch_end(self, epoch, logs):
+    ...         self.epochs += 1
     """
 
     remembered: ClassVar[tuple[str, ...]] = ()
@@ -133,12 +209,17 @@ class StatefulCallback(Callback, ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything: a `fit` begins afresh."""
+        """Set the attributes in `remembered` to their initial values."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the attributes in `remembered`, by name."""
         return {name: _snapshot(getattr(self, name)) for name in self.remembered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the attributes in `remembered`; the next `fit` then does not reset them.
+
+        - `state`: the dict that `state_dict` returned. CheckpointError: an attribute is missing.
+        """
         missing = [name for name in self.remembered if name not in state]
         if missing:
             raise CheckpointError(
@@ -150,16 +231,19 @@ class StatefulCallback(Callback, ABC):
         self._resumes = True
 
     def on_train_begin(self, logs: Logs) -> None:
+        """Reset the state unless a saved one was loaded; `logs` is empty."""
         if not self._resumes:
             self.reset()
 
     def on_close(self) -> None:
+        """Let the next `fit` begin with a fresh state."""
         self._resumes = False
 
 
 def _snapshot(value: Any) -> Any:
-    """A copy that later changes do not reach; arrays are shared, for they are replaced and never
-    written.
+    """Return a copy that later changes do not reach.
+
+    Arrays are shared, because callbacks replace them and never write into them.
     """
     if isinstance(value, dict):
         return {key: _snapshot(entry) for key, entry in value.items()}
@@ -167,14 +251,20 @@ def _snapshot(value: Any) -> Any:
 
 
 class CallbackList:
-    """Callbacks in their order: monitors, checkpoints, backups, loggers; within a phase as given.
+    """Callbacks in the order in which they run: monitors, checkpoints, backups, loggers.
 
-    Beside each hook's method stands the tuple of those who listen to it (`train_batch_end` beside
-    `on_train_batch_end`), empty if nobody does, so that the loop need not prepare what nobody
-    reads. `states`, state_key -> state, is loaded into the callbacks it names.
+    - `trainer`: the Trainer that every callback gets as its attribute.
+    - `callbacks`: the callbacks; within a phase they keep this order.
+    - `params`: the dict that every callback gets as its attribute.
+    - `states`: state_key -> state, loaded into the callbacks it names.
 
-    SettingError: something that is no callback, two with the same state_key, or a hook that
-    `trainer.backend` never calls.
+    `on_train_begin` and the other hooks call the hook of every callback; `epoch`, `batch`, `logs`,
+    `gradients` and `exception` are its arguments. For every hook there is a tuple of the methods
+    that listen to it: `train_batch_end` for `on_train_batch_end`. Where the tuple is empty, the
+    loop need not prepare logs.
+
+    SettingError: an entry is not a Callback, two have the same state_key, or a callback overrides a
+    hook that `trainer.backend` never calls.
     """
 
     train_begin: tuple[Callable[[Logs], None], ...]
@@ -225,19 +315,24 @@ class CallbackList:
         return len(self.callbacks)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Every callback's state, by its state_key."""
+        """Return every callback's state, by its state_key."""
         return {callback.state_key: callback.state_dict() for callback in self.callbacks}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Give every callback the state saved under its state_key; one without a saved state is
-        left as it is.
+        """Load every callback's saved state; callbacks without one stay as they are.
+
+        - `states`: state_key -> state.
         """
         for callback in self.callbacks:
             if callback.state_key in states:
                 callback.load_state_dict(states[callback.state_key])
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """Add a figure to the logs of the event under way, for every callback still to be called.
+        """Add a value to the logs of the current event, for every callback still to be called.
+
+        - `name`, `value`: the entry of the logs.
+
+        SettingError: no hook is running.
         """
         if self._logs is None:
             raise SettingError(
@@ -275,8 +370,12 @@ class CallbackList:
         self._call(self.epoch_end, logs, epoch, logs)
 
     def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
-        """Tell the loggers alone of an epoch's or batch's end: checkpoints are written before they
-        are told, so where training resumes from one, they were not.
+        """Call a hook of the loggers alone, where training resumes from a checkpoint.
+
+        Checkpoints are written before loggers are called, so the loggers missed that event.
+
+        - `hook`: "on_epoch_end" or "on_train_batch_end".
+        - `index`, `logs`: the arguments of the hook.
         """
         loggers = [c for c in self.callbacks if c.phase == "logger" and c.listens(hook)]
         self._call(tuple([getattr(c, hook) for c in loggers]), logs, index, logs)
@@ -320,18 +419,18 @@ class CallbackList:
             listener(gradients)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell every callback that began.
+        """Call `on_exception` of every callback that began.
 
-        A hook's own error becomes a warning, for the exception itself is about to be raised.
+        An error of a hook becomes a warning, because `exception` itself is about to be raised.
         """
         self._failed = True
         self._finish("on_exception", exception)
 
     def on_close(self) -> None:
-        """Close every callback that began; if closing fails, the others are closed too and the
-        first error is raised after all.
+        """Close every callback that began, even if closing one of them fails.
 
-        After an exception the error becomes a warning, so that it does not hide the exception.
+        The first error is raised at the end. After an exception it becomes a warning, so that it
+        does not hide the exception.
         """
         try:
             self._finish("on_close")
@@ -340,7 +439,7 @@ class CallbackList:
             self._failed = False
 
     def _begin_all(self) -> None:
-        if not self._begun:  # `evaluate` and `predict` by themselves, outside `fit`
+        if not self._begun:  # `evaluate` or `predict` outside `fit`
             self._begun = list(self.callbacks)
 
     def _finish(self, hook: str, *arguments: Any) -> None:
@@ -348,9 +447,8 @@ class CallbackList:
         for callback in self._begun:
             try:
                 getattr(callback, hook)(*arguments)
-            except (
-                BaseException
-            ) as error:  # even Ctrl-C must not keep the others from closing their files
+            # Even Ctrl-C must not keep the other callbacks from closing their files.
+            except BaseException as error:
                 errors.append((callback, error))
         if errors and not self._failed:
             raise errors[0][1]
@@ -363,23 +461,23 @@ class CallbackList:
 
 
 def _check(callbacks: list[Any], backend: str) -> None:
+    """Raise SettingError for callbacks that cannot run; warn of methods that are never called."""
     keys: set[str] = set()
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            wanted = f"; write {callback.__name__}(...)" if isinstance(callback, type) else ""
+            fix = f"; write {callback.__name__}(...)" if isinstance(callback, type) else ""
             raise SettingError(
-                "callbacks must be instances of onnxfit.callbacks.Callback, got"
-                f" {callback!r}{wanted}."
+                f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}{fix}."
             )
         name = type(callback).__name__
         if callback.phase not in PHASES:
             raise SettingError(
                 f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."
             )
-        for hook in {name for name in dir(callback) if name.startswith("on_")} - set(HOOKS):
-            near = difflib.get_close_matches(hook, HOOKS, 1, 0)[0]
+        for method in {method for method in dir(callback) if method.startswith("on_")} - set(HOOKS):
+            near = difflib.get_close_matches(method, HOOKS, 1, 0)[0]
             warnings.warn(
-                f"{name}.{hook} is no hook and is never called; did you mean {near}?",
+                f"{name}.{method} is no hook and is never called; did you mean {near}?",
                 UserWarning,
                 stacklevel=4,
             )

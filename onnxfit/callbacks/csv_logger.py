@@ -1,11 +1,10 @@
-"""Write every epoch's figures to a file: a table (CSV), or one JSON object a line (JSONL)."""
+"""Write the metrics of every epoch to a file: a table (CSV), or a JSON object a line (JSONL)."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 import os
 from abc import abstractmethod
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Union
 from onnxfit.callbacks.callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
-from onnxfit.files import write_atomically
+from onnxfit.files import json_float, write_atomically
 
 __all__ = ["CSVLogger", "JSONLLogger"]
 
@@ -22,20 +21,23 @@ Row = dict[str, Any]
 
 
 class _FileLogger(StatefulCallback):
-    """A file with one line an epoch, on disk at the end of it; cut back to where training resumes.
+    """Base class of loggers that write one line an epoch.
+
+    A line is on disk at the end of its epoch. A resumed fit drops the lines of the epochs that run
+    again.
     """
 
     phase: ClassVar[str] = "logger"
     remembered = ("rows",)
 
-    def __init__(self, path: Union[str, os.PathLike[str]], append: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(self, filename: Union[str, os.PathLike[str]], *, append: bool = False) -> None:
+        self.filename = Path(filename)
         self.append = append
         self.rows = 0  # in the file
 
     @property
     def state_key(self) -> str:
-        return f"{type(self).__name__}({self.path})"
+        return f"{type(self).__name__}({self.filename})"
 
     def reset(self) -> None:
         rows = self._read() if self.append else []
@@ -52,27 +54,28 @@ class _FileLogger(StatefulCallback):
         self.rows += 1
 
     def _read(self) -> list[Row]:
-        """The file's rows; without a last line that has no end, where the process was killed while
-        writing it.
+        """Return the rows of the file.
+
+        A last line without an end is left out: the process was killed while writing it.
         """
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        text = self.filename.read_text(encoding="utf-8") if self.filename.exists() else ""
         lines = text.splitlines(keepends=True)
         if lines and not lines[-1].endswith("\n"):
             lines.pop()
         rows = self._parse(lines)
         if any("epoch" not in row for row in rows):
             raise SettingError(
-                f"{self.path} was not written by {type(self).__name__}: it has rows without"
-                " 'epoch'. Give another path."
+                f"{self.filename} was not written by {type(self).__name__}: it has rows without"
+                " 'epoch'. Give another filename."
             )
         return rows
 
     def _write(self, rows: list[Row]) -> None:
         text = self._format(rows)
-        write_atomically(self.path, lambda file: file.write(text.encode()))
+        write_atomically(self.filename, lambda file: file.write(text.encode()))
 
     def _append(self, row: Row) -> None:
-        with open(self.path, "a", encoding="utf-8", newline="") as file:
+        with open(self.filename, "a", encoding="utf-8", newline="") as file:
             file.write(self._format([row]))
 
     @abstractmethod
@@ -83,23 +86,31 @@ class _FileLogger(StatefulCallback):
 
 
 class CSVLogger(_FileLogger):
-    """A table with a row an epoch:
+    """Write a table with one row per epoch: `epoch` from 0, the metrics and `learning_rate`.
 
-    `epoch`, the metrics, `learning_rate`; a figure that an epoch lacks is an empty cell.
+    - `filename`: the file. Missing folders are created.
+    - `separator`: the character between cells.
+    - `append`: continue an existing file, under its one header. False begins a new file, unless
+      training resumes: then the rows of the epochs that run again are dropped.
 
-    A figure that appears later (a validation every third epoch) adds its column at the right; the
-    rows so far are written again. `append=True` continues a file that exists, under its one header,
-    instead of beginning afresh; so does a fit that resumes, after dropping the rows of the epochs
-    that run again. Numbers are written so that reading them gives the same float; NaN and
-    infinities as `nan`, `inf`. SettingError: the file to continue is no such table.
+    A metric that an epoch lacks is an empty cell. A metric that appears later, such as a validation
+    every third epoch, adds its column at the right, and the earlier rows are written again. Numbers
+    are written so that reading them gives the same float; NaN and infinities as `nan` and `inf`.
+    SettingError: a separator of another length, or a file to continue that is no such table.
+
+    >>> log = CSVLogger("log.csv", append=True)
     """
 
     def __init__(
-        self, path: Union[str, os.PathLike[str]], separator: str = ",", append: bool = False
+        self,
+        filename: Union[str, os.PathLike[str]],
+        *,
+        separator: str = ",",
+        append: bool = False,
     ) -> None:
         if len(separator) != 1:
             raise SettingError(f"CSVLogger needs one character as separator, got {separator!r}.")
-        super().__init__(path, append)
+        super().__init__(filename, append=append)
         self.separator = separator
         self._columns: list[str] = []
 
@@ -109,7 +120,7 @@ class CSVLogger(_FileLogger):
 
     def _append(self, row: Row) -> None:
         if set(row) <= set(self._columns):
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
+            with open(self.filename, "a", encoding="utf-8", newline="") as file:
                 self._table(file).writerow(row)
         else:
             self._write([*self._read(), row])
@@ -130,23 +141,28 @@ class CSVLogger(_FileLogger):
 
 
 class JSONLLogger(_FileLogger):
-    """One JSON object an epoch and line, `{"epoch": 0, "loss": 0.5, ...}`; a figure that an epoch
-    lacks is absent.
+    """Write one JSON object per epoch and line, such as `{"epoch": 0, "loss": 0.5}`.
 
-    JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", which
-    `float` reads. `append` and resuming are as for CSVLogger.
+    - `filename`: the file. Missing folders are created.
+    - `append`: continue an existing file. False begins a new file, unless training resumes: then
+      the lines of the epochs that run again are dropped.
+
+    A metric that an epoch lacks is absent. JSON has no NaN and no infinities: they are written as
+    the strings "NaN", "Infinity" and "-Infinity", which `float` reads. SettingError: the file to
+    continue has lines without "epoch".
+
+    >>> log = JSONLLogger("log.jsonl")
     """
 
     def _parse(self, lines: list[str]) -> list[Row]:
         return [json.loads(line) for line in lines]
 
     def _format(self, rows: list[Row]) -> str:
-        return "".join(
-            json.dumps({name: _json(value) for name, value in row.items()}) + "\n" for row in rows
-        )
+        return "".join(json.dumps(_json_row(row)) + "\n" for row in rows)
 
 
-def _json(value: Any) -> Any:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+def _json_row(row: Row) -> Row:
+    return {
+        name: json_float(value) if isinstance(value, float) else value
+        for name, value in row.items()
+    }

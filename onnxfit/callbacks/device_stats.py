@@ -1,4 +1,4 @@
-"""Log what training asks of the machine."""
+"""Log the speed, CPU time and memory of training."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ __all__ = ["DeviceStats"]
 
 
 class DeviceStats(Callback):
-    """Adds to the logs of every epoch's end:
+    """Log samples per second, CPU use and memory at the end of every epoch.
 
-    `samples_per_second`, `cpu_percent` and `memory_megabytes`.
+    - `samples_per_second`: rows trained, divided by the seconds of the epoch without its
+      validation.
+    - `cpu_percent`: CPU time of the process, divided by the time that passed, in percent; 100 means
+      one core busy all the time.
+    - `memory_megabytes`: memory of the process in RAM (RSS), in 10^6 bytes. On macOS its peak;
+      absent on Windows.
 
-    - `samples_per_second`: rows trained on, by the time the epoch took without its validation.
-    - `cpu_percent`: the process's CPU time by the time that passed, 100 for one core at work all
-      along.
-    - `memory_megabytes`: the memory the process holds in RAM (RSS, in 10^6 bytes); on macOS the
-      most it ever held; absent on Windows.
+    Loggers and History have these values like every metric.
 
-    Loggers and History have them as they have every figure.
+    >>> stats = DeviceStats()
     """
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        self._samples = self.trainer.samples_seen
-        self._began, self._worked = monotonic(), process_time()
-        self._tested = 0.0
+        self._samples_before = self.trainer.samples_seen
+        self._epoch_began = monotonic()
+        self._cpu_before = process_time()
+        self._validation_seconds = 0.0
 
     def on_test_begin(self, logs: Logs) -> None:
-        self._test_began = monotonic()
+        self._validation_began = monotonic()
 
     def on_test_end(self, logs: Logs) -> None:
-        self._tested = monotonic() - self._test_began
+        self._validation_seconds = monotonic() - self._validation_began
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        seconds = max(monotonic() - self._began, 1e-9)
-        log = self.trainer.log
-        log(
-            "samples_per_second",
-            (self.trainer.samples_seen - self._samples) / max(seconds - self._tested, 1e-9),
-        )
-        log("cpu_percent", 100 * (process_time() - self._worked) / seconds)
+        seconds = max(monotonic() - self._epoch_began, 1e-9)
+        training_seconds = max(seconds - self._validation_seconds, 1e-9)
+        samples = self.trainer.samples_seen - self._samples_before
+        self.trainer.log("samples_per_second", samples / training_seconds)
+        self.trainer.log("cpu_percent", 100 * (process_time() - self._cpu_before) / seconds)
         memory = _resident_bytes()
         if memory is not None:
-            log("memory_megabytes", memory / 1e6)
+            self.trainer.log("memory_megabytes", memory / 1e6)
 
 
 def _resident_bytes() -> float | None:
@@ -58,5 +58,5 @@ def _resident_bytes() -> float | None:
         with open("/proc/self/statm", encoding="ascii") as file:
             return float(file.read().split()[1]) * resource.getpagesize()
     except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return float(most if sys.platform == "darwin" else most * 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(peak if sys.platform == "darwin" else peak * 1024)

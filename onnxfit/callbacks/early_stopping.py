@@ -1,4 +1,4 @@
-"""Stop training when a monitored figure no longer improves."""
+"""Stop training when a monitored metric no longer improves."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import math
 from typing import Any
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
-from onnxfit.errors import SettingError
+from onnxfit.callbacks.progress import print_line
 
 __all__ = ["EarlyStopping"]
 
 
 class EarlyStopping(StatefulCallback):
-    """Stops after `patience` epochs in a row without an improvement of the monitored figure.
+    """Stop training when a monitored metric has not improved for `patience` epochs.
 
     - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it
       neither count nor reset the count.
     - `min_delta` >= 0: only a change by more than this is an improvement.
-    - `patience` >= 0 epochs; 0 is as 1: the first epoch without improvement stops. The first epoch
-      of all never does.
-    - `mode`: "min", "max", or "auto" (the metric's own; "min" for a loss).
-    - `baseline`: every epoch counts against `patience`, even an improving one, until a value better
-      than this has been seen. (Keras never stops while the value improves, be it ever so far from
-      the baseline.)
-    - `restore_best_weights`: at the end of training, stopped or not, go back to the weights of the
-      best epoch. NaN is never best.
-    - `start_from_epoch`: earlier epochs are not looked at.
+    - `patience` >= 0 epochs; 0 behaves like 1: the first epoch without improvement stops. Epoch 0
+      never stops training.
+    - `verbose`: 1 prints a line when training stops, and when weights are restored; 0 is silent.
+    - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
+    - `baseline`: until a value better than this has been seen, every epoch counts against
+      `patience`, even an improving one. (Keras never stops while the value improves, however far it
+      is from the baseline.)
+    - `restore_best_weights`: at the end of training, stopped early or not, restore the weights of
+      the best epoch. NaN is never best.
+    - `start_from_epoch`: epochs before this one, counted from 0, are ignored.
     - `stopping_threshold`: stop as soon as the value is better than this.
     - `divergence_threshold`: stop as soon as the value is worse than this.
     - `check_finite`: stop as soon as the value is NaN or infinite.
 
-    Afterwards `stopped_epoch` is the epoch that stopped training (0 if none did), `best` and
-    `best_epoch` the best value and its epoch (None before the first), and `trainer.stop_reason`
-    says why, with the numbers. Every `fit` begins afresh unless a saved state was loaded.
-    SettingError: a setting out of its range.
+    Afterwards `stopped_epoch` is the epoch that stopped training, from 0 (0 if none did), `best`
+    and `best_epoch` are the best value and its epoch (None before the first), and
+    `trainer.stop_reason` gives the reason with the numbers. Every `fit` begins with a fresh state
+    unless a saved state was loaded. SettingError: a setting is out of its range.
 
+    >>> stopping = EarlyStopping("val_accuracy", patience=3, restore_best_weights=True)
     >>> EarlyStopping(patience=-1)
     Traceback (most recent call last):
         ...
@@ -48,8 +51,10 @@ class EarlyStopping(StatefulCallback):
     def __init__(
         self,
         monitor: str = "val_loss",
+        *,
         min_delta: float = 0.0,
         patience: int = 0,
+        verbose: int = 0,
         mode: str = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
@@ -58,14 +63,10 @@ class EarlyStopping(StatefulCallback):
         divergence_threshold: float | None = None,
         check_finite: bool = False,
     ) -> None:
-        if not patience >= 0:
-            raise SettingError(f"EarlyStopping needs patience >= 0, got {patience}.")
-        if not start_from_epoch >= 0:
-            raise SettingError(
-                f"EarlyStopping needs start_from_epoch >= 0, got {start_from_epoch}."
-            )
+        require_at_least("EarlyStopping", 0, patience=patience, start_from_epoch=start_from_epoch)
         self.monitor = Monitor("EarlyStopping", monitor, mode, min_delta)
         self.patience = patience
+        self.verbose = verbose
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
@@ -97,7 +98,8 @@ class EarlyStopping(StatefulCallback):
             return
         self.wait += 1
         if self.monitor.better(value, self.best):
-            self.best, self.best_epoch = value, epoch
+            self.best = value
+            self.best_epoch = epoch
             if self.restore_best_weights:
                 self.best_weights = self.trainer.get_weights()
             if self.baseline is None or self.monitor.better(value, self.baseline):
@@ -107,29 +109,27 @@ class EarlyStopping(StatefulCallback):
             self.stopped_epoch = epoch
             self.trainer.stop_reason = f"EarlyStopping: {reason}"
             self.trainer.stop_training = True
+            if self.verbose:
+                print_line(f"Epoch {epoch + 1}: EarlyStopping stops training.")
 
     def on_train_end(self, logs: Logs) -> None:
-        if self.best_weights is not None:
-            self.trainer.set_weights(self.best_weights)
+        if self.best_weights is None or self.best_epoch is None:
+            return
+        self.trainer.set_weights(self.best_weights)
+        if self.verbose:
+            print_line(f"EarlyStopping restored the weights of epoch {self.best_epoch + 1}.")
 
     def _reason(self, epoch: int, value: float) -> str | None:
-        """Why to stop after this epoch; None to go on."""
-        now = f"{self.monitor.name} is {value:.6g} at epoch {epoch}"
-        if self.check_finite and not math.isfinite(value):
-            return f"{now}, which is not finite."
-        if self.stopping_threshold is not None and self.monitor.beyond(
-            value, self.stopping_threshold
-        ):
-            return f"{now}, better than the stopping_threshold {self.stopping_threshold:g}."
-        if self.divergence_threshold is not None and self.monitor.worse(
-            value, self.divergence_threshold
-        ):
-            return f"{now}, worse than the divergence_threshold {self.divergence_threshold:g}."
+        """Return the reason to stop after this epoch, or None to go on."""
+        now = f"{self.monitor.name} is {value:.6g} at epoch {epoch + 1}"
+        threshold = self._crossed_threshold(value)
+        if threshold:
+            return f"{now}, {threshold}."
         if self.wait < max(self.patience, 1) or epoch == 0:
             return None
         if self.best is None or self.best_epoch is None:
             return f"{now}, and no epoch of {self.wait} had a number to compare with."
-        best = f"the best was {self.best:.6g} at epoch {self.best_epoch}"
+        best = f"the best was {self.best:.6g} at epoch {self.best_epoch + 1}"
         if self.baseline is not None and not self.monitor.better(self.best, self.baseline):
             return (
                 f"{now}; {self.wait} epochs have not brought it past the baseline"
@@ -139,3 +139,15 @@ class EarlyStopping(StatefulCallback):
             f"{now}; {self.wait} epochs have not improved it by more than"
             f" {self.monitor.min_delta:g}, {best}."
         )
+
+    def _crossed_threshold(self, value: float) -> str | None:
+        """Return the limit that the value has crossed, in words, or None."""
+        good = self.stopping_threshold
+        bad = self.divergence_threshold
+        if self.check_finite and not math.isfinite(value):
+            return "which is not finite"
+        if good is not None and self.monitor.beyond(value, good):
+            return f"better than the stopping_threshold {good:g}"
+        if bad is not None and self.monitor.worse(value, bad):
+            return f"worse than the divergence_threshold {bad:g}"
+        return None

@@ -1,4 +1,4 @@
-"""Keep weights as they are for some epochs."""
+"""Keep weights unchanged for some epochs."""
 
 from __future__ import annotations
 
@@ -17,55 +17,57 @@ Patterns = Union[str, Sequence[str]]
 
 
 class _Freezing(Callback):
-    """Keeps `trainer.frozen` up to the epoch, together with the others of its kind in the list."""
+    """Base class of callbacks that set `trainer.frozen`, together with others of their kind."""
 
-    _before: tuple[str, ...] | None = None  # what was frozen before this fit; None outside one
+    # `trainer.frozen` before this fit; None outside a fit.
+    _frozen_before: tuple[str, ...] | None = None
 
     @property
     @abstractmethod
     def patterns(self) -> list[str]:
-        """Of all that it ever freezes."""
+        """All patterns of weights that this callback ever freezes."""
 
     @abstractmethod
     def frozen_in(self, epoch: int) -> list[str]:
-        """Of what it freezes in an epoch."""
+        """Return the patterns of weights to freeze in `epoch`, from 0."""
 
     @property
     def state_key(self) -> str:
         return f"{type(self).__name__}({', '.join(self.patterns)})"
 
     def on_train_begin(self, logs: Logs) -> None:
-        self._before = self.trainer.frozen
-        # one that matches nothing is refused now, not epochs later
+        self._frozen_before = self.trainer.frozen
+        # A pattern that matches no weight is an error now rather than epochs later.
         self.trainer.frozen = self.patterns
-        self.trainer.frozen = self._before
+        self.trainer.frozen = self._frozen_before
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        fellows = [callback for callback in self.callbacks if isinstance(callback, _Freezing)]
-        self.trainer.frozen = [
-            *(self._before or ()),
-            *(pattern for fellow in fellows for pattern in fellow.frozen_in(epoch)),
-        ]
+        freezing = [callback for callback in self.callbacks if isinstance(callback, _Freezing)]
+        patterns = [pattern for callback in freezing for pattern in callback.frozen_in(epoch)]
+        self.trainer.frozen = [*(self._frozen_before or ()), *patterns]
 
     def on_close(self) -> None:
-        if self._before is not None:
-            self.trainer.frozen, self._before = self._before, None
+        if self._frozen_before is not None:
+            self.trainer.frozen = self._frozen_before
+            self._frozen_before = None
 
 
 class Freeze(_Freezing):
-    """Keeps the weights that match as they are, byte for byte, and their slots, while `from_epoch`
-    <= epoch < `until_epoch`.
+    """Keep the weights that match a pattern, and their slots, unchanged for some epochs.
 
     - `pattern`: a name or fnmatch pattern of weights, such as "encoder.*", or several. Running
-      statistics of BatchNormalization are frozen where they match; batches are normalised as
-      before, for that is `Trainer(batch_norm=)`.
-    - `until_epoch`: the first epoch in which they are trained; None: not in this `fit`.
+      statistics of BatchNormalization that match are frozen too; batches are normalized as before,
+      because `Trainer(batch_norm=)` decides that.
+    - `until_epoch`: the first epoch, from 0, in which the weights are trained; None: in no epoch of
+      this `fit`.
+    - `from_epoch`: the first epoch, from 0, in which they are frozen.
 
-    Afterwards `trainer.frozen` is what it was. A step computes all gradients all the same,
-    `clip_norm` counts them, and the old values are copied back: it saves no time. What is to be
-    frozen for good is better left out of `Trainer(weights=)`. SettingError: epochs out of order.
+    Afterwards `trainer.frozen` is as it was. Freezing saves no time: a step still computes all
+    gradients, `clip_norm` counts them, and the old values are copied back. Leave weights that are
+    never trained out of `Trainer(weights=)` instead. SettingError: epochs out of order.
     UnknownNameError, before training: a pattern that matches no trained weight.
 
+    >>> warm_up = Freeze("encoder.*", until_epoch=3)
     >>> Freeze("encoder.*", until_epoch=0)
     Traceback (most recent call last):
         ...
@@ -73,7 +75,7 @@ class Freeze(_Freezing):
     """
 
     def __init__(
-        self, pattern: Patterns, until_epoch: int | None = None, from_epoch: int = 0
+        self, pattern: Patterns, *, until_epoch: int | None = None, from_epoch: int = 0
     ) -> None:
         if from_epoch < 0 or (until_epoch is not None and until_epoch <= from_epoch):
             raise SettingError(
@@ -88,18 +90,20 @@ class Freeze(_Freezing):
         return _list(self.pattern)
 
     def frozen_in(self, epoch: int) -> list[str]:
-        over = self.until_epoch is not None and epoch >= self.until_epoch
-        return [] if over or epoch < self.from_epoch else self.patterns
+        is_over = self.until_epoch is not None and epoch >= self.until_epoch
+        return [] if is_over or epoch < self.from_epoch else self.patterns
 
 
 class Unfreeze(_Freezing):
-    """Trains the weights that match from an epoch on, and keeps them as they are until then:
+    """Train layer after layer: keep the weights that match a pattern unchanged until an epoch.
 
-    `{2: "layer3.*", 4: "layer2.*"}`.
+    - `schedule`: epoch (from 0) -> a name or fnmatch pattern of weights, or several, which are
+      trained from that epoch on. A weight that matches two entries is trained from the earlier
+      epoch; one that matches none is trained from the beginning.
 
-    `schedule` maps an epoch >= 0 to a name, an fnmatch pattern or several; what no pattern matches
-    is trained from the beginning, and what two match from the first of the two epochs. Else as
-    `Freeze`.
+    What frozen weights cost, and the errors, are as for `Freeze`.
+
+    >>> gradual = Unfreeze({2: "layer3.*", 4: ["layer1.*", "layer2.*"]})
     """
 
     def __init__(self, schedule: Mapping[int, Patterns]) -> None:
@@ -112,20 +116,15 @@ class Unfreeze(_Freezing):
         return [pattern for patterns in self.schedule.values() for pattern in _list(patterns)]
 
     def frozen_in(self, epoch: int) -> list[str]:
-        known = list(self.trainer.get_weights())
-        trained = {
-            name
-            for begin, p in self.schedule.items()
-            if begin <= epoch
-            for name in matching(p, known)
-        }
-        return [
-            name
-            for begin, p in self.schedule.items()
-            if begin > epoch
-            for name in matching(p, known)
-            if name not in trained
-        ]
+        names = list(self.trainer.get_weights())
+        trained: set[str] = set()
+        frozen: list[str] = []
+        for begin, patterns in self.schedule.items():
+            if begin <= epoch:
+                trained.update(matching(patterns, names))
+            else:
+                frozen.extend(matching(patterns, names))
+        return [name for name in frozen if name not in trained]
 
 
 def _list(patterns: Patterns) -> list[str]:

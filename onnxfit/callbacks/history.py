@@ -1,4 +1,4 @@
-"""What every epoch's end reported."""
+"""Keep the metrics of every epoch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ __all__ = ["History"]
 
 
 class History(StatefulCallback):
-    """`history`: name -> list of the values at the ends of the epochs that had one;
+    """Keep the metrics of every epoch; `fit` returns one.
 
-    `epoch`: the numbers of those epochs, from 0.
+    `history` maps each metric to the list of its values at the ends of the epochs that had one;
+    `epoch` is the list of those epochs, from 0. Every `fit` begins with an empty history unless a
+    saved state was loaded, so that a resumed history equals an uninterrupted one.
 
-    `fit` returns one. Every `fit` begins afresh unless a saved state was loaded, so that a resumed
-    history equals an uninterrupted one.
+    >>> History()
+    History(epochs=0, names=[])
     """
 
     remembered = ("epoch", "history")
@@ -30,7 +32,7 @@ class History(StatefulCallback):
         self.history: dict[str, list[float]] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        # in the phase of monitors, so that a checkpoint of this epoch has its figures
+        # The phase is that of monitors, so that a checkpoint of this epoch contains its metrics.
         self.epoch.append(epoch)
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)

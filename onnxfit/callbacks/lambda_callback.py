@@ -1,4 +1,4 @@
-"""A callback made of functions."""
+"""Make a callback of functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _number = itertools.count()
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions as hooks, with the hooks' own arguments; None is as not given.
+    """Call functions as hooks.
+
+    - `hooks`: keyword arguments, the name of a hook -> a function with the hook's arguments; None
+      stands for no function.
 
     UnknownNameError: a name that is no hook.
 
@@ -29,7 +32,7 @@ class LambdaCallback(Callback):
                 raise UnknownNameError("hook", name, HOOKS)
             if function is not None:
                 setattr(self, name, function)
-        # functions have no state, so that any key serves which no other has
+        # Functions have no state, so any key serves that no other callback has.
         self._number = next(_number)
 
     @property

@@ -1,6 +1,4 @@
-"""Change the learning rate between epochs: by a function of the epoch, or when a monitored figure
-stands still.
-"""
+"""Change the learning rate between epochs: by a function of the epoch, or on a plateau."""
 
 from __future__ import annotations
 
@@ -8,39 +6,42 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
+from onnxfit.callbacks.progress import print_line
 from onnxfit.errors import SettingError
-
-if TYPE_CHECKING:
-    from onnxfit.trainer import Trainer
 
 __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 
 
 class LearningRateScheduler(StatefulCallback):
-    """Sets the learning rate before every epoch to `schedule(epoch)`, or `schedule(epoch,
-    learning_rate)` with the rate in force.
+    """Set the learning rate before every epoch by a function of the epoch.
 
-    The rate in force is passed where the function has two parameters without defaults, or one
-    called `lr` or `learning_rate`. To change the rate with every update instead, give the optimizer
-    a Schedule. SettingError (a ValueError): the function returns no finite number >= 0. TypeError,
-    before training: the optimizer's learning rate is driven by a Schedule.
+    - `schedule`: a function of the epoch, from 0, that returns the learning rate, a finite number
+      >= 0. It gets the current learning rate too where it has two parameters without defaults, or
+      one called `lr` or `learning_rate`.
+    - `verbose`: 1 prints a line for every epoch; 0 is silent.
+
+    To change the rate with every update instead, give the optimizer a Schedule. SettingError (a
+    ValueError): the function returned something else. TypeError, before training: a Schedule drives
+    the optimizer's learning rate.
 
     >>> halve = LearningRateScheduler(lambda epoch, lr: lr / 2)
     """
 
     remembered = ("epoch",)
 
-    def __init__(self, schedule: Callable[..., float]) -> None:
+    def __init__(self, schedule: Callable[..., float], *, verbose: int = 0) -> None:
         if not callable(schedule):
             raise SettingError(
                 f"LearningRateScheduler needs a function of the epoch, got {schedule!r}."
             )
         self.schedule = schedule
+        self.verbose = verbose
         self._takes_rate = _takes_rate(schedule)
         self.reset()
 
@@ -49,41 +50,46 @@ class LearningRateScheduler(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        _refuse_schedule(self.trainer, "LearningRateScheduler")
+        _require_constant_rate(self, "LearningRateScheduler")
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         if self._resumes and epoch == self.epoch:
-            # training resumes within this epoch, whose rate the checkpoint holds: `lr / 2` must not
-            # halve it again
+            # Training resumes within this epoch, and the checkpoint has its rate: `lr / 2` must not
+            # halve it again.
             return
         self.epoch = epoch
-        rate: Any = (
-            self.schedule(epoch, self.trainer.learning_rate)
-            if self._takes_rate
-            else self.schedule(epoch)
-        )
+        arguments = (epoch, self.trainer.learning_rate) if self._takes_rate else (epoch,)
+        rate: Any = self.schedule(*arguments)
         if not _is_number(rate) or not (math.isfinite(rate) and rate >= 0):
             raise SettingError(
-                f"LearningRateScheduler's schedule must return a finite number >= 0, got {rate!r}"
-                f" for epoch {epoch}."
+                "LearningRateScheduler's schedule must return a finite number >= 0, got"
+                f" {rate!r} from schedule({', '.join(map(repr, arguments))})."
             )
         self.trainer.learning_rate = float(rate)
+        if self.verbose:
+            print_line(
+                f"Epoch {epoch + 1}: LearningRateScheduler sets the learning rate to {rate:.6g}."
+            )
 
 
 class ReduceLROnPlateau(StatefulCallback):
-    """Multiplies the learning rate by `factor` when the monitored figure has not improved for
-    `patience` epochs.
+    """Reduce the learning rate when a monitored metric has not improved for `patience` epochs.
 
-    - `monitor`, `mode`: as for EarlyStopping; epochs without the figure are passed over.
-    - `factor` in (0, 1); `min_lr` >= 0: the rate never goes below it.
-    - `patience` >= 0 epochs; 0 is as 1.
+    - `monitor`: a name in the logs of an epoch's end, such as "val_loss". Epochs whose logs lack it
+      are passed over.
+    - `factor`: the learning rate is multiplied by this number, in (0, 1).
+    - `patience` >= 0 epochs without improvement; 0 behaves like 1.
+    - `verbose`: 1 prints a line for every reduction; 0 is silent.
+    - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
     - `min_delta` >= 0: only a change by more than this is an improvement.
-    - `cooldown` >= 0 epochs after a reduction in which nothing counts against `patience`.
+    - `cooldown` >= 0: epochs after a reduction that do not count against `patience`.
+    - `min_lr` >= 0: the learning rate never goes below this.
 
-    Every `fit` begins afresh unless a saved state was loaded. SettingError (a ValueError): a
-    setting out of its range. TypeError, before training: the optimizer's learning rate is driven by
-    a Schedule.
+    Every `fit` begins with a fresh state unless a saved state was loaded. SettingError (a
+    ValueError): a setting is out of its range. TypeError, before training: a Schedule drives the
+    optimizer's learning rate.
 
+    >>> reduce = ReduceLROnPlateau(factor=0.5, patience=3)
     >>> ReduceLROnPlateau(factor=1.0)
     Traceback (most recent call last):
         ...
@@ -95,8 +101,10 @@ class ReduceLROnPlateau(StatefulCallback):
     def __init__(
         self,
         monitor: str = "val_loss",
+        *,
         factor: float = 0.1,
         patience: int = 10,
+        verbose: int = 0,
         mode: str = "auto",
         min_delta: float = 1e-4,
         cooldown: int = 0,
@@ -104,12 +112,13 @@ class ReduceLROnPlateau(StatefulCallback):
     ) -> None:
         if not 0 < factor < 1:
             raise SettingError(f"ReduceLROnPlateau needs 0 < factor < 1, got {factor}.")
-        for name, value in (("patience", patience), ("cooldown", cooldown), ("min_lr", min_lr)):
-            if not value >= 0:
-                raise SettingError(f"ReduceLROnPlateau needs {name} >= 0, got {value}.")
+        require_at_least(
+            "ReduceLROnPlateau", 0, patience=patience, cooldown=cooldown, min_lr=min_lr
+        )
         self.monitor = Monitor("ReduceLROnPlateau", monitor, mode, min_delta)
         self.factor = factor
         self.patience = patience
+        self.verbose = verbose
         self.cooldown = cooldown
         self.min_lr = min_lr
         self.reset()
@@ -125,7 +134,7 @@ class ReduceLROnPlateau(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        _refuse_schedule(self.trainer, "ReduceLROnPlateau")
+        _require_constant_rate(self, "ReduceLROnPlateau")
         self.monitor.start(self.trainer)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
@@ -134,39 +143,45 @@ class ReduceLROnPlateau(StatefulCallback):
             return
         self.cooldown_left = max(self.cooldown_left - 1, 0)
         if self.monitor.better(value, self.best):
-            self.best, self.wait = value, 0
+            self.best = value
+            self.wait = 0
         elif self.cooldown_left == 0:
             self.wait += 1
-            rate = self.trainer.learning_rate
-            if self.wait >= self.patience and rate > self.min_lr:
-                self.trainer.learning_rate = max(rate * self.factor, self.min_lr)
-                self.wait, self.cooldown_left = 0, self.cooldown
+            if self.wait >= self.patience and self.trainer.learning_rate > self.min_lr:
+                self._reduce(epoch)
+
+    def _reduce(self, epoch: int) -> None:
+        rate = max(self.trainer.learning_rate * self.factor, self.min_lr)
+        self.trainer.learning_rate = rate
+        self.wait = 0
+        self.cooldown_left = self.cooldown
+        if self.verbose:
+            print_line(
+                f"Epoch {epoch + 1}: ReduceLROnPlateau reduces the learning rate to {rate:.6g}."
+            )
 
 
 def _takes_rate(schedule: Callable[..., Any]) -> bool:
-    """Whether a schedule wants the rate in force besides the epoch."""
+    """Return whether a schedule takes the current learning rate besides the epoch."""
     try:
         parameters = inspect.signature(schedule).parameters.values()
     except (TypeError, ValueError):  # a built-in without a signature
         return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][
-        :2
-    ]
-    return len(positional) == 2 and (
-        positional[1].default is inspect.Parameter.empty
-        or positional[1].name in ("lr", "learning_rate")
-    )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        return False
+    second = positional[1]
+    return second.default is inspect.Parameter.empty or second.name in ("lr", "learning_rate")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _refuse_schedule(trainer: Trainer, owner: str) -> None:
-    rate = trainer.optimizer.learning_rate
-    if callable(rate):
-        raise TypeError(
-            f"{owner} cannot change a learning rate that {rate!r} sets at every update: keep the"
-            f" schedule and drop {owner}, or keep {owner} and give"
-            f" {type(trainer.optimizer).__name__} a number as its learning_rate."
-        )
+def _require_constant_rate(callback: StatefulCallback, owner: str) -> None:
+    optimizer = type(callback.trainer.optimizer).__name__
+    fix = (
+        f"keep the schedule and drop {owner}, or keep {owner} and give {optimizer} a number as its"
+        " learning_rate"
+    )
+    require_constant_rate(callback.trainer, owner, fix)

@@ -10,6 +10,7 @@ from typing import Union
 import numpy as np
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.errors import SettingError
@@ -20,26 +21,28 @@ SMOOTHING = 0.9
 
 
 class LearningRateFinder(StatefulCallback):
-    r"""Before training, takes `steps` steps at rising learning rates and looks where the loss falls
-    fastest (Smith 2015).
+    r"""Find a learning rate before training, by trying steps at rising rates (Smith 2015).
 
     - `min_lr`, `max_lr`: the first and the last rate, 0 < `min_lr` < `max_lr`.
-    - `steps` >= 3: batches of the training data, over which it passes again and again if they are
-      fewer.
+    - `steps` >= 3: the number of steps. Where the training data have fewer batches, they are used
+      again.
     - `mode`: "exponential", rates in a geometric sequence, or "linear".
-    - `stop_factor` > 1: ends when the loss is more than so many times its least value, or is not
-      finite; None for going on.
-    - `set_rate`: train with the `suggestion`; otherwise the learning rate remains what it was.
+    - `stop_factor` > 1: the search ends when the loss is more than so many times its minimum, or is
+      not finite; None for an end at non-finite losses only.
+    - `set_rate`: train with the `suggestion`; otherwise the learning rate remains as it was.
 
-    Weights, slots, statistics and counters are taken back; nothing but the learning rate tells that
-    it ran, and no hook of a callback is called meanwhile. `fit(..., epochs=0)` looks for a rate and
-    does not train. Afterwards `rates` and `losses` are what was seen, the losses being their moving
-    averages $s \leftarrow 0.9 s + 0.1 \ell$ without the bias of the beginning; `suggestion` is the
-    rate at which $d\,\mathrm{loss}/d\log\mathrm{rate}$ is least, or None where it nowhere falls. A
-    fit that resumes does not look again.
+    Weights, slots, statistics and counters are restored: the search changes nothing but the
+    learning rate, and calls no hook of a callback. `fit(..., epochs=0)` searches and does not
+    train. A resumed fit does not search again.
 
-    SettingError: a setting out of its range. TypeError, before training: `set_rate=True`, and a
-    Schedule drives the rate. DataError: data that can be passed over only once.
+    Afterwards `rates` and `losses` are the rates tried and their losses, as moving averages
+    $s \leftarrow 0.9 s + 0.1 \ell$ without the bias of the beginning. `suggestion` is the rate at
+    which $d\,\mathrm{loss}/d\log\mathrm{rate}$ is smallest, or None where the loss never falls.
+
+    SettingError: a setting is out of its range. TypeError, before training: `set_rate=True`, and a
+    Schedule drives the rate. DataError: data that can be iterated over only once.
+
+    >>> finder = LearningRateFinder(1e-5, max_lr=10.0, steps=200)
     """
 
     remembered = ("losses", "rates", "suggestion")
@@ -47,6 +50,7 @@ class LearningRateFinder(StatefulCallback):
     def __init__(
         self,
         min_lr: float = 1e-6,
+        *,
         max_lr: float = 1.0,
         steps: int = 100,
         mode: str = "exponential",
@@ -57,8 +61,7 @@ class LearningRateFinder(StatefulCallback):
             raise SettingError(
                 f"LearningRateFinder needs 0 < min_lr < max_lr, got {min_lr} and {max_lr}."
             )
-        if not steps >= 3:
-            raise SettingError(f"LearningRateFinder needs steps >= 3, got {steps}.")
+        require_at_least("LearningRateFinder", 3, steps=steps)
         if mode not in ("exponential", "linear"):
             raise SettingError(
                 f"LearningRateFinder needs mode 'exponential' or 'linear', got {mode!r}."
@@ -80,12 +83,8 @@ class LearningRateFinder(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        driven = self.trainer.optimizer.learning_rate
-        if self.set_rate and callable(driven):
-            raise TypeError(
-                f"LearningRateFinder cannot set a learning rate that {driven!r} sets: give"
-                " set_rate=False."
-            )
+        if self.set_rate:
+            require_constant_rate(self.trainer, "LearningRateFinder", "give set_rate=False")
         if self._resumes:
             return
         space = np.geomspace if self.mode == "exponential" else np.linspace
@@ -95,6 +94,7 @@ class LearningRateFinder(StatefulCallback):
             self.trainer.learning_rate = self.suggestion
 
     def _try(self, rates: list[float]) -> None:
+        """Take a step at every rate; stop when the loss grows too large."""
         average = 0.0
         with closing(self.trainer.trial_steps(rates, passes=None)) as losses:
             for step, (rate, loss) in enumerate(zip(rates, losses)):
@@ -104,25 +104,28 @@ class LearningRateFinder(StatefulCallback):
                     break
                 self.rates.append(rate)
                 self.losses.append(smooth)
-                # a loss below 0 has no multiple that were worse
-                if (
-                    self.stop_factor is not None
-                    and min(self.losses) > 0
-                    and smooth > self.stop_factor * min(self.losses)
-                ):
+                if self._is_too_large(smooth):
                     break
 
+    def _is_too_large(self, loss: float) -> bool:
+        smallest = min(self.losses)
+        # A loss below 0 has no multiple that would be worse.
+        return self.stop_factor is not None and smallest > 0 and loss > self.stop_factor * smallest
+
     def _steepest(self) -> float | None:
+        """Return the rate at which the loss falls fastest, or None where it never falls."""
         if len(self.rates) < 3:
             return None
         slopes = np.gradient(self.losses, np.log(self.rates))
-        best = int(slopes.argmin())
-        return self.rates[best] if slopes[best] < 0 else None
+        steepest = int(slopes.argmin())
+        return self.rates[steepest] if slopes[steepest] < 0 else None
 
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Draw losses over rates, the suggestion marked, into a PNG file.
+        """Draw the losses over the rates, with the suggestion marked.
 
-        Needs matplotlib (InstallationError).
+        - `path`: the PNG file.
+
+        InstallationError: matplotlib is not installed.
         """
         scale = "log" if self.mode == "exponential" else "linear"
         axes = {"xlabel": "learning rate", "ylabel": "loss", "xscale": scale}

@@ -1,4 +1,4 @@
-"""Log the learning rate of every step."""
+"""Log the learning rate of every batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ __all__ = ["LearningRateMonitor"]
 
 
 class LearningRateMonitor(Callback):
-    """Adds the learning rate that a batch was trained with to the logs of its end, as `name`.
+    """Log the learning rate with which each batch was trained.
 
-    `TensorBoard(update_freq="batch")` and every other logger of batches behind it write it with the
-    other figures. The logs of an epoch's end have `learning_rate` without this. SettingError: a
-    name that a figure of every batch has.
+    - `name`: the rate's name in the logs of a batch's end.
+
+    `TensorBoard(update_freq="batch")` and every other logger of batches write it with the metrics.
+    The logs of an epoch's end have `learning_rate` without this callback. SettingError: the name of
+    a metric that every batch has.
+
+    >>> rates = LearningRateMonitor()
     """
 
     def __init__(self, name: str = "lr") -> None:
@@ -29,7 +33,7 @@ class LearningRateMonitor(Callback):
         return f"LearningRateMonitor({self.name})"
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        # a schedule's next value is in force when the batch ends
+        # When the batch ends, the next rate of a schedule is already in force.
         self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:

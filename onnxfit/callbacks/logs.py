@@ -1,5 +1,4 @@
-"""What hooks are told: a read-only mapping of Python floats, each computed when it is first read.
-"""
+"""The logs that hooks receive."""
 
 from __future__ import annotations
 
@@ -14,13 +13,15 @@ LogValue = Union[SupportsFloat, Callable[[], SupportsFloat]]
 
 
 class Logs(Mapping[str, float]):
-    """The figures of one event, name -> Python float.
+    """Read-only mapping of names to Python floats: the loss and metrics of one event.
 
-    `values` holds numbers, or functions without arguments that are called at the first reading of
-    their name: a metric that nobody reads costs nothing. A dict becomes part of the logs, since a
-    copy in every batch costs as much as an operator; any other mapping is copied. `dict(logs)` is a
-    copy of one's own; callbacks add a figure with `trainer.log(name, value)`. After a batch's hooks
-    what was not read is gone, since the next batch changes it: reading it then is a SettingError.
+    - `values`: name -> number, or a function without arguments that is called when the name is
+      first read, so that a metric that nobody reads costs nothing. A dict becomes part of the logs,
+      because a copy in every batch would cost as much as an operator; other mappings are copied.
+
+    `dict(logs)` is a copy to keep, and `trainer.log(name, value)` adds a value. After the hooks of
+    a batch, values that were not read are gone, because the next batch changes them: reading one
+    then is a SettingError.
 
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
     >>> logs["auc"], dict(logs)
@@ -31,16 +32,16 @@ class Logs(Mapping[str, float]):
     TypeError: logs are read-only: use trainer.log('auc', value), or change a copy, dict(logs).
     """
 
-    __slots__ = ("_over", "_values")
+    __slots__ = ("_ended", "_values")
 
     def __init__(self, values: Mapping[str, LogValue] | None = None) -> None:
         self._values: dict[str, LogValue] = values if type(values) is dict else dict(values or ())
-        self._over = False
+        self._ended = False
 
     def __getitem__(self, name: str) -> float:
         value = self._values[name]
         if type(value) is not float:
-            if self._over and callable(value):
+            if self._ended and callable(value):
                 raise SettingError(
                     f"logs[{name!r}] was not read while its hook ran: keep a copy, dict(logs),"
                     " rather than the logs."
@@ -54,7 +55,8 @@ class Logs(Mapping[str, float]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own would compute the value
+    def __contains__(self, name: object) -> bool:
+        # The method of Mapping would compute the value.
         return name in self._values
 
     def __repr__(self) -> str:
@@ -69,9 +71,9 @@ class Logs(Mapping[str, float]):
         raise TypeError("logs are read-only: change a copy, dict(logs).")
 
     def add(self, name: str, value: SupportsFloat) -> None:
-        """Add or replace a figure; for `trainer.log`."""
+        """Add the `value` of a `name`, or replace it; for `trainer.log`."""
         self._values[name] = float(value)
 
     def end(self) -> None:
-        """The hook has run: from now on what was not read cannot be."""
-        self._over = True
+        """End the hook: values that have not been read can no longer be read."""
+        self._ended = True

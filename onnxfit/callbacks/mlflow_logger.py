@@ -1,4 +1,4 @@
-"""Write a run to MLflow; imported when training begins."""
+"""Write a run to MLflow, which is imported when training begins."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.tensorboard import _name
 from onnxfit.errors import InstallationError
 
 __all__ = ["MLflowLogger"]
 
 
 class MLflowLogger(StatefulCallback):
-    """Makes every `fit` a run of MLflow: parameters where it begins, every epoch's figures as
-    metrics at step `epoch`.
+    """Write every `fit` as a run of MLflow: its parameters, and every epoch's metrics.
 
-    - `experiment`: its name; it is made if there is none. `run_name`, `tags`: the run's.
-    - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for what MLflow is
-      set to.
+    - `experiment`: the name of the experiment, which is created if there is none.
+    - `run_name`: the name of the run; None lets MLflow choose one.
+    - `tracking_uri`: a server, or a database such as "sqlite:///mlflow.db"; None for MLflow's own
+      setting.
+    - `tags`: name -> value, the tags of the run.
     - `parameters`: name -> value, written besides optimizer, learning rate, loss, batch size and
       epochs.
-    - `log_model`: where training ends normally, the inference model as the artifact `model.onnx`.
+    - `log_model`: where training ends normally, write the inference model as the artifact
+      `model.onnx`.
 
-    The run ends as FINISHED, as FAILED after an exception, or as KILLED after Ctrl-C. A fit that
-    resumes goes on with its run. A character that MLflow has not in names becomes `_`. MLflow's own
-    active run is left alone. `run_id` is the run's. InstallationError, before training: `mlflow` is
-    not installed.
+    Metrics are at step `epoch`, from 0. The run ends as FINISHED, as FAILED after an exception, or
+    as KILLED after Ctrl-C. A resumed fit continues its run. Characters that MLflow does not allow
+    in names become `_`. MLflow's own active run is not touched. `run_id` is the id of the run.
+    InstallationError, before training: `mlflow` is not installed.
+
+    >>> logger = MLflowLogger("digits", run_name="first", tags={"data": "v2"})
     """
 
     phase: ClassVar[str] = "logger"
@@ -40,6 +44,7 @@ class MLflowLogger(StatefulCallback):
     def __init__(
         self,
         experiment: str = "Default",
+        *,
         run_name: str | None = None,
         tracking_uri: str | None = None,
         tags: Mapping[str, str] | None = None,
@@ -74,15 +79,7 @@ class MLflowLogger(StatefulCallback):
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         self._status = "FAILED"
         if self.run_id is None:
-            found = client.get_experiment_by_name(self.experiment)
-            experiment_id = (
-                client.create_experiment(self.experiment) if found is None else found.experiment_id
-            )
-            self.run_id = client.create_run(
-                experiment_id, tags=self.tags, run_name=self.run_name
-            ).info.run_id
-            for name, value in self._parameters().items():
-                client.log_param(self.run_id, _allowed(name), value)
+            self._create_run(client)
         else:
             client.update_run(self.run_id, status="RUNNING")
         self._client = client
@@ -105,22 +102,22 @@ class MLflowLogger(StatefulCallback):
     def on_close(self) -> None:
         super().on_close()
         if self._client is not None:
-            client, self._client = self._client, None
+            client = self._client
+            self._client = None
             client.set_terminated(self.run_id, status=self._status)
 
-    def _parameters(self) -> dict[str, Any]:
-        trainer = self.trainer
-        rate = trainer.optimizer.learning_rate
-        known = {
-            "optimizer": type(trainer.optimizer).__name__,
-            "learning_rate": repr(rate) if callable(rate) else float(rate),
-            "loss": _name(trainer.loss),
-            "batch_size": trainer.batch_size,
-            "epochs": self.params["epochs"],
-        }
-        return {
-            name: value for name, value in {**known, **self.parameters}.items() if value is not None
-        }
+    def _create_run(self, client: Any) -> None:
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            experiment_id = client.create_experiment(self.experiment)
+        else:
+            experiment_id = experiment.experiment_id
+        run = client.create_run(experiment_id, tags=self.tags, run_name=self.run_name)
+        self.run_id = run.info.run_id
+        others = {"epochs": self.params["epochs"], **self.parameters}
+        settings = hyperparameters(self.trainer, others)
+        for name, value in settings.items():
+            client.log_param(self.run_id, _allowed(name), value)
 
 
 def _allowed(name: str) -> str:

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Union
 
 from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
+from onnxfit.callbacks.progress import print_line
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.files import remove_leftovers, write_atomically
 from onnxfit.graph.tensors import write_model, write_safetensors
@@ -21,42 +23,50 @@ __all__ = ["ModelCheckpoint"]
 
 
 class ModelCheckpoint(SavingCallback, StatefulCallback):
-    """Saves a checkpoint after epochs or steps: all of them, the best ones, the last.
+    """Save a checkpoint after epochs, batches or steps: all of them, the best ones, or the last.
 
-    - `path`: a file, or a template such as "checkpoints/{epoch:03d}-{val_loss:.3f}.ckpt" whose
-      fields are `epoch` (from 0, as in logs and hooks), `step` (`trainer.global_step`) and every
-      name in the logs. Missing folders are made. A file of that name is replaced, in one move: it
-      is the old one or the whole new one, whenever the process is killed.
-    - `monitor`, `mode`: the figure that ranks checkpoints, as for EarlyStopping. NaN ranks worst.
-    - `save_best_only`: save only where the figure is better than ever before; nothing, with one
-      warning, where the logs lack it.
-    - `save_weights_only`: not the training state (`trainer.save`, for `Trainer.load`) but what
-      `trainer.get_weights()` gives, as safetensors; or, where `path` ends in ".onnx", the inference
-      model that `trainer.export` gives.
-    - `every_n_epochs` >= 1: after the epochs for which `(epoch + 1) % every_n_epochs == 0`.
-    - `every_n_steps` >= 1: instead of after epochs, after every so many updates, with the running
-      figures of the epoch.
+    - `filepath`: a file, or a template such as "checkpoints/{epoch:03d}-{val_loss:.3f}.ckpt". Its
+      fields are `epoch` (counted from 1, as in Keras and in the progress bar), `step`
+      (`trainer.global_step`) and every name in the logs. Missing folders are created. A file of
+      that name is replaced in one move: if the process is killed, it is the old file or the whole
+      new one.
+    - `monitor`: the metric that ranks checkpoints. NaN ranks worst.
+    - `verbose`: 1 prints a line for every checkpoint; 0 is silent.
+    - `save_best_only`: save only where the metric is better than ever before. Where the logs lack
+      it, nothing is saved, with one warning.
+    - `save_weights_only`: instead of the training state (`trainer.save`, for `Trainer.load`), write
+      `trainer.get_weights()` as safetensors; or, where `filepath` ends in ".onnx", the inference
+      model of `trainer.export`.
+    - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
+    - `save_freq`: "epoch", or a number n >= 1: instead of after epochs, save after every n batches,
+      with the running metrics of the epoch.
+    - `initial_value_threshold`: save nothing while the metric is not better than this.
+    - `every_n_epochs`: save after every n-th epoch, n >= 1.
+    - `every_n_steps`: a number n >= 1: instead of after epochs, save after every n updates, which
+      with accumulated gradients are fewer than the batches.
     - `top_k`: keep only so many of the best files written in this `fit`, and delete the others;
       None keeps all, 0 writes none but the last. The file from which training resumed is never
       deleted.
-    - `save_last`: besides, at each of those occasions, "last" with the suffix of `path`, beside it.
-    - `initial_value_threshold`: nothing is saved while the figure is not better than this.
-    - `background`: training waits only for a copy of its state in memory, and goes on while that is
-      written. A file is whole when the next one is begun, and all are when `fit` returns or raises.
-      False: it is whole when the hook returns, which other callbacks' hooks may rely upon.
+    - `save_last`: each time a checkpoint is due, also write "last" with the suffix of `filepath`,
+      in the same folder.
+    - `background`: training waits only for a copy of its state in memory and goes on while the copy
+      is written. A file is complete when the next one is begun, and all are when `fit` returns or
+      raises. False: a file is complete when the hook returns, so other callbacks may read it.
 
-    Afterwards `best_model_path` and `best_model_score` are the best file and its figure,
-    `last_model_path` the file written last. A checkpoint has the state of every callback as it is
-    after the epoch, this one's included. Every `fit` begins afresh unless a saved state was loaded.
+    Afterwards `best_model_path` and `best_model_score` are the best file and its metric,
+    `last_model_path` the file written last. A checkpoint contains the state of every callback as it
+    is after the epoch, this one included. Every `fit` begins with a fresh state unless a saved
+    state was loaded.
 
-    SettingError: a setting out of its range. UnknownNameError (a KeyError) at the first save: the
-    template names a figure that the logs lack. CheckpointError: a file could not be written; in the
-    background, it comes with the next one or at the end of training.
+    SettingError: a setting is out of its range. UnknownNameError (a KeyError) at the first save:
+    the template names a metric that the logs lack. CheckpointError: a file could not be written;
+    with `background=True` it is raised by the next save or at the end of training.
 
-    >>> ModelCheckpoint("model.onnx")
+    >>> best = ModelCheckpoint("best.ckpt", monitor="val_accuracy", save_best_only=True)
+    >>> ModelCheckpoint("model.onnx")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: ModelCheckpoint needs save_weights_only=True to write ONNX, got 'model.onnx'.
+    onnxfit.errors.SettingError: ModelCheckpoint needs save_weights_only=True to write ONNX, ...
     """
 
     phase: ClassVar[str] = "checkpoint"
@@ -71,27 +81,32 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     def __init__(
         self,
-        path: Union[str, os.PathLike[str]],
+        filepath: Union[str, os.PathLike[str]],
+        *,
         monitor: str = "val_loss",
-        mode: str = "auto",
+        verbose: int = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Union[str, int] = "epoch",
+        initial_value_threshold: float | None = None,
         every_n_epochs: int = 1,
         every_n_steps: int | None = None,
         top_k: int | None = None,
         save_last: bool = False,
-        initial_value_threshold: float | None = None,
         background: bool = True,
     ) -> None:
-        self.path = os.fspath(path)
+        self.filepath = os.fspath(filepath)
         self.monitor = Monitor("ModelCheckpoint", monitor, mode)
+        self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
+        self.save_freq = save_freq
+        self.initial_value_threshold = initial_value_threshold
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.top_k = top_k
         self.save_last = save_last
-        self.initial_value_threshold = initial_value_threshold
         self.background = background
         self._check()
         self._event: Logs | None = None
@@ -102,69 +117,74 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.reset()
 
     def _check(self) -> None:
-        for name, least in (("every_n_epochs", 1), ("every_n_steps", 1), ("top_k", 0)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise SettingError(f"ModelCheckpoint needs {name} >= {least}, got {value}.")
+        require_at_least(
+            "ModelCheckpoint",
+            1,
+            every_n_epochs=self.every_n_epochs,
+            every_n_steps=self.every_n_steps,
+        )
+        require_at_least("ModelCheckpoint", 0, top_k=self.top_k)
+        require_save_freq("ModelCheckpoint", self.save_freq)
+        if self.save_freq != "epoch" and self.every_n_steps is not None:
+            raise SettingError(
+                "ModelCheckpoint takes save_freq (batches) or every_n_steps (updates), not both."
+            )
         if self.top_k == 0 and not self.save_last:
             raise SettingError(
                 "ModelCheckpoint with top_k=0 saves nothing: add save_last=True, or drop it."
             )
-        if self.path.endswith(".onnx") and not self.save_weights_only:
+        if self.filepath.endswith(".onnx") and not self.save_weights_only:
             raise SettingError(
-                f"ModelCheckpoint needs save_weights_only=True to write ONNX, got {self.path!r}."
+                "ModelCheckpoint needs save_weights_only=True to write ONNX, got"
+                f" {self.filepath!r}."
             )
-        fields = _fields(self.path)
+        fields = _fields(self.filepath)
         if any(not field or field.isdigit() for field in fields):
             raise SettingError(
-                "ModelCheckpoint fills its path by name, as in '{epoch}-{val_loss:.3f}.ckpt',"
-                f" got {self.path!r}."
+                "ModelCheckpoint fills its filepath by name, as in '{epoch}-{val_loss:.3f}.ckpt',"
+                f" got {self.filepath!r}."
             )
         if self.top_k is not None and self.top_k > 1 and not fields:
             raise SettingError(
-                f"ModelCheckpoint with top_k={self.top_k} needs a path with a field, such as"
-                f" {{epoch}}, got {self.path!r}."
+                f"ModelCheckpoint with top_k={self.top_k} needs a filepath with a field, such as"
+                f" {{epoch}}, got {self.filepath!r}."
             )
 
     @property
     def state_key(self) -> str:
-        return f"ModelCheckpoint({self.path})"
+        return f"ModelCheckpoint({self.filepath})"
 
     @property
     def last_path(self) -> str:
-        """Where `save_last` writes: "last" and the path's suffix, in the innermost folder whose
-        name has no field.
-        """
-        folder = Path(self.path).parent
+        """The file of `save_last`, in the innermost folder whose name has no field."""
+        folder = Path(self.filepath).parent
         while _fields(str(folder)):
             folder = folder.parent
-        literal = "".join(text for text, *_ in string.Formatter().parse(Path(self.path).name))
+        name = Path(self.filepath).name
+        literal = "".join(text for text, *_ in string.Formatter().parse(name))
         return str(folder / f"last{Path('_' + literal).suffix}")
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and (
-            hook != "on_train_batch_end" or self.every_n_steps is not None
-        )
+        by_batch = self.every_n_steps is not None or self.save_freq != "epoch"
+        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def reset(self) -> None:
         self.best_model_path: str | None = None
         self.best_model_score: float | None = None
         self.last_model_path: str | None = None
-        # [path, figure], the best first: what top_k has left of this fit's files
+        # [path, score], the best first: this fit's files that top_k has kept.
         self.kept: list[list[Any]] = []
-        self.step = -1  # at the last occasion to save
-        self.written: list[str] = []  # on that occasion
+        self.step = -1  # the step at which a checkpoint was last due
+        self.written: list[str] = []  # the files of that step
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         self.monitor.start(self.trainer)
         remove_leftovers(Path(self.last_path).parent)
-        # the state lay in a file of its own step: that file is where training resumes from
-        self._protected = (
-            {os.path.realpath(path) for path in self.written}
-            if self.step == self.trainer.global_step
-            else set()
-        )
+        # A loaded state whose step is the trainer's was read from one of the files of that step:
+        # training resumes from it, so it must not be deleted.
+        resumed = self.written if self.step == self.trainer.global_step else []
+        self._protected = {os.path.realpath(path) for path in resumed}
         self.step = self.trainer.global_step
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
@@ -177,43 +197,47 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self._save(logs, at_epoch_end=True)
 
     def _save(self, logs: Logs, at_epoch_end: bool = False) -> None:
-        # every ModelCheckpoint decides before the first of them saves, so that a file has the state
-        # of all after this event
+        # Every ModelCheckpoint decides before the first of them saves, so that a file contains the
+        # state of all of them after this event.
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback._event is not logs:
                 callback._decide(logs, at_epoch_end)
         if self._to_write or self._to_delete:
             self.finish_save()
-            write, paths, worst, protected = (
-                self._writer(),
-                self._to_write,
-                self._to_delete,
-                self._protected,
-            )
+            self.save(self._job())
 
-            def job() -> None:
-                for path in paths:
-                    write(path)
-                for path in worst:  # only now that there is something better
-                    if os.path.realpath(path) not in protected:
-                        Path(path).unlink(missing_ok=True)
+    def _job(self) -> Callable[[], None]:
+        """Return the function that writes and deletes the files of this event."""
+        write = self._writer()
+        to_write = self._to_write
+        to_delete = self._to_delete
+        protected = self._protected
 
-            self.save(job)
+        def job() -> None:
+            for path in to_write:
+                write(path)
+            for path in to_delete:  # only once the better files exist
+                if os.path.realpath(path) not in protected:
+                    Path(path).unlink(missing_ok=True)
+
+        return job
 
     def _decide(self, logs: Logs, at_epoch_end: bool) -> None:
-        """What to write and what to delete in this event; the state is from here on what it is
-        after it.
-        """
-        self._event, self._to_write, self._to_delete = logs, [], []
+        """Decide which files to write and delete; set the state to that after this event."""
+        self._event = logs
+        self._to_write = []
+        self._to_delete = []
         if not self._is_due(at_epoch_end):
             return
         self.step = self.trainer.global_step
         score = self._score(logs)
-        if self._is_wanted(score):
+        if self._qualifies(score):
             path = self._fill(logs)
             self._to_write.append(path)
+            self._print(path, score)
             if score is not None and self.monitor.better(score, self.best_model_score):
-                self.best_model_path, self.best_model_score = path, score
+                self.best_model_path = path
+                self.best_model_score = score
             self._rank(path, score)
         if self.save_last:
             self._to_write.append(self.last_path)
@@ -222,25 +246,26 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.written = list(self._to_write)
 
     def _is_due(self, at_epoch_end: bool) -> bool:
+        if isinstance(self.save_freq, int):
+            return not at_epoch_end and self.trainer.global_batch % self.save_freq == 0
         if self.every_n_steps is None:
             return at_epoch_end and (self._epoch + 1) % self.every_n_epochs == 0
-        # not twice at one step: with accumulated gradients it stays for several batches, and an
-        # epoch's end may bring a last one
-        return (
-            self.trainer.global_step != self.step
-            and self.trainer.global_step % self.every_n_steps == 0
-        )
+        # Not twice at one step: with accumulated gradients several batches have the same step, and
+        # the end of an epoch may bring a last update.
+        step = self.trainer.global_step
+        return step != self.step and step % self.every_n_steps == 0
 
     def _score(self, logs: Logs) -> float | None:
-        """The monitored figure;
+        """Return the monitored metric, or None where it is NaN or absent.
 
-        None where it is NaN or absent, which is worth a warning where it decides.
+        The monitor warns of an absent metric only where the metric decides what is saved.
         """
         decides = self.save_best_only or self.top_k or self.initial_value_threshold is not None
         score = self.monitor.read(logs) if decides else logs.get(self.monitor.name)
         return None if score is None or math.isnan(score) else score
 
-    def _is_wanted(self, score: float | None) -> bool:
+    def _qualifies(self, score: float | None) -> bool:
+        """Return whether a checkpoint with this score is saved."""
         threshold = self.initial_value_threshold
         if threshold is not None and (score is None or not self.monitor.better(score, threshold)):
             return False
@@ -253,35 +278,44 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         return self.top_k > 0 and score is not None and self.monitor.better(score, self.kept[-1][1])
 
     def _rank(self, path: str, score: float | None) -> None:
-        """Put a file in its place among those kept, behind its equals; the worst one too many is to
-        be deleted.
-        """
+        """Insert a file among those kept, behind its equals; mark the worst ones for deletion."""
         if not self.top_k:
             return
         self.kept = [entry for entry in self.kept if entry[0] != path]
-        place = sum(score is None or not self.monitor.better(score, kept) for _, kept in self.kept)
-        self.kept.insert(place, [path, score])
+        rank = sum(score is None or not self.monitor.better(score, kept) for _, kept in self.kept)
+        self.kept.insert(rank, [path, score])
         self._to_delete = [worst for worst, _ in self.kept[self.top_k :]]
         self.kept = self.kept[: self.top_k]
 
+    def _print(self, path: str, score: float | None) -> None:
+        if not self.verbose:
+            return
+        best = self.best_model_score
+        change = ""
+        if score is not None:
+            change = f", {self.monitor.name} is {score:.6g}"
+        if score is not None and best is not None:
+            change += f" (best so far {best:.6g})"
+        print_line(f"Epoch {self._epoch + 1}: ModelCheckpoint saves {path}{change}.")
+
     def _fill(self, logs: Logs) -> str:
         fields = {
-            "epoch": self._epoch,
+            "epoch": self._epoch + 1,
             "step": self.trainer.global_step,
-            **{name: logs[name] for name in _fields(self.path) if name in logs},
+            **{name: logs[name] for name in _fields(self.filepath) if name in logs},
         }
-        for name in _fields(self.path):
+        for name in _fields(self.filepath):
             if name not in fields:
                 raise UnknownNameError(
-                    f"field of the path {self.path!r}", name, {"epoch", "step", *logs}
+                    f"field of the filepath {self.filepath!r}", name, {"epoch", "step", *logs}
                 )
-        return self.path.format(**fields)
+        return self.filepath.format(**fields)
 
     def _writer(self) -> Callable[[str], object]:
-        """What writes a file of the training as it is now, whenever it is called."""
+        """Return a function that writes the training of this moment to a path, at any time."""
         if not self.save_weights_only:
             return self.trainer.snapshot().write
-        if self.path.endswith(".onnx"):
+        if self.filepath.endswith(".onnx"):
             model = self.trainer.export(None)
             return lambda path: write_model(path, model)
         weights = self.trainer.get_weights()
@@ -289,7 +323,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
 
 def _fields(template: str) -> list[str]:
-    """The names that a path template asks for."""
+    """Return the names of the fields of a path template."""
     try:
         return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""Which of two values of a monitored figure is the better one; shared by the callbacks that watch
-one.
-"""
+"""Read a monitored metric and compare its values; shared by the callbacks that monitor one."""
 
 from __future__ import annotations
 
@@ -8,23 +6,26 @@ import math
 import warnings
 from typing import TYPE_CHECKING
 
+from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
 
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
 
-__all__ = ["Monitor"]
+__all__: list[str] = []  # no class of the public package
 
 
 class Monitor:
-    """Reads the figure called `name` from logs and compares its values.
+    """Read the metric `name` from logs and compare its values.
 
-    `mode`: "min" (smaller is better), "max", or "auto", which `start` resolves through
-    `trainer.monitor_mode(name)`: the metric's own mode, "min" for a loss. `min_delta` >= 0: a value
-    must be better by more than this. NaN is never better than anything, and anything else is better
-    than None. `owner`, the callback's class, is named in messages.
+    - `owner`: the callback's class, named in messages.
+    - `name`: the metric's name in the logs.
+    - `mode`: "min" (smaller is better), "max", or "auto", which `start` resolves through
+      `trainer.monitor_mode(name)`: the metric's own mode, "min" for a loss.
+    - `min_delta` >= 0: a value must be better by more than this.
 
+    NaN is never better than anything, and any other value is better than None.
     SettingError: an unknown mode, a negative or NaN `min_delta`.
 
     >>> monitor = Monitor("EarlyStopping", "val_loss", "min", min_delta=0.5)
@@ -35,8 +36,7 @@ class Monitor:
     def __init__(self, owner: str, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
             raise SettingError(f"{owner} needs mode 'auto', 'min' or 'max', got {mode!r}.")
-        if not min_delta >= 0:
-            raise SettingError(f"{owner} needs min_delta >= 0, got {min_delta}.")
+        require_at_least(owner, 0, min_delta=min_delta)
         self.owner = owner
         self.name = name
         self.mode = mode
@@ -45,12 +45,12 @@ class Monitor:
         self._warned = False
 
     def start(self, trainer: Trainer) -> None:
-        """Settle the direction for this trainer's metrics; warn afresh of a missing figure."""
+        """Resolve mode "auto" for this trainer's metrics, and warn again of a missing metric."""
         self.direction = trainer.monitor_mode(self.name) if self.mode == "auto" else self.mode
         self._warned = False
 
     def read(self, logs: Logs) -> float | None:
-        """The figure's value, or None, with one warning a `fit`, where these logs lack it."""
+        """Return the metric's value, or None, with one warning a `fit`, where `logs` lack it."""
         if self.name in logs:
             return logs[self.name]
         if not self._warned:
@@ -64,19 +64,17 @@ class Monitor:
         return None
 
     def better(self, value: float, reference: float | None) -> bool:
-        """Whether `value` is better than `reference` by more than `min_delta`."""
+        """Return whether `value` is better than `reference` by more than `min_delta`."""
         if reference is None or math.isnan(reference):
             return not math.isnan(value)
-        return (
-            value < reference - self.min_delta
-            if self.direction == "min"
-            else value > reference + self.min_delta
-        )
+        if self.direction == "min":
+            return value < reference - self.min_delta
+        return value > reference + self.min_delta
 
     def beyond(self, value: float, threshold: float) -> bool:
-        """Whether `value` is strictly better than a threshold, `min_delta` apart."""
+        """Return whether `value` is strictly better than `threshold`; `min_delta` plays no role."""
         return value < threshold if self.direction == "min" else value > threshold
 
     def worse(self, value: float, threshold: float) -> bool:
-        """Whether `value` is strictly worse than a threshold, `min_delta` apart."""
+        """Return whether `value` is strictly worse than `threshold`; `min_delta` plays no role."""
         return value > threshold if self.direction == "min" else value < threshold

@@ -1,4 +1,4 @@
-"""A curve in a PNG file, for callbacks that looked for something and found it."""
+"""Draw a curve into a PNG file, for callbacks that search for a setting."""
 
 from __future__ import annotations
 
@@ -9,20 +9,28 @@ from typing import Any, Union
 from onnxfit.errors import InstallationError
 from onnxfit.files import write_atomically
 
+__all__ = ["plot_curve"]
+
+MAX_POINTS_WITH_MARKERS = 29
+
 
 def plot_curve(
     path: Union[str, os.PathLike[str]],
     owner: str,
     x: Sequence[float],
     y: Sequence[float],
-    mark: float | None,
+    suggestion: float | None,
     **axes: Any,
 ) -> None:
-    """Draw y over x, and a line at `mark`;
+    """Draw y over x, and a vertical line at the suggestion.
 
-    `owner`, the callback's class, is named in InstallationError where matplotlib lacks.
+    - `path`: the PNG file.
+    - `owner`: the callback's class, named in the message of an InstallationError.
+    - `x`, `y`: the points of the curve.
+    - `suggestion`: the x of the line; None for no line.
+    - `axes`: matplotlib's settings of axes, such as labels and scales.
 
-    `axes` are matplotlib's settings of axes: labels and scales.
+    InstallationError: matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -31,14 +39,11 @@ def plot_curve(
         raise InstallationError(f"{owner}.plot needs matplotlib: pip install matplotlib.") from None
     figure = Figure(figsize=(6, 4), layout="tight")
     FigureCanvasAgg(figure)
-    drawn = figure.add_subplot(**axes)
-    drawn.plot(x, y, marker="." if len(x) < 30 else None)
-    if mark is not None:
-        drawn.axvline(
-            mark,
-            linestyle="--",
-            color="tab:red",
-            label=f"suggestion {mark:.2g}" if mark < 1 else f"suggestion {mark:g}",
-        )
-        drawn.legend()
+    subplot = figure.add_subplot(**axes)
+    subplot.plot(x, y, marker="." if len(x) <= MAX_POINTS_WITH_MARKERS else None)
+    if suggestion is not None:
+        number = f"{suggestion:.2g}" if suggestion < 1 else f"{suggestion:g}"
+        label = f"suggestion {number}"
+        subplot.axvline(suggestion, linestyle="--", color="tab:red", label=label)
+        subplot.legend()
     write_atomically(path, lambda file: figure.savefig(file, format="png"))

@@ -1,4 +1,4 @@
-"""Write predictions to files as they are made."""
+"""Write predictions to files, batch by batch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ __all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(Callback):
-    """Writes every batch of `trainer.predict(x, callbacks=[PredictionWriter(folder)])` to a file
-    `batch-000000.npz`, counted from 0.
+    """Write every batch of `trainer.predict` to a file of its own.
 
-    Each file maps output name -> array, and is written whole or not at all. Files of an earlier
-    prediction are replaced, and those beyond the last batch of this one are deleted when it ends.
-    CheckpointError: the folder cannot be written.
+    - `output_dir`: the folder of the files `batch-000000.npz`, `batch-000001.npz`, ... Each maps
+      output name -> array, and is written whole or not at all.
+
+    Files of an earlier prediction are replaced, and those beyond the last batch of this one are
+    deleted when it ends. CheckpointError: the folder cannot be written.
+
+    >>> writer = PredictionWriter("predictions")  # for trainer.predict(x, callbacks=[writer])
     """
 
     phase: ClassVar[str] = "logger"
 
-    def __init__(self, folder: Union[str, os.PathLike[str]]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, output_dir: Union[str, os.PathLike[str]]) -> None:
+        self.output_dir = Path(output_dir)
         self._written = 0
 
     @property
     def state_key(self) -> str:
-        return f"PredictionWriter({self.folder})"
+        return f"PredictionWriter({self.output_dir})"
 
     def on_predict_begin(self, logs: Logs) -> None:
         self._written = 0
@@ -49,4 +52,4 @@ class PredictionWriter(Callback):
             batch += 1
 
     def _path(self, batch: int) -> Path:
-        return self.folder / f"batch-{batch:06d}.npz"
+        return self.output_dir / f"batch-{batch:06d}.npz"

@@ -1,4 +1,4 @@
-"""Stop training in the batch whose loss is no longer a number."""
+"""Stop training in the batch whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ __all__ = ["TerminateOnNaN"]
 
 
 class TerminateOnNaN(Callback):
-    """Stops in the batch whose loss is NaN or infinite, and takes that batch's update back: the
-    weights are those before the step.
+    """Stop in the batch whose loss is NaN or infinite, and undo the update of that batch.
 
-    `raise_error=True` raises DivergenceError (a RuntimeError) with step, learning rate and the last
-    losses, once the update is taken back; otherwise `trainer.stop_training` is set,
-    `trainer.stop_reason` says the same, and the epoch ends as usual, so that loggers show it.
+    - `raise_error`: raise DivergenceError (a RuntimeError) with the step, the learning rate and the
+      last losses, once the update is undone. Otherwise `trainer.stop_training` is set,
+      `trainer.stop_reason` has the same information, and the epoch ends as usual, so that loggers
+      show it.
+
+    The weights are then those before the step.
+
+    >>> stop = TerminateOnNaN(raise_error=True)
     """
 
     def __init__(self, raise_error: bool = False) -> None:
@@ -30,8 +34,8 @@ class TerminateOnNaN(Callback):
         trainer = self.trainer
         last = ", ".join(f"{value:.6g}" for value in trainer.last_losses)
         reason = (
-            f"the loss is {loss} at step {trainer.global_step} (epoch {trainer.epoch}, batch"
-            f" {batch}); learning rate {trainer.learning_rate:g}, last losses {last}"
+            f"the loss is {loss} at step {trainer.global_step} (epoch {trainer.epoch + 1}, batch"
+            f" {batch + 1}); learning rate {trainer.learning_rate:g}, last losses {last}"
         )
         trainer.revert_step()
         if self.raise_error:

@@ -1,4 +1,4 @@
-"""Stop training when a figure is good enough."""
+"""Stop training when a metric is good enough."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ __all__ = ["ThresholdStop"]
 
 
 class ThresholdStop(Callback):
-    """Stops after the epoch in which the monitored figure reaches `threshold`: is as good as it, or
-    better.
+    """Stop after the epoch in which a monitored metric reaches a threshold.
 
-    `monitor` and `mode` are as for EarlyStopping; epochs without the figure are passed over, and
-    NaN reaches nothing. `trainer.stop_reason` names the figure. SettingError: an unknown mode.
+    - `monitor`: a name in the logs of an epoch's end. Epochs whose logs lack it are passed over.
+    - `threshold`: training stops where the value is as good as this, or better. NaN reaches
+      nothing.
+    - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
 
-    >>> stop = ThresholdStop("val_accuracy", 0.95)
+    `trainer.stop_reason` names the metric. SettingError: an unknown mode.
+
+    >>> stop = ThresholdStop("val_accuracy", threshold=0.95)
     """
 
-    def __init__(self, monitor: str, threshold: float, mode: str = "auto") -> None:
+    def __init__(self, monitor: str, *, threshold: float, mode: str = "auto") -> None:
         self.monitor = Monitor("ThresholdStop", monitor, mode)
         self.threshold = threshold
 
@@ -32,11 +35,11 @@ class ThresholdStop(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         value = self.monitor.read(logs)
-        if value is not None and (
-            value == self.threshold or self.monitor.beyond(value, self.threshold)
-        ):
+        if value is None:
+            return
+        if value == self.threshold or self.monitor.beyond(value, self.threshold):
             self.trainer.stop_reason = (
-                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch}, and"
+                f"ThresholdStop: {self.monitor.name} is {value:.6g} at epoch {epoch + 1}, and"
                 f" {self.threshold:g} was asked for."
             )
             self.trainer.stop_training = True

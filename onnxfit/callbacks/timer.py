@@ -1,4 +1,4 @@
-"""Measure how long training takes, and end it in time."""
+"""Measure the duration of training, and stop it in time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Timer"]
 
 
 class Timer(StatefulCallback):
-    """Stops training once it has taken `duration`, and tells how long it took.
+    """Stop training after a given time, and measure how long it took.
 
     - `duration`: seconds > 0, or a timedelta; None only measures.
-    - `interval`: "batch" looks at the clock after every batch, "epoch" only after epochs, so that
-      all are whole.
+    - `interval`: "batch" looks at the clock after every batch; "epoch" only after epochs, so that
+      every epoch is complete.
 
-    `elapsed` and `remaining` are seconds: of the fit, validation and callbacks included, and of
-    those it had before it was interrupted and resumed, where it was saved. `remaining` is None
-    without a duration. SettingError: a setting out of its range.
+    `elapsed` and `remaining` are seconds. They count the whole fit with validation and callbacks,
+    and the time before an interruption from which training resumed. SettingError: a setting is out
+    of its range.
 
     >>> Timer(duration=0)
     Traceback (most recent call last):
@@ -33,7 +33,7 @@ class Timer(StatefulCallback):
     remembered = ("elapsed",)
 
     def __init__(
-        self, duration: Union[float, timedelta, None] = None, interval: str = "batch"
+        self, duration: Union[float, timedelta, None] = None, *, interval: str = "batch"
     ) -> None:
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         if seconds is not None and not seconds > 0:
@@ -42,7 +42,7 @@ class Timer(StatefulCallback):
             raise SettingError(f"Timer needs interval 'batch' or 'epoch', got {interval!r}.")
         self.duration = seconds
         self.interval = interval
-        self._since: float | None = None  # the last look at the clock, while a fit runs
+        self._last_reading: float | None = None  # of the clock; None outside a fit
         self.reset()
 
     def reset(self) -> None:
@@ -50,7 +50,8 @@ class Timer(StatefulCallback):
 
     @property
     def elapsed(self) -> float:
-        self._look()
+        """Seconds of training so far."""
+        self._read_clock()
         return self._elapsed
 
     @elapsed.setter
@@ -59,16 +60,16 @@ class Timer(StatefulCallback):
 
     @property
     def remaining(self) -> float | None:
+        """Seconds of `duration` that are left, at least 0; None without a duration."""
         return None if self.duration is None else max(self.duration - self.elapsed, 0.0)
 
     def listens(self, hook: str) -> bool:
-        return super().listens(hook) and (
-            hook != "on_train_batch_end" or (self.interval == "batch" and self.duration is not None)
-        )
+        by_batch = self.interval == "batch" and self.duration is not None
+        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        self._since = monotonic()
+        self._last_reading = monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self._stop_if_over()
@@ -78,14 +79,14 @@ class Timer(StatefulCallback):
 
     def on_close(self) -> None:
         super().on_close()
-        self._look()
-        self._since = None
+        self._read_clock()
+        self._last_reading = None
 
-    def _look(self) -> None:
-        if self._since is not None:
+    def _read_clock(self) -> None:
+        if self._last_reading is not None:
             now = monotonic()
-            self._elapsed += now - self._since
-            self._since = now
+            self._elapsed += now - self._last_reading
+            self._last_reading = now
 
     def _stop_if_over(self) -> None:
         if self.duration is not None and self.elapsed >= self.duration:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import click
 import numpy as np
+
+from onnxfit.files import json_float
 
 MODEL = click.Path(exists=True, dir_okay=False)
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -101,6 +102,4 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return json_float(value) if isinstance(value, float) else value

@@ -3,10 +3,7 @@
 import pytest
 
 import onnxfit
-from onnxfit.callbacks import (
-    GradientAccumulationScheduler,
-    LambdaCallback,
-)
+from onnxfit.callbacks import GradientAccumulationScheduler, LambdaCallback
 from onnxfit.errors import SettingError
 from tests.callbacks.helpers import Killed, X, Y, both_backends, fit, line, same
 

@@ -82,7 +82,7 @@ def test_averages_of_an_epoch_are_what_checkpoints_see_and_training_resumes_from
     assert not np.array_equal(
         on.get_weights()["w"], on.get_state()["slots"][names.slot("w", "ema")]
     )
-    saved = onnxfit.Trainer((tmp_path / "3.onnx").read_bytes(), loss="mse").get_weights()
+    saved = onnxfit.Trainer((tmp_path / "4.onnx").read_bytes(), loss="mse").get_weights()
     assert saved["w"] == on.get_state()["slots"][names.slot("w", "ema")]
 
 

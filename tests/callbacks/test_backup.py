@@ -146,8 +146,8 @@ def test_a_backup_has_the_state_of_checkpoints_after_the_event_whatever_the_orde
     with pytest.raises(Killed):
         fit(*callbacks(), LambdaCallback(on_epoch_begin=kill), epochs=4)
     fit(*callbacks(), epochs=4)
-    # 1: from there training went on
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
+    # 2: training resumed from there
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3", "4"]
 
 
 def test_a_stop_by_a_callback_is_a_normal_end_and_a_failing_close_is_not(tmp_path):
@@ -178,3 +178,36 @@ def test_restore_is_not_for_a_running_fit(tmp_path):
     restore = LambdaCallback(on_epoch_begin=lambda epoch, logs: on.restore(tmp_path / "a"))
     with pytest.raises(SettingError, match="before fit"):
         fit(restore, on=on)
+
+
+def test_save_freq_is_a_number_of_batches(tmp_path):
+    written = []
+    backup = BackupAndRestore(tmp_path / "b", save_freq=2, background=False)
+    look = LambdaCallback(
+        on_train_batch_end=lambda batch, logs: written.append(
+            sorted(path.name for path in (tmp_path / "b").iterdir())[-1]
+        )
+    )
+    look.phase = "logger"
+    fit(backup, look, on=line(accumulate=4), batch_size=1)
+    assert written == [f"backup-{number:06d}.onnxfit" for number in (0, 1, 1, 2)]
+    with pytest.raises(SettingError, match="save_freq 'epoch' or a number of batches >= 1, got 0"):
+        BackupAndRestore("b", save_freq=0)
+
+
+@pytest.mark.parametrize(("double", "count"), [(True, 2), (False, 1)])
+def test_one_or_two_backups_are_kept(tmp_path, double, count):
+    backup = BackupAndRestore(tmp_path, double_checkpoint=double)
+    with pytest.raises(Killed):
+        fit(backup, KillAfter(5), epochs=4)
+    assert len(list(tmp_path.glob("*.onnxfit"))) == count
+    on = fit(BackupAndRestore(tmp_path, double_checkpoint=double), epochs=4)
+    assert same(on.get_weights(), fit(epochs=4).get_weights())
+
+
+def test_backups_that_are_not_deleted_continue_the_training_after_its_end(tmp_path):
+    fit(BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=2)
+    assert list(tmp_path.glob("*.onnxfit"))
+    on = fit(BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=3)
+    assert on.history.epoch == [0, 1, 2]
+    assert same(on.get_weights(), fit(epochs=3).get_weights())

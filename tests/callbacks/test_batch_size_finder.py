@@ -8,18 +8,8 @@ import onnx
 import pytest
 
 import onnxfit
-from onnxfit.callbacks import (
-    BackupAndRestore,
-    BatchSizeFinder,
-    LambdaCallback,
-    batch_size_finder,
-)
-from onnxfit.errors import (
-    DataError,
-    InstallationError,
-    SettingError,
-    StepError,
-)
+from onnxfit.callbacks import BackupAndRestore, BatchSizeFinder, LambdaCallback, batch_size_finder
+from onnxfit.errors import DataError, InstallationError, SettingError, StepError
 from tests.callbacks.helpers import KillAfter, Killed, both_backends, fit, line, network, same
 
 

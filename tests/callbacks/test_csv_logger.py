@@ -4,11 +4,7 @@ import json
 
 import pytest
 
-from onnxfit.callbacks import (
-    CSVLogger,
-    JSONLLogger,
-    LambdaCallback,
-)
+from onnxfit.callbacks import CSVLogger, JSONLLogger, LambdaCallback
 from onnxfit.errors import SettingError
 from tests.callbacks.helpers import X, Y, fit, rows
 

@@ -4,11 +4,7 @@ import sys
 
 import numpy as np
 
-from onnxfit.callbacks import (
-    DeviceStats,
-    LambdaCallback,
-    device_stats,
-)
+from onnxfit.callbacks import DeviceStats, LambdaCallback, device_stats
 from tests.callbacks.helpers import X, Y, fit
 
 

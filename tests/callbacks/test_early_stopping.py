@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from onnxfit.callbacks import (
-    EarlyStopping,
-)
+from onnxfit.callbacks import EarlyStopping
 from onnxfit.errors import CheckpointError, SettingError
 from tests.builds import every_way
 from tests.callbacks.helpers import X2, Y2, Script, ready, row, run, same
@@ -171,3 +169,20 @@ def test_mode_auto_asks_the_trainer_which_way_is_better(monitor, ran):
 def test_settings_out_of_range_are_refused(make, message):
     with pytest.raises(SettingError, match=message):
         make()
+
+
+def test_early_stopping_prints_a_line_when_it_acts_and_counts_epochs_from_1(capfd):
+    stopping = EarlyStopping(patience=1, restore_best_weights=True, verbose=1)
+    script = run([2, 1, 3], stopping)
+    output, errors = capfd.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        "Epoch 3: EarlyStopping stops training.",
+        "EarlyStopping restored the weights of epoch 2.",
+    ]
+    assert (stopping.stopped_epoch, stopping.best_epoch) == (2, 1)
+    reason = script.trainer.stop_reason
+    assert reason.startswith("EarlyStopping: val_loss is 3 at epoch 3;")
+    assert reason.endswith("the best was 1 at epoch 2.")
+    run([2, 1, 3], EarlyStopping(patience=1, restore_best_weights=True))
+    assert capfd.readouterr() == ("", "")

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 import onnxfit
-from onnxfit.callbacks import (
-    Freeze,
-    LambdaCallback,
-    Unfreeze,
-)
+from onnxfit.callbacks import Freeze, LambdaCallback, Unfreeze
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.optimizers import SGD, Adam
 from tests.callbacks.helpers import X, both_backends, fit, line, network, same, ten_rows
@@ -96,7 +92,14 @@ def test_freezing_by_hand_by_several_and_layer_after_layer():
     look = LambdaCallback(on_epoch_begin=lambda epoch, logs: frozen.append(on.frozen))
     settings = {"epochs": 4, "batch_size": 4, "verbose": 0}
     on.fit(
-        x, y, callbacks=[Freeze("fc0.bias", 3), Freeze("fc0.*", 2, from_epoch=1), look], **settings
+        x,
+        y,
+        callbacks=[
+            Freeze("fc0.bias", until_epoch=3),
+            Freeze("fc0.*", until_epoch=2, from_epoch=1),
+            look,
+        ],
+        **settings,
     )
     assert frozen == [("fc0.bias",), ("fc0.weight", "fc0.bias"), ("fc0.bias",), ()]
     frozen.clear()
@@ -146,7 +149,7 @@ def test_frozen_statistics_stay_and_gradients_by_hand_pass_over_frozen_weights()
 
 def test_freeze_and_unfreeze_refuse_epochs_that_make_no_sense():
     for make in (
-        lambda: Freeze("w", 1, from_epoch=2),
+        lambda: Freeze("w", until_epoch=1, from_epoch=2),
         lambda: Freeze("w", from_epoch=-1),
         lambda: Unfreeze({-1: "w"}),
     ):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from onnxfit.callbacks import (
-    LambdaCallback,
-)
+from onnxfit.callbacks import LambdaCallback
 from onnxfit.errors import UnknownNameError
 from tests.callbacks.helpers import fit
 

@@ -31,17 +31,19 @@ MINIMAL = {
     "GradientAccumulationScheduler": ({1: 3},),
     "JSONLLogger": ("log.jsonl",),
     "LearningRateScheduler": (float,),
-    "ModelCheckpoint": ("{epoch}.ckpt", "loss"),
+    "ModelCheckpoint": ("{epoch}.ckpt",),
     "PredictionWriter": ("predictions",),
     "RemoteMonitor": ("http://127.0.0.1:9/",),
-    "ThresholdStop": ("loss", 0.0),
+    "ThresholdStop": ("loss",),
     "Unfreeze": ({1: "fc0.*"},),
 }
 SETTINGS = {
     "BatchSizeFinder": {"min_gain": None, "steps_per_trial": 1, "init_val": 4},  # no clock decides
     "EarlyStopping": {"monitor": "loss"},
     "LearningRateFinder": {"steps": 4},
+    "ModelCheckpoint": {"monitor": "loss"},
     "ReduceLROnPlateau": {"monitor": "loss"},
+    "ThresholdStop": {"threshold": 0.0},
 }
 every_class = pytest.mark.parametrize(
     "name", [name for name in CLASSES if name not in ("Callback", "History")]
@@ -337,8 +339,8 @@ def test_its_state_is_numbers_strings_lists_dicts_and_arrays_at_every_moment(nam
     callback, wrong = make(name), []
 
     def look(hook):
-        return lambda *arguments: plain(callback.state_dict()) or wrong.append(
-            (hook, callback.state_dict())
+        return lambda *arguments: (
+            plain(callback.state_dict()) or wrong.append((hook, callback.state_dict()))
         )
 
     looking = Closing()
@@ -382,13 +384,35 @@ def test_a_list_calls_nothing_that_a_callback_does_not_listen_to(name):
     assert dict(Logs()) == {}
 
 
+@every_class
+def test_only_its_first_argument_may_be_given_by_position(name):
+    parameters = list(inspect.signature(CLASSES[name]).parameters.values())
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters[1:])
+
+
+@every_class
+def test_its_docstring_describes_every_argument(name):
+    text = inspect.getdoc(CLASSES[name])
+    assert not text.startswith(("What", "Which", "Where", "Who"))
+    for setting in inspect.signature(CLASSES[name]).parameters:
+        assert f"`{setting}`" in text, setting
+
+
+@every_class
+def test_its_public_members_have_docstrings(name):
+    kind = CLASSES[name]
+    members = [member for member in dir(kind) if not member.startswith("_")]
+    methods = [member for member in members if callable(getattr(kind, member))]
+    assert [method for method in methods if not inspect.getdoc(getattr(kind, method))] == []
+
+
 def test_the_guide_lists_every_callback_with_settings_that_it_has():
     text = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", text, re.MULTILINE))
     assert set(rows) == set(CLASSES) - {"Callback"}
     for name, settings in rows.items():
         known = inspect.signature(CLASSES[name]).parameters
-        for setting, default in re.findall(r"(\w+)=([\w.]+)", settings):
+        for setting, default in re.findall(r"(\w+)=([^,]+)", settings):
             assert name == "LambdaCallback" or repr(known[setting].default) == default.replace(
                 '"', "'"
             ), (name, setting)

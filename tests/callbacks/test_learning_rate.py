@@ -5,11 +5,7 @@ import math
 
 import pytest
 
-from onnxfit.callbacks import (
-    LambdaCallback,
-    LearningRateScheduler,
-    ReduceLROnPlateau,
-)
+from onnxfit.callbacks import LambdaCallback, LearningRateScheduler, ReduceLROnPlateau
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
@@ -166,3 +162,25 @@ def test_an_optimizer_driven_by_a_schedule_is_refused_before_training(callback):
 def test_settings_out_of_range_are_refused(make, message):
     with pytest.raises(SettingError, match=message):
         make()
+
+
+def test_the_rate_that_is_set_is_printed_with_epochs_from_1(capfd):
+    run([1, 1], LearningRateScheduler(lambda epoch, lr: lr / 2, verbose=1))
+    output, errors = capfd.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        "Epoch 1: LearningRateScheduler sets the learning rate to 0.05.",
+        "Epoch 2: LearningRateScheduler sets the learning rate to 0.025.",
+    ]
+    run([1, 1, 0.5], ReduceLROnPlateau(patience=1, factor=0.5, verbose=1))
+    assert capfd.readouterr().err.splitlines() == [
+        "Epoch 2: ReduceLROnPlateau reduces the learning rate to 0.05.",
+    ]
+    run([1, 1], LearningRateScheduler(lambda epoch: 0.1), ReduceLROnPlateau(patience=1))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_schedule_that_returns_no_rate_is_named_with_its_arguments():
+    for schedule, call in ((lambda epoch: "a", "0"), (lambda epoch, lr: "a", "0, 0.1")):
+        with pytest.raises(SettingError, match=rf"got 'a' from schedule\({call}\)"):
+            run([1], LearningRateScheduler(schedule))

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import onnxfit
-from onnxfit.callbacks import (
-    BackupAndRestore,
-    LambdaCallback,
-    LearningRateFinder,
-)
+from onnxfit.callbacks import BackupAndRestore, LambdaCallback, LearningRateFinder
 from onnxfit.errors import DataError, InstallationError, SettingError
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Cosine
@@ -62,7 +58,7 @@ def test_the_finder_leaves_nothing_behind_but_the_rate(backend, accumulate):
 
 
 def test_the_finder_sees_the_losses_of_steps_at_rising_rates():
-    finder = LearningRateFinder(1e-3, 30.0, steps=30, mode="exponential", stop_factor=1.5)
+    finder = LearningRateFinder(1e-3, max_lr=30.0, steps=30, mode="exponential", stop_factor=1.5)
     on = fit(finder, epochs=0, batch_size=4)
     w, average, losses = 1.0, 0.0, []
     rates = np.geomspace(1e-3, 30.0, 30)
@@ -83,7 +79,7 @@ def test_the_finder_sees_the_losses_of_steps_at_rising_rates():
 
 
 def test_the_finder_passes_over_few_data_again_and_knows_linear_rates_and_flat_losses():
-    finder = LearningRateFinder(0.1, 0.3, steps=5, mode="linear")
+    finder = LearningRateFinder(0.1, max_lr=0.3, steps=5, mode="linear")
     fit(finder, epochs=0)
     assert finder.rates == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3])
     flat = LearningRateFinder(steps=5)
@@ -93,7 +89,7 @@ def test_the_finder_passes_over_few_data_again_and_knows_linear_rates_and_flat_l
         epochs=0,
     )
     assert (flat.suggestion, on.learning_rate) == (None, 0.1)
-    wild = LearningRateFinder(1.0, 1e38, steps=20, stop_factor=None)
+    wild = LearningRateFinder(1.0, max_lr=1e38, steps=20, stop_factor=None)
     with np.errstate(all="ignore"):
         fit(wild, epochs=0)
     assert 1 < len(wild.losses) < 20
@@ -124,12 +120,15 @@ def test_the_finder_s_limits(tmp_path):
 
 def test_the_finder_does_not_look_again_when_training_resumes(tmp_path):
     def callbacks():
-        return [LearningRateFinder(1e-3, 0.4, steps=8), BackupAndRestore(tmp_path / "b")]
+        return [LearningRateFinder(1e-3, max_lr=0.4, steps=8), BackupAndRestore(tmp_path / "b")]
 
     with pytest.raises(Killed):
         fit(*callbacks(), KillAfter(3), epochs=3)
     again = callbacks()
-    resumed, whole = fit(*again, epochs=3), fit(LearningRateFinder(1e-3, 0.4, steps=8), epochs=3)
+    resumed, whole = (
+        fit(*again, epochs=3),
+        fit(LearningRateFinder(1e-3, max_lr=0.4, steps=8), epochs=3),
+    )
     assert same(resumed.get_weights(), whole.get_weights())
     assert resumed.learning_rate == whole.learning_rate == again[0].suggestion
     assert len(again[0].losses) == 8

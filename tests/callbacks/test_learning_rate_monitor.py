@@ -2,11 +2,7 @@
 
 import pytest
 
-from onnxfit.callbacks import (
-    LambdaCallback,
-    LearningRateMonitor,
-    TensorBoard,
-)
+from onnxfit.callbacks import LambdaCallback, LearningRateMonitor, TensorBoard
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Cosine

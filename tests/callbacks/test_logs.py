@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from onnxfit.callbacks import (
-    LambdaCallback,
-    Logs,
-)
+from onnxfit.callbacks import LambdaCallback, Logs
 from onnxfit.errors import SettingError
 from tests.callbacks.helpers import fit, line
 

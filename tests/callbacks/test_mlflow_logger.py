@@ -6,11 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from onnxfit.callbacks import (
-    BackupAndRestore,
-    LambdaCallback,
-    MLflowLogger,
-)
+from onnxfit.callbacks import BackupAndRestore, LambdaCallback, MLflowLogger
 from onnxfit.errors import InstallationError
 from tests.callbacks.helpers import fit, line
 
@@ -62,7 +58,12 @@ def mlflow(monkeypatch):
 def test_a_run_of_mlflow(mlflow):
     odd = LambdaCallback(on_epoch_end=lambda epoch, logs: odd.trainer.log("a(b)", 1.0))
     logger = MLflowLogger(
-        "mine", "first", "http://tracking", {"k": "v"}, {"note": 5}, log_model=True
+        "mine",
+        run_name="first",
+        tracking_uri="http://tracking",
+        tags={"k": "v"},
+        parameters={"note": 5},
+        log_model=True,
     )
     on = fit(logger, odd, epochs=2)
     assert mlflow[:3] == [

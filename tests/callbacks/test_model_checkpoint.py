@@ -9,11 +9,7 @@ import pytest
 import safetensors.numpy
 
 import onnxfit
-from onnxfit.callbacks import (
-    EarlyStopping,
-    LambdaCallback,
-    ModelCheckpoint,
-)
+from onnxfit.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from onnxfit.errors import SettingError, UnknownNameError
 from tests.callbacks.helpers import X2, Y2, Script, files, line, run, same
 
@@ -21,19 +17,19 @@ NAN = math.nan
 INF = math.inf
 
 
-def test_the_template_is_filled_with_the_epoch_of_hooks_and_the_values_of_logs(tmp_path):
+def test_the_template_is_filled_with_the_epoch_from_1_and_the_values_of_logs(tmp_path):
     checkpoint = ModelCheckpoint(
         tmp_path / "new" / "folder" / "{epoch:03d}-{step}-{val_loss:.3f}.ckpt"
     )
     run([3, 1, 2], checkpoint)
     assert files(tmp_path / "new" / "folder") == [
-        "000-1-3.000.ckpt",
-        "001-2-1.000.ckpt",
-        "002-3-2.000.ckpt",
+        "001-1-3.000.ckpt",
+        "002-2-1.000.ckpt",
+        "003-3-2.000.ckpt",
     ]
-    assert checkpoint.best_model_path == str(tmp_path / "new" / "folder" / "001-2-1.000.ckpt")
+    assert checkpoint.best_model_path == str(tmp_path / "new" / "folder" / "002-2-1.000.ckpt")
     assert checkpoint.best_model_score == 1
-    assert checkpoint.last_model_path == str(tmp_path / "new" / "folder" / "002-3-2.000.ckpt")
+    assert checkpoint.last_model_path == str(tmp_path / "new" / "folder" / "003-3-2.000.ckpt")
 
 
 def test_a_field_that_the_logs_lack_is_a_key_error_that_names_those_there_are(tmp_path):
@@ -49,7 +45,7 @@ def test_a_field_that_the_logs_lack_is_a_key_error_that_names_those_there_are(tm
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(("n", "epochs"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3]), (3, [2]), (6, [])])
+@pytest.mark.parametrize(("n", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4]), (3, [3]), (6, [])])
 def test_every_n_epochs(tmp_path, n, epochs):
     run([1] * 5, ModelCheckpoint(tmp_path / "{epoch}", every_n_epochs=n))
     assert files(tmp_path) == [str(epoch) for epoch in epochs]
@@ -67,14 +63,14 @@ def test_every_n_steps(tmp_path):
         callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step:03d}", every_n_steps=16)],
     )
     assert files(tmp_path) == [
-        "0-016",
-        "0-032",
-        "0-048",
-        "0-064",
-        "1-080",
-        "1-096",
-        "1-112",
-        "1-128",
+        "1-016",
+        "1-032",
+        "1-048",
+        "1-064",
+        "2-080",
+        "2-096",
+        "2-112",
+        "2-128",
     ]
     # counted by the trainer, so that another fit goes on
     on.fit(
@@ -85,7 +81,7 @@ def test_every_n_steps(tmp_path):
         verbose=0,
         callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step:03d}", every_n_steps=9)],
     )
-    assert files(tmp_path)[8:] == ["1-135", "3-144"]
+    assert files(tmp_path)[8:] == ["2-135", "4-144"]
 
 
 def test_every_n_steps_counts_updates_with_accumulated_gradients(tmp_path):
@@ -100,7 +96,7 @@ def test_every_n_steps_counts_updates_with_accumulated_gradients(tmp_path):
         verbose=0,
         callbacks=[ModelCheckpoint(tmp_path / "{epoch}-{step}", every_n_steps=1)],
     )
-    assert files(tmp_path) == ["0-1", "0-2", "1-3", "1-4", "2-5", "2-6"]
+    assert files(tmp_path) == ["1-1", "1-2", "2-3", "2-4", "3-5", "3-6"]
 
 
 def test_every_step_the_best_only(tmp_path):
@@ -123,13 +119,13 @@ def test_the_best_only_without_the_figure_saves_nothing_and_warns_once(tmp_path)
 def test_all_are_saved_without_the_figure(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}", monitor="foo")
     run([1, 1, 1], checkpoint)
-    assert files(tmp_path) == ["0", "1", "2"]
+    assert files(tmp_path) == ["1", "2", "3"]
     assert checkpoint.best_model_path is None
 
 
 def test_the_best_only(tmp_path):
     run([3, 4, NAN, 2, 2, 1], ModelCheckpoint(tmp_path / "{epoch}", save_best_only=True))
-    assert files(tmp_path) == ["0", "3", "5"]
+    assert files(tmp_path) == ["1", "4", "6"]
 
 
 def test_a_new_fit_forgets_the_best_and_a_resumed_one_keeps_it(tmp_path):
@@ -146,12 +142,12 @@ def test_a_new_fit_forgets_the_best_and_a_resumed_one_keeps_it(tmp_path):
 @pytest.mark.parametrize(
     ("values", "top_k", "kept", "best"),
     [
-        ([3, 1, 2, 0.5], 2, ["1", "3"], "3"),
-        ([NAN, 2, 1], 1, ["2"], "2"),
-        ([2, NAN, 3], 2, ["0", "2"], "0"),
-        ([2, NAN], 2, ["0", "1"], "0"),
-        ([1, 1, 1], 1, ["0"], "0"),
-        ([3, 2, 1], None, ["0", "1", "2"], "2"),
+        ([3, 1, 2, 0.5], 2, ["2", "4"], "4"),
+        ([NAN, 2, 1], 1, ["3"], "3"),
+        ([2, NAN, 3], 2, ["1", "3"], "1"),
+        ([2, NAN], 2, ["1", "2"], "1"),
+        ([1, 1, 1], 1, ["1"], "1"),
+        ([3, 2, 1], None, ["1", "2", "3"], "3"),
     ],
 )
 def test_top_k(tmp_path, values, top_k, kept, best):
@@ -175,7 +171,7 @@ def test_save_last(tmp_path):
 def test_the_file_from_which_training_resumed_is_never_deleted(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}", top_k=1)
     run([3], checkpoint)
-    on = onnxfit.Trainer.load(tmp_path / "0")
+    on = onnxfit.Trainer.load(tmp_path / "1")
     on.fit(
         X2,
         Y2,
@@ -184,12 +180,12 @@ def test_the_file_from_which_training_resumed_is_never_deleted(tmp_path):
         verbose=0,
         callbacks=[Script([3, 2, 1, 4]), ModelCheckpoint(tmp_path / "{epoch}", top_k=1)],
     )
-    assert files(tmp_path) == ["0", "2"]
+    assert files(tmp_path) == ["1", "3"]
 
 
 @pytest.mark.parametrize(
     ("mode", "threshold", "saved"),
-    [("max", -0.01, ["0"]), ("min", 0, []), ("min", 10, ["0"]), ("max", 10, [])],
+    [("max", -0.01, ["1"]), ("min", 0, []), ("min", 10, ["1"]), ("max", 10, [])],
 )
 @pytest.mark.parametrize("save_best_only", [True, False])
 def test_initial_value_threshold(tmp_path, mode, threshold, saved, save_best_only):
@@ -210,10 +206,11 @@ def test_weights_only_as_safetensors_and_as_onnx(tmp_path):
         ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True),
         ModelCheckpoint(tmp_path / "best.onnx", save_weights_only=True, save_best_only=True),
     )
-    assert files(tmp_path) == ["0.safetensors", "1.safetensors", "best.onnx"]
+    assert files(tmp_path) == ["1.safetensors", "2.safetensors", "best.onnx"]
     for epoch in range(2):
         assert same(
-            safetensors.numpy.load_file(tmp_path / f"{epoch}.safetensors"), script.weights[epoch]
+            safetensors.numpy.load_file(tmp_path / f"{epoch + 1}.safetensors"),
+            script.weights[epoch],
         )
     (initializer,) = onnx.load(tmp_path / "best.onnx").graph.initializer
     assert np.array_equal(onnx.numpy_helper.to_array(initializer), script.weights[0]["w"])
@@ -238,7 +235,7 @@ def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_ar
     record.phase = "logger"
     run(values, record, *watched)
     for epoch in range(3):
-        for path in (tmp_path / f"a{epoch}", tmp_path / f"b{epoch}"):
+        for path in (tmp_path / f"a{epoch + 1}", tmp_path / f"b{epoch + 1}"):
             if not path.exists():
                 continue
             unique_name, seen = callbacks(), []
@@ -258,7 +255,7 @@ def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_ar
             )
             assert seen == [after[epoch]]
             assert loaded.history.history["val_loss"] == values[: epoch + 1]
-    assert files(tmp_path) == ["a0", "a1", "a2", "b0", "b1"]
+    assert files(tmp_path) == ["a1", "a2", "a3", "b1", "b2"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +265,7 @@ def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_ar
         (lambda: ModelCheckpoint("a", every_n_steps=0), "every_n_steps >= 1, got 0"),
         (lambda: ModelCheckpoint("a", top_k=-1), "top_k >= 0, got -1"),
         (lambda: ModelCheckpoint("a", top_k=0), "saves nothing"),
-        (lambda: ModelCheckpoint("a", top_k=2), "needs a path with a field"),
+        (lambda: ModelCheckpoint("a", top_k=2), "needs a filepath with a field"),
         (lambda: ModelCheckpoint("{}"), "by name"),
         (lambda: ModelCheckpoint("{epoch"), "cannot read the path template"),
     ],
@@ -276,3 +273,44 @@ def test_a_checkpoint_has_the_states_of_all_callbacks_and_the_figures_as_they_ar
 def test_settings_out_of_range_are_refused(make, message):
     with pytest.raises(SettingError, match=message):
         make()
+
+
+def test_every_checkpoint_is_printed_with_epochs_from_1(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    run([3, 4, 1], ModelCheckpoint("{epoch}", save_best_only=True, verbose=1))
+    output, errors = capfd.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        "Epoch 1: ModelCheckpoint saves 1, val_loss is 3.",
+        "Epoch 3: ModelCheckpoint saves 3, val_loss is 1 (best so far 3).",
+    ]
+    run([3, 4, 1], ModelCheckpoint("{epoch}"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_save_freq_counts_batches_and_not_updates(tmp_path):
+    x, y = np.ones((5, 1), np.float32), np.zeros((5, 1), np.float32)
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}-{step}", save_freq=3)
+    line(accumulate=2).fit(x, y, batch_size=1, epochs=2, verbose=0, callbacks=[checkpoint])
+    # batches 3, 6 and 9; an epoch of five batches makes three updates
+    assert files(tmp_path) == ["1-1", "2-3", "2-5"]
+    for save_freq in (0, True, "batch", 1.5):
+        with pytest.raises(SettingError, match="save_freq 'epoch' or a number of batches >= 1"):
+            ModelCheckpoint("a", save_freq=save_freq)
+    with pytest.raises(SettingError, match=r"save_freq \(batches\) or every_n_steps"):
+        ModelCheckpoint("a", save_freq=2, every_n_steps=2)
+
+
+def test_the_state_that_earlier_versions_saved_is_found_and_loaded():
+    checkpoint = ModelCheckpoint("best.ckpt")
+    assert checkpoint.state_key == "ModelCheckpoint(best.ckpt)"
+    state = {
+        "best_model_path": "best.ckpt",
+        "best_model_score": 0.5,
+        "kept": [],
+        "last_model_path": "best.ckpt",
+        "step": 3,
+        "written": ["best.ckpt"],
+    }
+    checkpoint.load_state_dict(state)
+    assert checkpoint.state_dict() == state

@@ -3,9 +3,7 @@
 import numpy as np
 
 import onnxfit
-from onnxfit.callbacks import (
-    PredictionWriter,
-)
+from onnxfit.callbacks import PredictionWriter
 from tests.callbacks.helpers import both_backends
 from tests.models import two_outputs
 

@@ -4,12 +4,8 @@ import sys
 
 import pytest
 
-from onnxfit.callbacks import (
-    EarlyStopping,
-    LambdaCallback,
-    Logs,
-    ProgressBar,
-)
+from onnxfit.callbacks import EarlyStopping, LambdaCallback, Logs, ProgressBar
+from onnxfit.callbacks.progress import print_line
 from onnxfit.errors import SettingError
 from tests.callbacks.helpers import X, Y, fit
 
@@ -84,3 +80,13 @@ def test_a_bar_is_ended_when_training_fails(capfd):
 def test_the_reason_of_a_stop_is_shown(capfd):
     fit(EarlyStopping("loss", mode="max"), epochs=5, verbose=2)
     assert "EarlyStopping: loss is" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_a_line_of_a_callback_stands_above_the_bar(capfd):
+    say = LambdaCallback(on_epoch_end=lambda epoch, logs: print_line(f"Epoch {epoch + 1}: hello."))
+    fit(ProgressBar(1, interval=0.0), say)
+    drawn = capfd.readouterr().err.replace("\r", "\n").split("\n")
+    assert "Epoch 1: hello." in drawn
+    assert any(
+        line.startswith("epoch 1/1: 100%") for line in drawn[drawn.index("Epoch 1: hello.") :]
+    )

@@ -313,7 +313,7 @@ deep (float[N, 2] "x:0", bool flag) => (float[N, 2] y, int64[N, 1] where)
 
 
 def drawn(model):
-    from onnxfit.callbacks.tensorboard_graph import graph_def
+    from onnxfit.callbacks.tensorboard.graph import graph_def
 
     return {node.name: node for node in graph_def(onnx.parser.parse_model(model)).node}
 
@@ -406,7 +406,7 @@ def test_a_scope_around_everything_and_one_of_a_single_operator_are_left_out():
 
 
 def test_scopes_that_torch_noted_come_before_the_names_of_weights():
-    from onnxfit.callbacks.tensorboard_graph import graph_def
+    from onnxfit.callbacks.tensorboard.graph import graph_def
 
     model = onnx.parser.parse_model(flat("p1", "p2", "p3"))
     for node, module in zip(model.graph.node, ["up", "up", "down.0", "down.0", "down.1", "down.1"]):
@@ -485,7 +485,7 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
 
 def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "onnxfit.callbacks.tensorboard_writer.time.time_ns", lambda: 1_700_000_000 * 10**9
+        "onnxfit.callbacks.tensorboard.writer.time.time_ns", lambda: 1_700_000_000 * 10**9
     )
     boards = [TensorBoard(tmp_path, write_graph=False) for _ in range(2)]
     inner = trainer()

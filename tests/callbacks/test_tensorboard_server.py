@@ -22,8 +22,9 @@ from onnxfit.callbacks import Callback, TensorBoard
 pytest.importorskip("tensorboard")
 
 rng = np.random.default_rng(0)
-X, Y = rng.standard_normal((20, 3)).astype(np.float32), rng.standard_normal((20, 2)).astype(
-    np.float32
+X, Y = (
+    rng.standard_normal((20, 3)).astype(np.float32),
+    rng.standard_normal((20, 2)).astype(np.float32),
 )
 EPOCHS, STEPS = 3, 4  # 16 samples to train, by 4
 MODEL = """<ir_version: 8, opset_import: ["": 17]> server (float[N, 3] x) => (float[N, 2] y)
@@ -350,12 +351,14 @@ def test_the_columns_of_the_hparams_page(server):
     number, text = "DATA_TYPE_FLOAT64", "DATA_TYPE_STRING"
     own = {"width": number, "note": text, "fast": "DATA_TYPE_BOOL"}
     assert (
-        kinds == {
+        kinds
+        == {
             "optimizer": text,
             "learning_rate": number,
             "loss": text,
             "batch_size": number,
-        } | own
+        }
+        | own
     )
     titles = {
         (info["name"]["group"], info["name"]["tag"]): info["displayName"]

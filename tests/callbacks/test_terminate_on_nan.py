@@ -6,12 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from onnxfit.callbacks import (
-    CSVLogger,
-    JSONLLogger,
-    LambdaCallback,
-    TerminateOnNaN,
-)
+from onnxfit.callbacks import CSVLogger, JSONLLogger, LambdaCallback, TerminateOnNaN
 from onnxfit.errors import DivergenceError
 from tests.callbacks.helpers import Recorder, fit, line, rows
 
@@ -93,3 +88,9 @@ def test_without_it_training_goes_on_with_one_warning(tmp_path):
     assert on.history.epoch == [0, 1]
     last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
     assert not math.isfinite(float(last["loss"]))
+
+
+def test_the_reason_counts_epochs_and_batches_from_1():
+    x, y = poisoned()
+    on = fit(TerminateOnNaN(), x=x, y=y, batch_size=1, shuffle=False)
+    assert "(epoch 1, batch 3)" in on.stop_reason

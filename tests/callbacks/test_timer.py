@@ -4,12 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from onnxfit.callbacks import (
-    BackupAndRestore,
-    LambdaCallback,
-    Timer,
-    timer,
-)
+from onnxfit.callbacks import BackupAndRestore, LambdaCallback, Timer, timer
 from onnxfit.errors import SettingError
 from tests.callbacks.helpers import KillAfter, Killed, fit
 
@@ -25,7 +20,7 @@ def test_the_timer_stops_training_in_time(monkeypatch, duration, interval, batch
     def pass_a_second(batch, logs):
         now[0] += 1
 
-    clock = Timer(duration, interval)
+    clock = Timer(duration, interval=interval)
     on = fit(LambdaCallback(on_train_batch_begin=pass_a_second), clock, epochs=3, batch_size=1)
     assert on.global_batch == batches
     now[0] += 50  # after the fit no time passes
@@ -58,6 +53,6 @@ def test_the_timer_counts_the_time_before_an_interruption(monkeypatch, tmp_path)
         run(KillAfter(3))
     now[0] += 1000
     assert run(KillAfter(-1)).global_batch == 7
-    for settings in ((-1,), (timedelta(0),), (1, "step")):
+    for settings in ({"duration": -1}, {"duration": timedelta(0)}, {"interval": "step"}):
         with pytest.raises(SettingError, match="Timer needs"):
-            Timer(*settings)
+            Timer(**settings)

@@ -91,7 +91,7 @@ def test_its_files(folder: Path) -> None:
     )
     assert Path("a/f.csv").read_text().startswith("epoch,loss")
     assert list(Path("runs/a").rglob("events.out.tfevents.*"))
-    assert sorted(p.name[:2] for p in Path("c").glob("*.ckpt")) == ["0-", "1-"]
+    assert sorted(p.name[:2] for p in Path("c").glob("*.ckpt")) == ["1-", "2-"]
 
 
 def test_early_stopping_keeps_the_best_epoch(folder: Path) -> None:

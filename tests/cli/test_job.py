@@ -23,7 +23,7 @@ def test_a_request_to_terminate(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) == before
     assert sorted(path.name for path in Path("c").iterdir()) == [
-        "0.ckpt",
+        "1.ckpt",
         "epoch.ckpt.json",
         "interrupted-epoch.ckpt",
     ]
@@ -66,7 +66,7 @@ def test_only_checkpoints_are_overwritten(folder: Path) -> None:
     for name, content in others.items():
         Path(name).write_bytes(content)
     done(*FIT, "--checkpoint", "c/{epoch}", "--overwrite")
-    assert {path.name for path in Path("c").iterdir()} == {"0", "7", "notes", "epoch.json"}
+    assert {path.name for path in Path("c").iterdir()} == {"1", "7", "notes", "epoch.json"}
     assert {name: Path(name).read_bytes() for name in others} == others
 
 

@@ -48,15 +48,15 @@ def test_the_result_is_as_if_nothing_had_happened(
 def test_the_newest_whole_checkpoint_of_a_folder(folder: Path) -> None:
     whole, _ = uninterrupted()
     done(*LONG, "-e", 3, "-o", "t.onnx", "--checkpoint", "c/{epoch}.ckpt")
-    Path("c/7.ckpt").write_bytes(Path("c/2.ckpt").read_bytes()[:-50])  # a disk that was full
+    Path("c/8.ckpt").write_bytes(Path("c/3.ckpt").read_bytes()[:-50])  # a disk that was full
     result = call("resume", "c", "-e", 6)
     assert result.exit_code == 0
-    assert "7.ckpt" in result.stderr
-    assert "From " in result.stderr and "2.ckpt" in result.stderr  # noqa: PT018
+    assert "8.ckpt" in result.stderr
+    assert "From " in result.stderr and "3.ckpt" in result.stderr  # noqa: PT018
     assert Path("t.onnx").read_bytes() == whole
-    done("resume", "c/1.ckpt", "-e", 7)  # a checkpoint by its name
+    done("resume", "c/2.ckpt", "-e", 7)  # a checkpoint by its name
     assert (
-        "damaged" in (text := refused("resume", "c/7.ckpt", "-e", 9, "-q")) or "not a whole" in text
+        "damaged" in (text := refused("resume", "c/8.ckpt", "-e", 9, "-q")) or "not a whole" in text
     )
 
 

@@ -384,7 +384,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was(
         LambdaCallback(on_epoch_end=after, on_train_batch_end=batch),
     )
     assert there == [[]]
-    for epoch, state in enumerate(states):
+    for epoch, state in enumerate(states, 1):
         np.testing.assert_equal(Trainer.load(tmp_path / str(epoch)).get_state(), state)
     assert states[0]["weights"]["fc0.weight"][0, 0] != states[1]["weights"]["fc0.weight"][0, 0]
 
@@ -452,7 +452,7 @@ def test_worse_files_go_only_when_the_better_one_is_whole(
     monkeypatch.setattr(os, "replace", watched)
     fit(new(), ModelCheckpoint(tmp_path / "{epoch}", monitor="loss", top_k=1), epochs=3)
     assert counts == [1, 2, 2]
-    assert [p.name for p in tmp_path.iterdir()] == ["2"]
+    assert [p.name for p in tmp_path.iterdir()] == ["3"]
 
 
 # ---------------------------------------------------------------- what is in it

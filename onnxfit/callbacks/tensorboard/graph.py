@@ -1,5 +1,6 @@
-"""An ONNX model as the GraphDef that TensorBoard's graph tab draws; imported when the TensorBoard
-callback is first used.
+"""Convert an ONNX model to the GraphDef of TensorBoard's graph tab.
+
+Imported when the TensorBoard callback is first used.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from tensorboardX.proto.node_def_pb2 import NodeDef
 from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboardX.proto.versions_pb2 import VersionDef
 
-from onnxfit.callbacks.tensorboard_scopes import name_of_weight, reads, scopes_of_nodes
+from onnxfit.callbacks.tensorboard.scopes import name_of_weight, reads, scopes_of_nodes
 
-# TensorFlow's numbers of the element types; those it lacks (float8, int4) are 0, "invalid"
+__all__ = ["graph_def"]
+
+# TensorFlow's numbers of the element types. It has none for float8 and int4: they are 0, "invalid".
 ELEMENT_TYPES: dict[int, int] = {
     TensorProto.FLOAT: 1,
     TensorProto.DOUBLE: 2,
@@ -39,23 +42,27 @@ ELEMENT_TYPES: dict[int, int] = {
     TensorProto.UINT32: 22,
     TensorProto.UINT64: 23,
 }
-SHOWN = 8  # elements of a constant that are written out
-MAX_INFERRED_ELEMENTS = 1024  # elements; shape inference reads only small tensors
+# A constant of at most so many elements is written out as text.
+MAX_ELEMENTS_AS_TEXT = 8
+# Shape inference reads only small tensors; larger ones need not be copied.
+MAX_ELEMENTS_FOR_INFERENCE = 1024
 
-# ONNX element type (0 unknown), sizes (-1 unknown; None: unknown rank)
+# ONNX element type (0: unknown) and sizes (-1: unknown size; None: unknown rank).
 Type = tuple[int, "list[int] | None"]
 UNKNOWN: Type = (0, None)
 
 
 def graph_def(model: onnx.ModelProto) -> GraphDef:
-    """Draw inputs (`Placeholder`), initializers (`Const`), every node, those in control flow's
-    bodies too, and outputs (`Output`).
+    """Return the drawing of a model.
 
-    The parts of a name between `/` are the scopes that the tab folds; a node without them gets
-    those of `scopes_of_nodes`, and initializers are beside their readers. `name` is then a node's
-    name in the model. A `Constant` is drawn as `Const`. `dtype` or `T` is the element type of a
-    node's first output, `output_types` and `_output_shapes` tell all of them, `outputs` their names
-    in the model.
+    - `model`: the ONNX model.
+
+    It shows inputs (`Placeholder`), initializers (`Const`), every node, also those in the bodies of
+    control flow, and outputs (`Output`). The steps of a name between `/` are the scopes that the
+    tab folds. A node without scopes in its name gets those of `scopes_of_nodes`, and its attribute
+    `name` is then its name in the model. Initializers are drawn beside their readers, a `Constant`
+    as `Const`. `dtype` or `T` is the element type of a node's first output, `output_types` and
+    `_output_shapes` are those of all outputs, `outputs` their names in the model.
     """
     model = _with_shapes(model)
     drawing = _Drawing()
@@ -64,11 +71,11 @@ def graph_def(model: onnx.ModelProto) -> GraphDef:
 
 
 class _Drawing:
-    """The nodes so far, and the names they have taken."""
+    """The nodes drawn so far, and their names."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeDef] = []
-        self._taken: set[str] = set()
+        self._names: set[str] = set()
 
     def add(
         self,
@@ -77,45 +84,36 @@ class _Drawing:
         sources: Mapping[str, str],
         types: Mapping[str, Type],
     ) -> list[str]:
-        """Draw a graph under a scope;
+        """Draw a graph under a scope and return the sources of its outputs.
 
-        `sources` are the tensors of the graphs around it. Returns the sources of its outputs.
+        - `sources`: tensor -> its node in the drawing, for the graphs around this one.
+        - `types`: tensor -> its type, for the graphs around this one.
         """
-        types = {
-            **types,
-            **{
-                value.name: _type(value)
-                for value in (*graph.input, *graph.value_info, *graph.output)
-            },
-        }
         sources = dict(sources)
-        sparse = [(t.values.name, t.values.data_type, t.dims) for t in graph.sparse_initializer]
-        initializers = [*((t.name, t.data_type, t.dims) for t in graph.initializer), *sparse]
-        for name, data_type, dims in initializers:
-            types[name] = (data_type, list(dims))
-        constant = {name for name, _, _ in initializers}
-        # a body's names are under its node's already
+        types = dict(types)
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            types[value.name] = _type(value)
+        initializers = [tensor.name for tensor in graph.initializer]
+        for tensor in graph.initializer:
+            types[tensor.name] = (tensor.data_type, list(tensor.dims))
+        for sparse in graph.sparse_initializer:
+            initializers.append(sparse.values.name)
+            types[sparse.values.name] = (sparse.values.data_type, list(sparse.dims))
+        inputs = [value.name for value in graph.input if value.name not in initializers]
+        # The names of a body are in the scope of its node already.
         scopes = [()] * len(graph.node) if scope else scopes_of_nodes(graph)
         readers: dict[str, list[tuple[str, ...]]] = {}
         for node, steps in zip(graph.node, scopes):
             for name in reads(node):
                 readers.setdefault(name, []).append(steps)
-        for name in constant | {value.name for value in graph.input}:
-            sources[name] = self._name(
-                scope + (name_of_weight(name, readers.get(name, ())) if name in constant else name)
-            )
-        for name in [
-            *(value.name for value in graph.input if value.name not in constant),
-            *(name for name, _, _ in initializers),
-        ]:
-            self._draw(
-                sources[name],
-                "Const" if name in constant else "Placeholder",
-                (),
-                [name],
-                types,
-                "dtype",
-            )
+        for name in initializers:
+            sources[name] = self._name(scope + name_of_weight(name, readers.get(name, ())))
+        for name in inputs:
+            sources[name] = self._name(scope + name)
+        for name in inputs:
+            self._draw(sources[name], "Placeholder", (), [name], types, "dtype")
+        for name in initializers:
+            self._draw(sources[name], "Const", (), [name], types, "dtype")
         outputs = [] if scope else [(value.name, self._name(value.name)) for value in graph.output]
         for node, steps in zip(graph.node, scopes):
             self._add_node(node, scope, steps, sources, types)
@@ -131,14 +129,13 @@ class _Drawing:
         sources: dict[str, str],
         types: Mapping[str, Type],
     ) -> None:
-        # torch's prefix leaves no room for what follows it
+        # The tab shows few letters, and torch's prefix would take them.
         leaf = node.name.split("/")[-1].removeprefix("node_") or node.op_type
         name = self._name(scope + "/".join([*steps, leaf]))
         inputs = [sources.get(tensor, tensor) for tensor in node.input if tensor]
         for attribute in node.attribute:
-            for i, body in enumerate(
-                [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-            ):
+            is_graph = attribute.type == AttributeProto.GRAPH
+            for i, body in enumerate([attribute.g] if is_graph else attribute.graphs):
                 inputs += self.add(body, f"{name}/{attribute.name}{i or ''}/", sources, types)
         attributes = {
             attribute.name: value
@@ -149,7 +146,7 @@ class _Drawing:
             attributes["name"] = AttrValue(s=node.name.encode())
         if node.domain:
             attributes["domain"] = AttrValue(s=node.domain.encode())
-        # which the tab draws small, beside its reader
+        # The tab draws a Const small, beside its reader.
         op = "Const" if node.op_type == "Constant" else node.op_type
         self._draw(name, op, inputs, node.output, types, "T", attributes)
         for index, tensor in enumerate(node.output):
@@ -166,11 +163,11 @@ class _Drawing:
         attributes: Mapping[str, AttrValue] | None = None,
     ) -> None:
         outputs = list(outputs)
-        found = [types.get(output, UNKNOWN) for output in outputs]
-        elements = [ELEMENT_TYPES.get(element, 0) for element, _ in found]
+        output_types = [types.get(output, UNKNOWN) for output in outputs]
+        elements = [ELEMENT_TYPES.get(element, 0) for element, _ in output_types]
         attr = dict(attributes or {})
         attr["_output_shapes"] = AttrValue(
-            list=AttrValue.ListValue(shape=[_shape(sizes) for _, sizes in found])
+            list=AttrValue.ListValue(shape=[_shape(sizes) for _, sizes in output_types])
         )
         attr["output_types"] = AttrValue(list=AttrValue.ListValue(type=elements))
         attr["outputs"] = AttrValue(s=", ".join(outputs).encode())
@@ -179,25 +176,23 @@ class _Drawing:
         self.nodes.append(NodeDef(name=name, op=op, input=inputs, attr=attr))
 
     def _name(self, wanted: str) -> str:
-        """A name that TensorBoard can read and that no other node has:
+        """Return a name that TensorBoard can read and that no other node has.
 
-        `:` and `^` mean something in references to it.
+        Other characters are replaced, because `:` and `^` have a meaning in references to a name.
         """
-        wanted = (
-            "/".join(re.sub(r"[^\w.\-]", "_", part) for part in wanted.split("/") if part) or "_"
-        )
-        name, number = wanted, 0
-        while name in self._taken:
+        steps = [re.sub(r"[^\w.\-]", "_", step) for step in wanted.split("/") if step]
+        base = "/".join(steps) or "_"
+        name = base
+        number = 0
+        while name in self._names:
             number += 1
-            name = f"{wanted}_{number}"
-        self._taken.add(name)
+            name = f"{base}_{number}"
+        self._names.add(name)
         return name
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with its functions inlined and shapes inferred where they can be; large initializers
-    leave their data behind.
-    """
+    """Return a copy with functions inlined and shapes inferred, without large tensors' data."""
     light = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
@@ -214,7 +209,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     )
     for tensor in graph.initializer:
         large = (
-            math.prod(tensor.dims) > MAX_INFERRED_ELEMENTS
+            math.prod(tensor.dims) > MAX_ELEMENTS_FOR_INFERENCE
             or tensor.data_location == TensorProto.EXTERNAL
         )
         bare = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
@@ -223,9 +218,8 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
         light = onnx.inliner.inline_local_functions(light)
     try:
         return onnx.shape_inference.infer_shapes(light)
-    except (
-        Exception
-    ):  # a drawing without shapes is better than none, and than training that fails for it
+    except Exception:
+        # A drawing without shapes is better than training that fails for the sake of a drawing.
         return light
 
 
@@ -245,17 +239,15 @@ def _shape(sizes: list[int] | None) -> TensorShapeProto:
 
 
 def _attribute(attribute: AttributeProto) -> AttrValue | None:
-    """A node's attribute as TensorBoard shows it; None for a body, which is drawn."""
+    """Return an attribute as TensorBoard shows it; None for a body, which is drawn."""
     value: Any = onnx.helper.get_attribute_value(attribute)
     kind = attribute.type
     if kind in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
         return None
     if kind == AttributeProto.INT:
-        return (
-            AttrValue(type=ELEMENT_TYPES.get(value, 0))
-            if attribute.name in ("to", "dtype")
-            else AttrValue(i=value)
-        )
+        if attribute.name in ("to", "dtype"):
+            return AttrValue(type=ELEMENT_TYPES.get(value, 0))
+        return AttrValue(i=value)
     if kind == AttributeProto.FLOAT:
         return AttrValue(f=value)
     if kind == AttributeProto.STRING:
@@ -268,7 +260,8 @@ def _attribute(attribute: AttributeProto) -> AttrValue | None:
         return AttrValue(list=AttrValue.ListValue(s=value))
     if kind == AttributeProto.TENSOR:
         text = f"{TensorProto.DataType.Name(value.data_type).lower()}{list(value.dims)}"
-        if math.prod(value.dims) <= SHOWN and value.data_location != TensorProto.EXTERNAL:
+        is_external = value.data_location == TensorProto.EXTERNAL
+        if math.prod(value.dims) <= MAX_ELEMENTS_AS_TEXT and not is_external:
             text += f" {onnx.numpy_helper.to_array(value).tolist()}"
         return AttrValue(s=text.encode())
     return AttrValue(s=AttributeProto.AttributeType.Name(kind).lower().encode())

@@ -1,6 +1,4 @@
-"""TensorBoard's event files, where what was flushed is in the file; imported when the TensorBoard
-callback is first used.
-"""
+"""TensorBoard's event files; imported when the TensorBoard callback is first used."""
 
 from __future__ import annotations
 
@@ -32,21 +30,29 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.writer import FileWriter
 
-FLUSH_SECONDS = 10.0
+__all__ = ["EventFile", "RunWriter", "hparams_of_end", "hparams_of_run"]
+
+MAX_SECONDS_BETWEEN_FLUSHES = 10.0
 
 
 class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
-    """tensorboardX's SummaryWriter on an EventFile: the same methods, but `flush` leaves nothing
-    behind in a queue.
+    """tensorboardX's SummaryWriter on an EventFile: `flush` leaves nothing behind in a queue.
+
+    - `folder`: the folder of the run.
+    - `session`: a word in the name of every file of this training.
     """
 
     def __init__(self, folder: str, session: str) -> None:
-        self._session = session  # the base's constructor asks for a file writer
-        # the suffix is for add_scalars, which opens files of its own
+        # The base's constructor asks for a file writer, which needs the session.
+        self._session = session
+        # The suffix is for add_scalars, which opens files of its own.
         super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
 
     def add_event(self, event: Any) -> None:
-        """Write an Event as it is."""
+        """Write an Event as it is.
+
+        - `event`: the protocol buffer.
+        """
         self._get_file_writer().add_event(event)
 
     def _get_file_writer(self) -> FileWriter:
@@ -57,64 +63,71 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
 
 
 class _RunFileWriter(FileWriter):  # type: ignore[misc]
-    # in place of the base's, which opens a file and starts a thread at once
+    # The base's constructor is not called: it opens a file and starts a thread at once.
     def __init__(self, folder: str, session: str) -> None:
         self.event_writer = EventFile(folder, session)
         self._default_metadata: dict[str, Any] = {}
 
 
 class EventFile:
-    """One event file in a folder, both made at the first event.
+    """One event file in a folder; both are created at the first event.
 
-    Its name is unlike any other's, whoever else writes to the folder in the same second, and sorts
-    after this process's earlier ones, for TensorBoard reads the files of a run in the order of
-    their names. `session` tells whose it is. Events are written at once and reach the file at
-    `flush`, `close`, or ten seconds after the last flush.
+    - `folder`: the folder of the run.
+    - `session`: a word in the file's name.
+
+    No other writer chooses the same name, even in the same second. The names sort in the order in
+    which a process creates the files, because TensorBoard reads the files of a run in the order of
+    their names. Events reach the file at `flush`, at `close`, or ten seconds after the last flush.
     """
 
     def __init__(self, folder: str, session: str) -> None:
-        self._folder, self._session = folder, session
+        self._folder = folder
+        self._session = session
         self._file: BinaryIO | None = None
         self._lock = threading.Lock()
-        self._flushed = 0.0
+        self._last_flush = 0.0
 
     def get_logdir(self) -> str:
+        """Return the folder."""
         return self._folder
 
     def add_event(self, event: Any) -> None:
+        """Write an `event`, a protocol buffer."""
         with self._lock:
             if self._file is None:
                 self._file = self._open()
                 self._write(self._file, Event(wall_time=time.time(), file_version="brain.Event:2"))
             self._write(self._file, event)
-            if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            if time.monotonic() - self._last_flush > MAX_SECONDS_BETWEEN_FLUSHES:
                 self._flush()
 
     def flush(self) -> None:
+        """Write to the file what is in memory."""
         with self._lock:
             self._flush()
 
     def close(self) -> None:
+        """Close the file; a later event begins another one."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def reopen(self) -> None:
-        """Nothing to do: an event after `close` begins another file."""
+        """Do nothing: an event after `close` begins another file."""
 
     def _open(self) -> BinaryIO:
         os.makedirs(self._folder, exist_ok=True)
         now = time.time_ns()
-        name = (
-            f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}.{self._session}.{uuid.uuid4().hex[:8]}"
-        )
+        process = f"{socket.gethostname()}.{os.getpid()}"
+        unique = f"{now}.{self._session}.{uuid.uuid4().hex[:8]}"
+        name = f"events.out.tfevents.{now // 10**9:010d}.{process}.{unique}"
         return open(os.path.join(self._folder, name), "xb")
 
     def _flush(self) -> None:
         if self._file is not None:
             self._file.flush()
-            self._flushed = time.monotonic()
+            self._last_flush = time.monotonic()
 
     @staticmethod
     def _write(file: BinaryIO, event: Any) -> None:
@@ -131,18 +144,24 @@ class EventFile:
 def hparams_of_run(
     hparams: Mapping[str, Any], metrics: Mapping[str, tuple[str, str]], began: float
 ) -> list[Event]:
-    """What the hparams tab reads of a run that began: settings, and columns of metrics: title ->
-    (run folder, tag of the last value).
+    """Return the events of a run that began, for the hparams tab.
+
+    - `hparams`: name -> number, string or bool.
+    - `metrics`: title of a column -> (run folder, tag whose last value it shows).
+    - `began`: the time of the beginning, in seconds since 1970.
     """
     start = SessionStartInfo(start_time_secs=began)
     infos = []
     for name, value in hparams.items():
         if isinstance(value, bool):
-            start.hparams[name].bool_value, kind = value, "DATA_TYPE_BOOL"
+            start.hparams[name].bool_value = value
+            kind = "DATA_TYPE_BOOL"
         elif isinstance(value, (int, float)):
-            start.hparams[name].number_value, kind = value, "DATA_TYPE_FLOAT64"
+            start.hparams[name].number_value = value
+            kind = "DATA_TYPE_FLOAT64"
         else:
-            start.hparams[name].string_value, kind = str(value), "DATA_TYPE_STRING"
+            start.hparams[name].string_value = str(value)
+            kind = "DATA_TYPE_STRING"
         infos.append(HParamInfo(name=name, type=DataType.Value(kind)))
     names = [
         MetricInfo(name=MetricName(group=group, tag=tag), display_name=title)
@@ -157,7 +176,10 @@ def hparams_of_run(
 
 
 def hparams_of_end(succeeded: bool) -> Event:
-    """What the hparams tab reads of a run that ended."""
+    """Return the event of a run that ended, for the hparams tab.
+
+    - `succeeded`: False after an exception.
+    """
     status = Status.Value("STATUS_SUCCESS" if succeeded else "STATUS_FAILURE")
     return _hparams_event(
         "_hparams_/session_end_info",

@@ -1,4 +1,4 @@
-"""The scopes that TensorBoard's graph tab folds, for models whose names have none."""
+"""Find the scopes that TensorBoard's graph tab folds, for models whose names have none."""
 
 from __future__ import annotations
 
@@ -7,54 +7,62 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 
+__all__ = ["name_of_weight", "reads", "scopes_of_nodes"]
+
 Scope = tuple[str, ...]
 
-# torch's exporter names nodes without scopes, and writes the modules they come from beside them:
-# ['', 'layer1', 'layer1.0', 'add_3']
+# torch's exporter names nodes without scopes, and writes their modules into their metadata:
+# ['', 'layer1', 'layer1.0', 'add_3'].
 TORCH_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def scopes_of_nodes(graph: onnx.GraphProto) -> list[Scope]:
-    """The scope of each node, outermost first.
+    """Return the scope of each node, outermost first.
 
-    It is what the node's name has before its last "/"; else the module that the exporter noted;
-    else that of the module whose weight the node reads (`layer1.0.conv1.weight`: layer1, 0); else
-    what the scopes of the nodes before and after it have in common. What is not in the name is
-    shortened: a step that all nodes share says nothing, and neither does a scope of one kind of
-    operator.
+    - `graph`: the graph of a model.
+
+    The scope is, in this order: what the node's name has before its last "/"; the module that
+    torch's exporter noted; the module whose weight the node reads (`layer1.0.conv1.weight` is in
+    layer1, 0); what the scopes of the nodes before and after it have in common. Scopes that are not
+    in the name are shortened: a step that all nodes share carries no information, and neither does
+    a scope with one kind of operator.
     """
     weights = {tensor.name for tensor in graph.initializer}
-    named = [_named(node) for node in graph.node]
+    named = [_scope_in_name(node) for node in graph.node]
     known = [
-        name if name is not None else _noted(node, weights) for name, node in zip(named, graph.node)
+        scope if scope is not None else _scope_in_metadata(node, weights)
+        for scope, node in zip(named, graph.node)
     ]
-    found = _filled(graph, known, weights)
-    loose = [i for i, name in enumerate(named) if name is None]
-    operators = [graph.node[i].op_type for i in loose]
-    for i, scope in zip(
-        loose, _shortened([found[i] for i in loose], operators, [scope for scope in named if scope])
-    ):
-        found[i] = scope
-    return found
+    scopes = _filled(graph, known, weights)
+    unnamed = [i for i, scope in enumerate(named) if scope is None]
+    operators = [graph.node[i].op_type for i in unnamed]
+    others = [scope for scope in named if scope]
+    shortened = _shortened([scopes[i] for i in unnamed], operators, others)
+    for i, scope in zip(unnamed, shortened):
+        scopes[i] = scope
+    return scopes
 
 
 def name_of_weight(name: str, readers: Iterable[Scope]) -> str:
-    """Where an initializer is drawn: beside what reads it, without the part of its name that the
-    scope repeats.
+    """Return the name under which an initializer is drawn: in the scope of its readers.
+
+    - `name`: the initializer. The beginning of its name that the scope repeats is left out.
+    - `readers`: the scopes of the nodes that read it.
     """
     scope = _common(readers) or ()
     if "/" in name or not scope:
         return name
-    module, parts = ".".join(scope), name.split(".")
-    for i in range(len(parts) - 1, 0, -1):
-        prefix = ".".join(parts[:i])
+    module = ".".join(scope)
+    steps = name.split(".")
+    for i in range(len(steps) - 1, 0, -1):
+        prefix = ".".join(steps[:i])
         if f".{prefix}".endswith(f".{module}") or f".{module}".endswith(f".{prefix}"):
-            return "/".join([*scope, ".".join(parts[i:])])
+            return "/".join([*scope, ".".join(steps[i:])])
     return "/".join([*scope, name])
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors a node reads, and those that its bodies may read."""
+    """Yield the tensors that a `node` reads, and those that its bodies may read."""
     yield from filter(None, node.input)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
@@ -62,13 +70,14 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
                 yield from reads(inner)
 
 
-def _named(node: onnx.NodeProto) -> Scope | None:
-    """The scope in a node's name, or, if it has none, in that of its first output."""
+def _scope_in_name(node: onnx.NodeProto) -> Scope | None:
+    """Return the scope in a node's name, or, without a name, in that of its first output."""
     name = node.name or next(iter(node.output), "")
     return tuple(filter(None, name.split("/")[:-1])) if "/" in name else None
 
 
-def _noted(node: onnx.NodeProto, weights: set[str]) -> Scope | None:
+def _scope_in_metadata(node: onnx.NodeProto, weights: set[str]) -> Scope | None:
+    """Return the scope that torch's exporter noted, or that of the weights that the node reads."""
     for entry in node.metadata_props:
         if entry.key == TORCH_SCOPES:
             *_, module, _ = ["", "", *re.findall(r"'([^']*)'", entry.value)]
@@ -81,8 +90,9 @@ def _noted(node: onnx.NodeProto, weights: set[str]) -> Scope | None:
 def _filled(
     graph: onnx.GraphProto, known: Sequence[Scope | None], weights: set[str]
 ) -> list[Scope]:
-    """Unknown scopes from what is known before and after; the model's inputs and outputs are in
-    none.
+    """Return all scopes, the unknown ones from those before and after them.
+
+    The model's inputs and outputs are in no scope.
     """
     before: dict[str, Scope | None] = {
         value.name: () for value in graph.input if value.name not in weights
@@ -90,17 +100,15 @@ def _filled(
     after: dict[str, list[Scope | None]] = {value.name: [()] for value in graph.output}
     arriving: list[Scope | None] = []
     for node, scope in zip(graph.node, known):
-        arriving.append(
-            scope if scope is not None else _common(before.get(name) for name in reads(node))
-        )
+        if scope is None:
+            scope = _common(before.get(name) for name in reads(node))
+        arriving.append(scope)
         before.update(dict.fromkeys(node.output, arriving[-1]))
     leaving: list[Scope | None] = []
     for node, scope in zip(reversed(graph.node), reversed(known)):
-        leaving.append(
-            scope
-            if scope is not None
-            else _common(there for name in node.output for there in after.get(name, []))
-        )
+        if scope is None:
+            scope = _common(reader for name in node.output for reader in after.get(name, []))
+        leaving.append(scope)
         for name in reads(node):
             after.setdefault(name, []).append(leaving[-1])
     return [_common(pair) or () for pair in zip(arriving, reversed(leaving))]
@@ -109,6 +117,11 @@ def _filled(
 def _shortened(
     scopes: Sequence[Scope], operators: Sequence[str], others: Sequence[Scope]
 ) -> list[Scope]:
+    """Return scopes without the steps that carry no information.
+
+    - `operators`: the operator of each node.
+    - `others`: the scopes of all other nodes.
+    """
     first = {scope[:1] for scope in (*scopes, *others) if scope}
     while len(first) == 1 and not others:
         scopes = [scope[1:] for scope in scopes]
@@ -117,7 +130,7 @@ def _shortened(
     for scope, operator in zip(scopes, operators):
         for i in range(len(scope)):
             kinds.setdefault(scope[: i + 1], set()).add(operator)
-    several = {scope for scope, found in kinds.items() if len(found - {"Constant"}) > 1}
+    several = {scope for scope, seen in kinds.items() if len(seen - {"Constant"}) > 1}
     return [
         next((scope[:i] for i in range(len(scope), 0, -1) if scope[:i] in several), ())
         for scope in scopes
@@ -125,7 +138,7 @@ def _shortened(
 
 
 def _common(scopes: Iterable[Scope | None]) -> Scope | None:
-    """The steps that scopes begin with alike; None where none is known."""
+    """Return the steps with which all known scopes begin; None where no scope is known."""
     known = [scope for scope in scopes if scope is not None]
     if not known:
         return None

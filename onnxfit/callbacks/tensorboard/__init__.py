@@ -1,4 +1,4 @@
-"""Write what TensorBoard shows: curves, histograms, the model's graph, hyperparameters."""
+"""Write event files for TensorBoard: curves, histograms, the model's graph, hyperparameters."""
 
 from __future__ import annotations
 
@@ -12,44 +12,54 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 import numpy as np
 
 from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.checks import require_at_least
+from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
 
 if TYPE_CHECKING:
-    from onnxfit.callbacks.tensorboard_writer import RunWriter
+    from onnxfit.callbacks.tensorboard.writer import RunWriter
 
 __all__ = ["TensorBoard"]
 
 
 class TensorBoard(Callback):
-    """Writes event files for `tensorboard --logdir`.
+    """Write curves, histograms, the graph and hyperparameters for TensorBoard.
 
-    - `log_dir`: its folders `train` and `validation` are the runs, each made at its first write.
-      Give every training its own `log_dir` below a common one to compare them.
-    - `histogram_freq` >= 0: every so many epochs a histogram of each weight, `<weight
-      name>/histogram`, in the train run; 0 for none.
-    - `write_graph`: the ONNX model in the graph tab.
-    - `update_freq`: "epoch"; "batch" for curves over updates too, or n for every n-th update.
-    - `hparams`: what the hparams tab lists besides optimizer, learning rate, loss and batch size;
-      name -> number, string or bool. TensorBoard takes the columns from one of the runs it shows,
-      so runs to be compared should have the same names.
+    - `log_dir`: a folder for this training alone. Its folders `train` and `validation` are the runs
+      of TensorBoard, each created at its first write. To compare trainings, give each a `log_dir`
+      below a common folder.
+    - `histogram_freq` >= 0: every so many epochs, write a histogram of each weight, `<weight
+      name>/histogram`, to the train run; 0 writes none.
+    - `write_graph`: write the ONNX model for the graph tab.
+    - `update_freq`: "epoch" for curves over epochs alone; "batch" for curves over updates too, or a
+      number n >= 1 for every n-th update.
+    - `hparams`: name -> number, string or bool, listed in the hparams tab besides optimizer,
+      learning rate, loss and batch size. TensorBoard takes the columns from one of the runs it
+      shows, so runs to be compared should have the same names.
 
-    Tags: `epoch_<metric>` in both runs (`val_` is dropped, so that the curves lie over each other),
-    `epoch_learning_rate` and `epoch_steps_per_second` (updates per second of training, validation
-    not counted) in train, at the epoch, from 0; `batch_<metric>` and `batch_learning_rate` in
-    train, at `trainer.global_step`, which goes on from fit to fit (`batch_loss` is the batch's own
-    loss as in the logs, the others are means since the epoch began); after each validation
-    `evaluation_<metric>_vs_iterations` in validation, at `trainer.global_step`.
+    The tags are:
+
+    - `epoch_<metric>` in both runs, at the epoch, from 0. `val_` is dropped, so that the curves lie
+      over each other.
+    - `epoch_learning_rate` and `epoch_steps_per_second` in train (updates per second, validation
+      not counted).
+    - `batch_<metric>` and `batch_learning_rate` in train, at `trainer.global_step`, which the next
+      `fit` continues. `batch_loss` is the loss of the batch alone, the others are means since the
+      epoch began.
+    - `evaluation_<metric>_vs_iterations` in validation, after each validation, at
+      `trainer.global_step`.
 
     After every epoch all of it is in the files, even if the process is killed. Where training
-    resumes from a checkpoint, the files of the killed run are cut back to what they held at that
-    checkpoint, so that no point is there twice. `writer(run)` gives the tensorboardX writer of a
-    run, for images, figures, text and the like. SettingError: a setting out of its range.
+    resumes from a checkpoint, the files of the killed run are cut back to their sizes at that
+    checkpoint, so that no point is there twice. `writer(run)` returns the tensorboardX writer of a
+    run, for images, figures and text. SettingError: a setting is out of its range.
 
-    >>> TensorBoard(update_freq="step")
+    >>> board = TensorBoard("runs/first", histogram_freq=1, update_freq="batch")
+    >>> TensorBoard(update_freq="step")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    onnxfit.errors.SettingError: TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1, got 'step'.
+    onnxfit.errors.SettingError: TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1...
     """
 
     phase: ClassVar[str] = "logger"
@@ -57,13 +67,13 @@ class TensorBoard(Callback):
     def __init__(
         self,
         log_dir: Union[str, os.PathLike[str]] = "logs",
+        *,
         histogram_freq: int = 0,
         write_graph: bool = True,
         update_freq: Union[str, int] = "epoch",
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
-        if not histogram_freq >= 0:
-            raise SettingError(f"TensorBoard needs histogram_freq >= 0, got {histogram_freq}.")
+        require_at_least("TensorBoard", 0, histogram_freq=histogram_freq)
         if update_freq not in ("epoch", "batch") and not (
             isinstance(update_freq, int) and update_freq >= 1
         ):
@@ -77,10 +87,13 @@ class TensorBoard(Callback):
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
-        # in the names of its files, those of a resumed run included
+        # In the names of the files of this run; a resumed run keeps it.
         self._session = uuid.uuid4().hex[:12]
-        self._resumes = self._graph_is_written = self._hparams_are_written = False
-        self._rate, self._written_step = 0.0, -1
+        self._resumes = False
+        self._graph_is_written = False
+        self._hparams_are_written = False
+        self._rate = 0.0
+        self._written_step = -1
 
     @property
     def state_key(self) -> str:
@@ -92,9 +105,13 @@ class TensorBoard(Callback):
         )
 
     def writer(self, run: str = "train") -> RunWriter:
-        """The tensorboardX writer of a run: "train", "validation", or a name of your own."""
-        # tensorboardX imports torch where there is one
-        from onnxfit.callbacks.tensorboard_writer import RunWriter
+        """Return the tensorboardX SummaryWriter of a run.
+
+        - `run`: "train", "validation", or the name of a new run. The callback flushes the writer
+          after every epoch and closes it after training.
+        """
+        # Imported late, because tensorboardX imports torch where it is installed.
+        from onnxfit.callbacks.tensorboard.writer import RunWriter
 
         if run not in self._writers:
             self._writers[run] = RunWriter(os.path.join(self.log_dir, run), self._session)
@@ -104,12 +121,18 @@ class TensorBoard(Callback):
         self._flush()
         files = {str(path.relative_to(self.log_dir)): path.stat().st_size for path in self._files()}
         return {
-            "session": self._session, "files": files, "graph": self._graph_is_written, "rate": self._rate, "written_step": self._written_step,
-        }  # fmt: skip
+            "session": self._session,
+            "files": files,
+            "graph": self._graph_is_written,
+            "rate": self._rate,
+            "written_step": self._written_step,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._session, self._graph_is_written = state["session"], state["graph"]
-        self._rate, self._written_step = state["rate"], state["written_step"]
+        self._session = state["session"]
+        self._graph_is_written = state["graph"]
+        self._rate = state["rate"]
+        self._written_step = state["written_step"]
         for path in self._files():
             size = state["files"].get(str(path.relative_to(self.log_dir)))
             if size is None:  # begun after the checkpoint
@@ -119,19 +142,19 @@ class TensorBoard(Callback):
         self._resumes = True
 
     def _files(self) -> list[Path]:
-        """The event files of this run, and of what it resumes."""
+        """Return the event files of this run and of the run that it resumes."""
         return sorted(Path(self.log_dir).glob(f"**/events.out.tfevents.*.{self._session}.*"))
 
     def on_train_begin(self, logs: Logs) -> None:
         self._hparams_are_written = False
-        self._started = time.time()
+        self._training_began = time.time()
         self._begin_epoch()
         if not self._resumes:
             self._written_step = self.trainer.global_step
         if self.write_graph and not self._graph_is_written:
             from tensorboardX.proto.event_pb2 import Event
 
-            from onnxfit.callbacks.tensorboard_graph import graph_def
+            from onnxfit.callbacks.tensorboard.graph import graph_def
 
             graph = graph_def(self.trainer.model).SerializeToString()
             self.writer("train").add_event(Event(graph_def=graph))
@@ -142,12 +165,12 @@ class TensorBoard(Callback):
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        self._steps_before = self.trainer.global_step
+        self._step_before = self.trainer.global_step
         self._epoch_began = time.perf_counter()
-        self._tested = 0.0
+        self._validation_seconds = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        # a schedule's next value is in force when the batch ends
+        # When the batch ends, the next rate of a schedule is already in force.
         self._rate = self.trainer.learning_rate
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
@@ -163,29 +186,29 @@ class TensorBoard(Callback):
         writer.add_scalar("batch_learning_rate", self._rate, step)
 
     def on_test_begin(self, logs: Logs) -> None:
-        self._test_began = time.perf_counter()
+        self._validation_began = time.perf_counter()
 
     def on_test_end(self, logs: Logs) -> None:
         for name, value in logs.items():
             self.writer("validation").add_scalar(
                 f"evaluation_{name}_vs_iterations", value, self.trainer.global_step
             )
-        self._tested = time.perf_counter() - self._test_began
+        self._validation_seconds = time.perf_counter() - self._validation_began
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        seconds = time.perf_counter() - self._epoch_began - self._tested
+        seconds = time.perf_counter() - self._epoch_began - self._validation_seconds
         tags = {}
         for name, value in logs.items():
             run, metric = ("validation", name[4:]) if name.startswith("val_") else ("train", name)
             tags[name] = (run, f"epoch_{metric}")
             self.writer(run).add_scalar(f"epoch_{metric}", value, epoch)
-        steps = self.trainer.global_step - self._steps_before
+        steps = self.trainer.global_step - self._step_before
         self.writer("train").add_scalar("epoch_steps_per_second", steps / max(seconds, 1e-9), epoch)
         if self.histogram_freq and (epoch + 1) % self.histogram_freq == 0:
             self._write_histograms(epoch)
         if not self._hparams_are_written:
             tags.pop("learning_rate", None)
-            # what settings are compared by comes first: the page is not wide enough for all
+            # Metrics of the validation come first: the page is not wide enough for all columns.
             self._write_hparams(
                 dict(sorted(tags.items(), key=lambda item: item[1][0] != "validation"))
             )
@@ -199,7 +222,8 @@ class TensorBoard(Callback):
 
     def on_close(self) -> None:
         self._resumes = False
-        writers, self._writers = self._writers, {}
+        writers = self._writers
+        self._writers = {}
         for writer in writers.values():
             writer.close()
 
@@ -211,39 +235,20 @@ class TensorBoard(Callback):
         for name, weight in self.trainer.get_weights().items():
             values = weight.astype(np.float64)
             values = values[np.isfinite(values)]
-            if values.size:  # an empty tensor has no histogram, nor has one that is NaN all over
+            if values.size:  # a tensor without finite values has no histogram
                 self.writer("train").add_histogram(f"{name}/histogram", values, epoch)
 
     def _write_hparams(self, metrics: Mapping[str, tuple[str, str]]) -> None:
-        from onnxfit.callbacks.tensorboard_writer import hparams_of_run
+        from onnxfit.callbacks.tensorboard.writer import hparams_of_run
 
-        trainer = self.trainer
-        rate = trainer.optimizer.learning_rate
-        hparams = {
-            "optimizer": type(trainer.optimizer).__name__,
-            "learning_rate": repr(rate) if callable(rate) else float(rate),
-            "loss": _name(trainer.loss),
-            "batch_size": trainer.batch_size,
-            **self.hparams,
-        }
-        for event in hparams_of_run(
-            {k: v for k, v in hparams.items() if v is not None}, metrics, self._started
-        ):
+        settings = hyperparameters(self.trainer, self.hparams)
+        for event in hparams_of_run(settings, metrics, self._training_began):
             self.writer("").add_event(event)
         self._hparams_are_written = True
 
     def _write_end(self, succeeded: bool) -> None:
         if self._hparams_are_written:
-            from onnxfit.callbacks.tensorboard_writer import hparams_of_end
+            from onnxfit.callbacks.tensorboard.writer import hparams_of_end
 
             self.writer("").add_event(hparams_of_end(succeeded))
             self._hparams_are_written = False
-
-
-def _name(loss: Any) -> str:
-    """What to call a loss, as it was given to the Trainer."""
-    if isinstance(loss, Mapping):
-        return ", ".join(f"{output}: {_name(part)}" for output, part in loss.items())
-    if loss is None:
-        return "in the model"
-    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
