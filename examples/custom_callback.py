@@ -1,9 +1,8 @@
-"""A callback of one's own: logs how far the weights moved, and stops when they have settled."""
+"""Write a callback that logs how far the weights moved, and stops when they have settled."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 from models import dense
@@ -11,25 +10,32 @@ from models import dense
 import onnxfit
 
 
-class Settled(onnxfit.callbacks.Callback):
-    """Logs `moved`, the distance the weights went in an epoch; ends training after `patience`
-    epochs in a row below `threshold`.
+class Settled(onnxfit.callbacks.StatefulCallback):
+    """Stop training after `patience` epochs in a row in which the weights hardly moved.
 
-    What `trainer.log` adds is seen by every later callback: the progress bar, History, CSV files
-    and TensorBoard show `moved` too.
+    - `threshold`: a distance of the weights below which an epoch counts.
+    - `patience`: the number of such epochs.
+
+    The distance is logged as `moved`: the progress bar, History, CSV files and TensorBoard show it.
+    Checkpoints keep `quiet`, so that a resumed training stops where an uninterrupted one would.
     """
 
-    def __init__(self, threshold: float, patience: int = 1) -> None:
+    remembered = ("quiet",)
+
+    def __init__(self, threshold: float, *, patience: int = 1) -> None:
         self.threshold = threshold
         self.patience = patience
-        self.quiet = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.quiet = 0  # such epochs in a row so far
 
     def on_epoch_begin(self, epoch: int, logs: onnxfit.callbacks.Logs) -> None:
         self.before = self.trainer.get_weights()
 
     def on_epoch_end(self, epoch: int, logs: onnxfit.callbacks.Logs) -> None:
-        now = self.trainer.get_weights()
-        moved = np.sqrt(sum(np.sum((now[name] - self.before[name]) ** 2) for name in now))
+        after = self.trainer.get_weights()
+        moved = np.sqrt(sum(np.sum((after[name] - self.before[name]) ** 2) for name in after))
         self.trainer.log("moved", moved)
         self.quiet = self.quiet + 1 if moved < self.threshold else 0
         if self.quiet == self.patience:
@@ -38,13 +44,6 @@ class Settled(onnxfit.callbacks.Callback):
                 f"Settled: the weights moved by less than {self.threshold} in {self.patience}"
                 " epochs"
             )
-
-    # what a checkpoint keeps, so that a run that was killed stops where it would have stopped
-    def state_dict(self) -> dict[str, Any]:
-        return {"quiet": self.quiet}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.quiet = state["quiet"]
 
 
 def main() -> None:

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     # end of generated imports
 
 _classes = {
-    name: member
-    for name, member in exported_members(__name__).items()
-    if isinstance(member, type)
+    name: member for name, member in exported_members(__name__).items() if isinstance(member, type)
 }
 globals().update(_classes)
 __all__ = sorted(_classes)
