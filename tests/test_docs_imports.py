@@ -33,7 +33,6 @@ PUBLIC_MODULES = {
 NEEDS = {"onnxfit.sklearn": "sklearn", "onnxfit.torch": "torch"}
 # taught before there is a public name for them
 NOT_YET_PUBLIC = {
-    "onnxfit.callbacks.callback.StatefulCallback",
     "onnxfit.graph.values.GraphBuilder",
     "onnxfit.graph.values.Value",
     "onnxfit.optimizers.get_optimizer",
