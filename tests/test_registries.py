@@ -60,7 +60,7 @@ def test_an_optimizer_learns_and_comes_back_from_a_checkpoint(name: str, tmp_pat
 def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     sizes = (4, 8, 6) if "gaussian" in name else (4, 8, 3)
     trainer = Trainer(mlp(sizes), loss=name, optimizer="adam")
-    (target,) = trainer._targets.values()
+    (target,) = trainer._recipe.targets.values()
     for labels in LABELS:
         try:
             target.prepare(labels)

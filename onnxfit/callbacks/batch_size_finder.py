@@ -128,7 +128,7 @@ class BatchSizeFinder(StatefulCallback):
         seconds: list[float] = []
         rates = repeat(self.trainer.learning_rate, self.steps_per_trial + 1)
         try:
-            with closing(self.trainer.trial_steps(rates, passes=None, batch_size=size)) as steps:
+            with closing(self.trainer.trial_steps(rates, epochs=None, batch_size=size)) as steps:
                 began = perf_counter()
                 for _ in steps:
                     now = perf_counter()

@@ -96,7 +96,7 @@ class LearningRateFinder(StatefulCallback):
     def _try(self, rates: list[float]) -> None:
         """Take a step at every rate; stop when the loss grows too large."""
         average = 0.0
-        with closing(self.trainer.trial_steps(rates, passes=None)) as losses:
+        with closing(self.trainer.trial_steps(rates, epochs=None)) as losses:
             for step, (rate, loss) in enumerate(zip(rates, losses)):
                 average = SMOOTHING * average + (1 - SMOOTHING) * loss
                 smooth = average / (1 - SMOOTHING ** (step + 1))

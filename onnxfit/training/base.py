@@ -198,12 +198,12 @@ class BaseTrainer:
             callback.params["steps"] = state.batches.steps
 
     def trial_steps(
-        self, rates: Iterable[float], passes: int | None = 1, batch_size: int | None = None
+        self, rates: Iterable[float], epochs: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
         """Take one step at each learning rate of `rates`, and undo them all at the end.
 
         For `on_train_begin` and `on_train_end` of a callback; no hook is called. Yields the loss of
-        each step. The data is iterated `passes` times at most (None: as often as needed). With a
+        each step. The data is iterated `epochs` times at most (None: as often as needed). With a
         `batch_size` the batches are whole ones of that many rows; data with fewer rows gives none.
         SettingError at another moment, DataError for data that cannot be iterated again.
         """
@@ -220,7 +220,7 @@ class BaseTrainer:
                 data = stack.enter_context(data.with_batch_size(batch_size, drop_last=True))
                 stack.enter_context(self._backend.trial_shapes())
             data.require_re_iterable(2)
-            numbers = count() if passes is None else range(passes)
+            numbers = count() if epochs is None else range(epochs)
             batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))
             state, on_gradients = self.get_state(), self._backend.on_gradients
             self._discard_window()
