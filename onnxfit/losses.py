@@ -22,7 +22,6 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DataError, SettingError
-from onnxfit.gradients import functions
 from onnxfit.graph import names
 from onnxfit.graph.probabilities import source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec
@@ -205,6 +204,9 @@ class Loss(ABC):
         >>> [v.name for v in graph.input], [v.name for v in graph.output]
         (['y_true', 'y_pred'], ['loss', 'y_pred_grad'])
         """
+        # Imported late: a formula does not need the differentiator.
+        from onnxfit.gradients import functions
+
         op = functions.new_function(self)
         spec = TensorSpec("y_pred", np.dtype(dtype), tuple(shape))
         labels = self.target(spec)

@@ -1,5 +1,4 @@
-r"""Optimizers: from a weight, its gradient and its slots to the next weight and slots, as operators
-of the step graph.
+r"""Optimizers: the next value of a weight and its slots, computed from the gradient.
 
 In the formulas $w$ is a weight, $g$ its gradient, $\eta$ the learning rate, $t$ the number of the
 update counted from 1; a slot before the update has the index $t-1$. Slots have the shape of their
@@ -12,8 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -21,12 +19,10 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.errors import SettingError
-from onnxfit.gradients import functions
-from onnxfit.graph import names, scopes
-from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import lookup, registry
-from onnxfit.schedules import LearningRate, check_number
+from onnxfit.registry import check_number, is_number, lookup, registry
+from onnxfit.schedules import LearningRate
 
 __all__ = [
     "SGD",
@@ -42,35 +38,38 @@ __all__ = [
     "Optimizer",
     "RAdam",
     "RMSprop",
+    "get_optimizer",
 ]
 
 Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
 
-AVERAGE = "ema"  # the slot of `ema_momentum`
-MAX_ELEMENTS_TO_FUSE = (
-    2**17
-)  # elements, whose copies into a tensor of several weights take less time than a dozen operators of their own
-# elements of such a tensor at most: all operators of a larger one leave the processor's cache
-MAX_FUSED_ELEMENTS = 2**19
+EMA_SLOT = "ema"  # the slot of `ema_momentum`
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    r"""The base of every optimizer.
+    r"""Base class of every optimizer.
 
-    - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable of the update's number
-      counted from 0.
+    - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable that takes the number of
+      the update, counted from 0, and returns the rate.
     - `weight_decay` $\lambda \ge 0$: decoupled (Loshchilov & Hutter 2019), $w \leftarrow w -
-      \eta\lambda w$ before the update; weights whose name matches a pattern of
-      `exclude_from_weight_decay` are spared. For the coupled kind use `penalty=`.
-    - `learning_rate_multipliers`: pattern -> factor >= 0; the first pattern that matches a weight's
-      name scales its learning rate.
-    - `ema_momentum` $m$ in (0, 1): keeps an average of each weight, $a \leftarrow m a + (1-m) w$
-      after the update, begun at the weight itself, which `Trainer.export(averaged=True)` writes.
+      \eta\lambda w$ before the update. For decay that goes through the gradient, give the Trainer
+      a `penalty`.
+    - `exclude_from_weight_decay`: one or more patterns; weights whose name matches are not decayed.
+    - `learning_rate_multipliers`: pattern -> factor $\ge 0$; the first pattern that matches a
+      weight's name scales the weight's learning rate.
+    - `ema_momentum` $m$ in (0, 1), or None: keep an average of each weight, $a \leftarrow m a +
+      (1-m) w$ after the update, from the weight itself on. `Trainer.export(averaged=True)` writes
+      the averages.
 
-    Patterns are fnmatch's; case matters. An optimizer of your own is a frozen dataclass with
-    `update`, and `slots` if it remembers:
+    Patterns are those of fnmatch, and case matters. SettingError for a number out of range.
+
+    To write an optimizer, subclass with a frozen dataclass. `update` returns the next weight, then
+    the next value of each slot; `slots` gives the slots of a weight before the first update. Set
+    `elementwise = True` if each element of a weight and of its slots depends on no other element:
+    small weights are then updated as one tensor. Set `applies_weight_decay = True` if `update`
+    applies `weight_decay` itself.
 
     >>> @dataclass(frozen=True)
     ... class HeavyBall(Optimizer):
@@ -82,13 +81,16 @@ class Optimizer(ABC):
     ...     def update(self, op, w, g, lr, step, velocity):
     ...         velocity = (1 - self.friction) * velocity - lr * g
     ...         return w + velocity, velocity
+    >>> [v.name for v in HeavyBall(0.05).build_onnx_function().graph.output]
+    ['weight/next', 'weight/velocity/next']
     """
 
     # True: `update` applies `weight_decay` itself, because its formula needs the weight before the
-    # decay
+    # decay.
     applies_weight_decay: ClassVar[bool] = False
-    # True: every element of a weight goes its own way, so that many small weights can be updated as
-    # one
+    # True: each element of a weight and of its slots depends on no other element, so that several
+    # weights can be updated as one concatenated tensor. A law in tests/test_optimizers.py checks
+    # the flag of every optimizer.
     elementwise: ClassVar[bool] = False
 
     @property
@@ -112,12 +114,9 @@ class Optimizer(ABC):
         check_number(self, "weight_decay", at_least=0)
         if self.ema_momentum is not None:
             check_number(self, "ema_momentum", above=0, below=1)
-        spared = self.exclude_from_weight_decay
-        object.__setattr__(
-            self,
-            "exclude_from_weight_decay",
-            (spared,) if isinstance(spared, str) else tuple(spared),
-        )
+        excluded = self.exclude_from_weight_decay
+        excluded = (excluded,) if isinstance(excluded, str) else tuple(excluded)
+        object.__setattr__(self, "exclude_from_weight_decay", excluded)
         object.__setattr__(self, "learning_rate_multipliers", dict(self.learning_rate_multipliers))
         for pattern, factor in self.learning_rate_multipliers.items():
             if not (isinstance(factor, (int, float, np.number)) and 0 <= factor < np.inf):
@@ -127,17 +126,17 @@ class Optimizer(ABC):
                 )
 
     def slots(self, w: Array) -> dict[str, Array]:
-        """What this optimizer remembers for a weight: slot name -> value before the first update,
-        of any shape and element type.
+        """Return what the optimizer remembers for the weight `w`: slot name -> value before the
+        first update, of any shape and element type.
         """
         return {}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        """What `update` receives in the place of `lr` and `step`: scalars that all weights share,
-        computed once per graph.
+        """Return the scalars that `update` receives in the place of `lr` and `step`.
 
-        Override it where much, such as a correction for bias, depends on the learning rate and the
-        step alone; at least two values.
+        They are computed once per graph and shared by all weights. Override this where much, such
+        as a correction for bias, depends on the learning rate and the step alone. `op` builds the
+        graph, `lr` and `step` are as in `update`; return at least two values.
         """
         return lr, step
 
@@ -145,12 +144,17 @@ class Optimizer(ABC):
     def update(
         self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Any, **_: Any
     ) -> Value | tuple[Value, ...]:
-        """The next weight, or (next weight, next slots in the order of `slots`).
+        """Return the next weight, or (next weight, next slots in the order of `slots`).
 
-        `lr` is a scalar of the weight's element type; `step` a float64 scalar, 1 for the first
-        update (float64, so that `1 - beta**step` keeps its digits: cast what you make of it with
-        `op.cast(..., w.dtype)`). `coefficients`, where overridden, takes the place of both. Name
-        your slots as parameters; `**_` is never passed, it tells type checkers that you may.
+        - `op` builds the graph.
+        - `w`, `g`: the weight and its gradient, of one shape and element type.
+        - `lr`: a scalar of the weight's element type.
+        - `step`: a float64 scalar, 1 for the first update. It is float64 so that `1 - beta**step`
+          keeps its digits: cast numbers made of it with `op.cast(..., w.dtype)`.
+        - `slots`: the values before the update. An override names its slots as parameters; `_` is
+          never passed and tells type checkers that this is allowed.
+
+        `coefficients`, where overridden, takes the place of `lr` and `step`.
         """
 
     def build_onnx_function(
@@ -160,48 +164,47 @@ class Optimizer(ABC):
         *,
         name: str = "weight",
     ) -> onnx.ModelProto:
-        """The update of one weight as a model of its own, for a weight of this shape and type.
+        """Build the update of one weight as a model that runs in any onnxruntime.
+
+        - `shape`, `dtype`: of the weight; a size may be a name.
+        - `name`: the weight's name, for the patterns in the optimizer's settings.
 
         Inputs: `weight`, `gradient`, the scalars `learning_rate` (float32; float64 for a float64
         weight) and `step` (int64, the updates done before), then `weight/<slot>` for each slot,
         whose first values `initial_slots` gives. Outputs: `weight/next`, then `weight/<slot>/next`.
-        `name` is what the patterns of the settings know the weight as. It runs in any onnxruntime.
 
         >>> graph = SGD(momentum=0.9).build_onnx_function().graph
-        >>> [v.name for v in graph.input], [v.name for v in graph.output]
-        (['weight', 'gradient', 'learning_rate', 'step', 'weight/velocity'], ['weight/next', 'weight/velocity/next'])
+        >>> [v.name for v in graph.input]
+        ['weight', 'gradient', 'learning_rate', 'step', 'weight/velocity']
+        >>> [v.name for v in graph.output]
+        ['weight/next', 'weight/velocity/next']
         """
-        op = functions.new_function(self)
-        wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
-        w, g = op.input("weight", dtype, shape), op.input("gradient", dtype, shape)
-        lr, done = op.input("learning_rate", wide, ()), op.input("step", np.int64, ())
-        slots = {
-            s.name: op.input(names.slot("weight", s.name), s.dtype, s.shape or ())
-            for s in _slot_specs(self, name, shape, w.dtype)
-        }
-        with op.scope(scopes.OPTIMIZER):
-            step = op.cast(done, np.float64) + 1
-        updated, rest = apply_update(op, self, {name: w}, {name: g}, {name: slots}, lr, step)
-        op.output(names.updated("weight"), updated[name])
-        for slot, value in rest[name].items():
-            op.output(names.updated(names.slot("weight", slot)), value)
-        return functions.finished(op)
+        # Imported late: an optimizer is a formula, and does not need what builds steps.
+        from onnxfit.step.update import update_function
+
+        return update_function(self, shape, dtype, name)
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    r"""Gradient descent, with momentum if asked for.
+    r"""Gradient descent, with or without momentum (`torch.optim.SGD`).
 
     $$v_t = \mu v_{t-1} + (1-\tau) g, \quad w \leftarrow w - \eta v_t \quad\text{or, with
     nesterov,}\quad w \leftarrow w - \eta (g + \mu v_t)$$
 
-    `momentum` $\mu \ge 0$; `dampening` $\tau$ in [0, 1], 0 at the first update: $v_1 = g$.
-    `nesterov` needs momentum and no dampening. Without momentum nothing is remembered.
+    - `momentum` $\mu \ge 0$. With 0 there are no slots, else the slot `velocity` $v$.
+    - `nesterov`: Nesterov's momentum; needs `momentum` and no `dampening`.
+    - `dampening` $\tau$ in [0, 1]; 0 at the first update, $v_1 = g$.
+    - `scaled_velocity`: keep the velocity as a distance, as Keras and scikit-learn do. Each
+      gradient counts with the learning rate of its own update, $v_t = \mu v_{t-1} + \eta_t (1-\tau)
+      g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$. While the learning
+      rate stays the same, so do the weights.
 
-    `scaled_velocity=True` keeps the velocity as a distance, as Keras and scikit-learn do: each
-    gradient counts with the learning rate of its own update, $v_t = \mu v_{t-1} + \eta_t (1-\tau)
-    g$ and $w \leftarrow w - v_t$ or $w \leftarrow w - (\eta_t g + \mu v_t)$. While the learning
-    rate stays the same, so do the weights.
+    `learning_rate`, `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
+    `ema_momentum` are those of `Optimizer`. SettingError for settings that exclude each other.
+
+    >>> SGD(0.1, momentum=0.9, nesterov=True).slots(np.ones(2))
+    {'velocity': array([0., 0.])}
     """
 
     elementwise = True
@@ -238,35 +241,41 @@ class SGD(Optimizer):
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         if not self.dampening:
             return lr, step
-        return lr, op.cast(
-            op.Where(
-                step > 1, op.constant(1 - self.dampening, np.float64), op.constant(1, np.float64)
-            ),
-            lr.dtype,
+        undamped = op.Where(
+            step > 1, op.constant(1 - self.dampening, np.float64), op.constant(1, np.float64)
         )
+        return lr, op.cast(undamped, lr.dtype)
 
     def update(
-        self, op: GraphBuilder, w: Value, g: Value, lr: Value, unique_name: Value, *slots: Value
+        self, op: GraphBuilder, w: Value, g: Value, lr: Value, undamped: Value, *slots: Value
     ) -> Value | tuple[Value, ...]:
         if not self.momentum:
             return w - lr * g
         (velocity,) = slots
         if self.scaled_velocity:
             g = lr * g
-        velocity = self.momentum * velocity + (unique_name * g if self.dampening else g)
+        velocity = self.momentum * velocity + (undamped * g if self.dampening else g)
         move = g + self.momentum * velocity if self.nesterov else velocity
         return w - (move if self.scaled_velocity else lr * move), velocity
 
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    r"""Adam (Kingma & Ba 2015).
+    r"""Adam (Kingma & Ba 2015; `torch.optim.Adam`).
 
     $$m_t = \beta_1 m_{t-1} + (1-\beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1-\beta_2) g^2, \quad
     w \leftarrow w - \eta \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon}$$
 
-    `betas` in [0, 1); `eps` > 0. `amsgrad=True` (Reddi et al. 2018) divides by the largest $v$ so
-    far instead of $v_t$.
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1): the shares of the old averages.
+    - `eps` $\epsilon > 0$.
+    - `amsgrad`: divide by the largest $v$ so far instead of $v_t$ (Reddi et al. 2018); the slot
+      `v_max`.
+
+    Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(Adam(0.001, betas=(0.9, 0.99), amsgrad=True).slots(np.ones(2)))
+    ['m', 'v', 'v_max']
     """
 
     elementwise = True
@@ -282,11 +291,12 @@ class Adam(Optimizer):
         check_number(self, "eps", above=0)
 
     def slots(self, w: Array) -> dict[str, Array]:
-        return {slot: np.zeros_like(w) for slot in ("m", "v", *(["v_max"] if self.amsgrad else []))}
+        slots = ("m", "v", "v_max") if self.amsgrad else ("m", "v")
+        return {slot: np.zeros_like(w) for slot in slots}
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
         # sqrt(v / c2) + eps = (sqrt(v) + eps * sqrt(c2)) / sqrt(c2): the corrections leave the
-        # tensors to the scalars
+        # tensors to the scalars.
         root = op.Sqrt(1 - self.betas[1] ** step)
         size = lr * op.cast(root / (1 - self.betas[0] ** step), lr.dtype)
         return size, op.cast(self.eps * root, lr.dtype)
@@ -305,9 +315,14 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the weight decay it was published with (Loshchilov & Hutter 2019):
+    """Adam with the weight decay of its paper (Loshchilov & Hutter 2019; `torch.optim.AdamW`).
 
-    `weight_decay` is 0.01 unless given.
+    The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are those
+    of `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and
+    `ema_momentum` those of `Optimizer`.
+
+    >>> AdamW(0.001, exclude_from_weight_decay="*.bias").weight_decay
+    0.01
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)
@@ -315,12 +330,19 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Adamax(Optimizer):
-    r"""Adam in the infinity norm (Kingma & Ba 2015, section 7.1).
+    r"""Adam in the infinity norm (Kingma & Ba 2015, section 7.1; `torch.optim.Adamax`).
 
     $$m_t = \beta_1 m_{t-1} + (1-\beta_1) g, \quad u_t = \max(\beta_2 u_{t-1}, |g| + \epsilon),
     \quad w \leftarrow w - \frac{\eta}{1-\beta_1^t}\frac{m_t}{u_t}$$
 
-    `betas` in [0, 1); `eps` > 0.
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
+    - `eps` $\epsilon > 0$.
+
+    Slots `m` and `u`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(Adamax(0.002, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
+    ['m', 'u']
     """
 
     elementwise = True
@@ -350,7 +372,7 @@ class Adamax(Optimizer):
 
 @dataclass(frozen=True)
 class NAdam(Optimizer):
-    r"""Adam with Nesterov's momentum (Dozat 2016).
+    r"""Adam with Nesterov's momentum (Dozat 2016; `torch.optim.NAdam`).
 
     With $m_t$, $v_t$ of Adam, $\mu_t = \beta_1 (1 - 0.96^{t\psi}/2)$ and $M_t = \mu_1 \cdots
     \mu_t$:
@@ -358,9 +380,19 @@ class NAdam(Optimizer):
     $$w \leftarrow w - \eta \frac{\mu_{t+1} m_t/(1-M_t\mu_{t+1}) + (1-\mu_t)
     g/(1-M_t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon}$$
 
-    `betas` in [0, 1); `eps` > 0; `momentum_decay` $\psi \ge 0$. The slot `mu_product` $M$ is a
-    scalar, 1 at the beginning.
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
+    - `eps` $\epsilon > 0$.
+    - `momentum_decay` $\psi \ge 0$.
+
+    Slots `m`, `v` and `mu_product` $M$, a scalar that begins at 1. `learning_rate`,
+    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
+    those of `Optimizer`.
+
+    >>> NAdam(0.002, betas=(0.9, 0.99), eps=1e-7, momentum_decay=0.01).slots(np.ones(2))
+    {'m': array([0., 0.]), 'v': array([0., 0.]), 'mu_product': array(1.)}
     """
+
+    # Not elementwise: the slot `mu_product` is one number for all elements of a weight.
 
     learning_rate: LearningRate = 0.002
     betas: tuple[float, float] = (0.9, 0.999)
@@ -413,7 +445,7 @@ class NAdam(Optimizer):
 
 @dataclass(frozen=True)
 class RAdam(Optimizer):
-    r"""Adam with a rectified variance (Liu et al. 2020).
+    r"""Adam with a rectified variance (Liu et al. 2020; `torch.optim.RAdam`).
 
     With $m_t$, $v_t$ of Adam, $\rho_\infty = 2/(1-\beta_2) - 1$ and $\rho_t = \rho_\infty - 2 t
     \beta_2^t/(1-\beta_2^t)$: while $\rho_t \le 5$
@@ -422,7 +454,14 @@ class RAdam(Optimizer):
     w \leftarrow w - \eta \frac{m_t}{1-\beta_1^t} \frac{\sqrt{1-\beta_2^t}}{\sqrt{v_t} + \epsilon}
     \sqrt{\frac{(\rho_t-4)(\rho_t-2)\rho_\infty}{(\rho_\infty-4)(\rho_\infty-2)\rho_t}}$$
 
-    `betas` in [0, 1); `eps` > 0.
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
+    - `eps` $\epsilon > 0$.
+
+    Slots `m` and `v`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(RAdam(0.001, betas=(0.9, 0.99), eps=1e-7).slots(np.ones(2)))
+    ['m', 'v']
     """
 
     elementwise = True
@@ -447,8 +486,8 @@ class RAdam(Optimizer):
         power = self.betas[1] ** step
         length = limit - 2 * step * power / (1 - power)
         rectified = length > 5
-        # while it is not rectified the length may be negative: 5 keeps the root, which is not used
-        # then, real
+        # While no update is rectified the length may be negative: 5 keeps the root, which is not
+        # used then, real.
         length = op.Max(length, 5.0)
         root = op.Sqrt(
             (1 - power)
@@ -473,19 +512,28 @@ class RAdam(Optimizer):
     ) -> tuple[Value, ...]:
         m = _average(m, g, self.betas[0])
         v = _average(v, g * g, self.betas[1])
-        # one of the two sizes is 0
+        # One of the two sizes is 0.
         return w - (rectified / (op.Sqrt(v) + self.eps) + plain) * m, m, v
 
 
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    r"""RMSprop (Tieleman & Hinton 2012; centered: Graves 2013).
+    r"""RMSprop (Tieleman & Hinton 2012; `torch.optim.RMSprop`).
 
     $$v_t = \alpha v_{t-1} + (1-\alpha) g^2, \quad b_t = \mu b_{t-1} + g/(\sqrt{v_t} + \epsilon),
     \quad w \leftarrow w - \eta b_t$$
 
-    `alpha` in [0, 1); `eps` > 0; `momentum` $\mu \ge 0$. `centered=True` takes $v_t - a_t^2$ for
-    $v_t$ under the root, with $a_t = \alpha a_{t-1} + (1-\alpha) g$.
+    - `alpha` $\alpha$ in [0, 1).
+    - `eps` $\epsilon > 0$.
+    - `momentum` $\mu \ge 0$; with 0 there is no slot `velocity` $b$.
+    - `centered`: take $v_t - a_t^2$ for $v_t$ under the root, with $a_t = \alpha a_{t-1} +
+      (1-\alpha) g$ (Graves 2013); the slot `mean` $a$.
+
+    Slot `v`, and the two above. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(RMSprop(0.01, alpha=0.9, eps=1e-7, momentum=0.9, centered=True).slots(np.ones(2)))
+    ['v', 'mean', 'velocity']
     """
 
     elementwise = True
@@ -503,38 +551,46 @@ class RMSprop(Optimizer):
         check_number(self, "momentum", at_least=0)
 
     def slots(self, w: Array) -> dict[str, Array]:
-        names = [
-            "v",
-            *(["mean"] if self.centered else []),
-            *(["velocity"] if self.momentum else []),
-        ]
-        return {name: np.zeros_like(w) for name in names}
+        slots = ["v"]
+        if self.centered:
+            slots.append("mean")
+        if self.momentum:
+            slots.append("velocity")
+        return {slot: np.zeros_like(w) for slot in slots}
 
     def update(
         self, op: GraphBuilder, w: Value, g: Value, lr: Value, step: Value, *slots: Value
     ) -> tuple[Value, ...]:
         v, *others = slots
         v = variance = _average(v, g * g, self.alpha)
-        kept = [v]
+        next_slots = [v]
         if self.centered:
             mean = _average(others.pop(0), g, self.alpha)
             variance = op.Max(v - mean * mean, 0.0)  # rounding may leave it below 0
-            kept.append(mean)
+            next_slots.append(mean)
         direction = g / (op.Sqrt(variance) + self.eps)
         if self.momentum:
             direction = self.momentum * others.pop(0) + direction
-            kept.append(direction)
-        return w - lr * direction, *kept
+            next_slots.append(direction)
+        return w - lr * direction, *next_slots
 
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    r"""Adagrad (Duchi et al. 2011).
+    r"""Adagrad (Duchi et al. 2011; `torch.optim.Adagrad`).
 
     $$s_t = s_{t-1} + g^2, \quad w \leftarrow w - \frac{\eta}{1 + (t-1) d} \frac{g}{\sqrt{s_t} +
     \epsilon}$$
 
-    `lr_decay` $d \ge 0$; `eps` > 0; the slot `sum` $s$ begins at `initial_accumulator_value` >= 0.
+    - `lr_decay` $d \ge 0$.
+    - `initial_accumulator_value` $s_0 \ge 0$.
+    - `eps` $\epsilon > 0$.
+
+    Slot `sum` $s$. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> Adagrad(0.01, lr_decay=0.1, initial_accumulator_value=0.5, eps=1e-8).slots(np.ones(2))
+    {'sum': array([0.5, 0.5])}
     """
 
     elementwise = True
@@ -565,12 +621,19 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adadelta(Optimizer):
-    r"""Adadelta (Zeiler 2012).
+    r"""Adadelta (Zeiler 2012; `torch.optim.Adadelta`).
 
     $$v_t = \rho v_{t-1} + (1-\rho) g^2, \quad \delta = \frac{\sqrt{d_{t-1} + \epsilon}}{\sqrt{v_t +
     \epsilon}} g, \quad d_t = \rho d_{t-1} + (1-\rho) \delta^2, \quad w \leftarrow w - \eta \delta$$
 
-    `rho` in [0, 1); `eps` > 0.
+    - `rho` $\rho$ in [0, 1).
+    - `eps` $\epsilon > 0$.
+
+    Slots `v` and `d`. `learning_rate`, `weight_decay`, `exclude_from_weight_decay`,
+    `learning_rate_multipliers` and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(Adadelta(1.0, rho=0.95, eps=1e-6).slots(np.ones(2)))
+    ['v', 'd']
     """
 
     elementwise = True
@@ -598,13 +661,19 @@ class Adadelta(Optimizer):
 
 @dataclass(frozen=True)
 class Lion(Optimizer):
-    r"""Lion (Chen et al. 2023): every element moves by the learning rate, so take a third to a
-    tenth of Adam's.
+    r"""Lion (Chen et al. 2023): every element moves by the learning rate.
 
     $$w \leftarrow w - \eta\,\mathrm{sign}(\beta_1 m_{t-1} + (1-\beta_1) g), \quad m_t = \beta_2
     m_{t-1} + (1-\beta_2) g$$
 
-    `betas` in [0, 1).
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
+
+    Slot `m`. A good `learning_rate` is a third to a tenth of Adam's; `weight_decay`,
+    `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are those of
+    `Optimizer`.
+
+    >>> list(Lion(1e-4, betas=(0.9, 0.99)).slots(np.ones(2)))
+    ['m']
     """
 
     elementwise = True
@@ -627,15 +696,22 @@ class Lion(Optimizer):
 
 @dataclass(frozen=True)
 class Lamb(Optimizer):
-    r"""LAMB (You et al. 2020), for large batches:
-
-    Adam's direction at the length of each weight tensor.
+    r"""LAMB (You et al. 2020), for large batches: Adam's direction at the length of each weight.
 
     $$u = \frac{m_t/(1-\beta_1^t)}{\sqrt{v_t/(1-\beta_2^t)} + \epsilon} + \lambda w, \quad
     w \leftarrow w - \eta \frac{\|w\|}{\|u\|} u$$
 
-    with $m_t$, $v_t$ of Adam; the quotient of the norms counts as 1 where either is 0. `betas` in
-    [0, 1); `eps` > 0. `weight_decay` $\lambda$ is inside the quotient, as in the paper.
+    with $m_t$, $v_t$ of Adam. The quotient of the norms counts as 1 where either norm is 0.
+
+    - `betas` $(\beta_1, \beta_2)$, each in [0, 1).
+    - `eps` $\epsilon > 0$.
+    - `weight_decay` $\lambda \ge 0$ is inside the quotient, as in the paper.
+
+    Slots `m` and `v`. `learning_rate`, `exclude_from_weight_decay`, `learning_rate_multipliers`
+    and `ema_momentum` are those of `Optimizer`.
+
+    >>> list(Lamb(0.001, betas=(0.9, 0.99), eps=1e-7, weight_decay=0.01).slots(np.ones(2)))
+    ['m', 'v']
     """
 
     applies_weight_decay: ClassVar[bool] = True
@@ -676,15 +752,16 @@ class Lamb(Optimizer):
         u = correction * m / (op.Sqrt(v) + eps)
         if self.weight_decay:
             u = u + self.weight_decay * w
-        length, norm = _norm(op, w), _norm(op, u)
+        length = _norm(op, w)
+        norm = _norm(op, u)
         ratio = op.Where((length > 0) & (norm > 0), length / norm, op.constant(1, w.dtype))
         return w - lr * ratio * u, m, v
 
 
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
-    r"""Adafactor (Shazeer & Stern 2018) as in torch.optim: a second moment kept as its means over
-    rows and columns.
+    r"""Adafactor (Shazeer & Stern 2018; `torch.optim.Adafactor`): the second moment is kept as its
+    means over rows and columns.
 
     With $\beta_t = 1 - t^{\gamma}$, $R_t = \beta_t R_{t-1} + (1-\beta_t)\,\mathrm{mean}(g^2)$ over
     the last axis, and $C_t$ likewise over the last but one:
@@ -693,12 +770,23 @@ class Adafactor(Optimizer):
     \frac{g}{\max(\sqrt{\hat v}, \epsilon_1)}, \quad w \leftarrow w - \min(\eta, t^{-1/2})
     \max(\epsilon_2, \mathrm{rms}(w)) \frac{u}{\max(1, \mathrm{rms}(u)/d)}$$
 
-    A weight with fewer than two axes keeps its whole second moment. `beta2_decay` $\gamma \le 0$;
-    `d` >= 1; `eps` = ($\epsilon_1 > 0$, or None: the spacing of the weight's element type at 1;
-    $\epsilon_2 \ge 0$). Slots: `rows` (..., n, 1) and `columns` (..., 1, m), or `v`.
+    A weight with fewer than two axes keeps its whole second moment.
+
+    - `beta2_decay` $\gamma \le 0$.
+    - `eps` $(\epsilon_1, \epsilon_2)$: $\epsilon_1 > 0$, or None for the spacing of the weight's
+      element type at 1; $\epsilon_2 \ge 0$.
+    - `d` $\ge 1$: bound for the root mean square of an update.
+
+    Slots `rows`, shape `(..., n, 1)`, and `columns`, shape `(..., 1, m)`; or `v`. `learning_rate`,
+    `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and `ema_momentum` are
+    those of `Optimizer`.
+
+    >>> slots = Adafactor(0.01, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0).slots(np.ones((4, 3)))
+    >>> {slot: array.shape for slot, array in slots.items()}
+    {'rows': (4, 1), 'columns': (1, 3)}
     """
 
-    applies_weight_decay: ClassVar[bool] = True  # rms(w) is the undecayed weight's
+    applies_weight_decay: ClassVar[bool] = True  # rms(w) is that of the weight before the decay
 
     learning_rate: LearningRate = 0.01
     beta2_decay: float = -0.8
@@ -725,12 +813,12 @@ class Adafactor(Optimizer):
         }
 
     def coefficients(self, op: GraphBuilder, lr: Value, step: Value) -> tuple[Value, ...]:
-        unique_name = step**self.beta2_decay
+        new_share = step**self.beta2_decay
         size = op.Min(lr, op.cast(step**-0.5, lr.dtype))
         return (
             size,
-            op.cast(unique_name, lr.dtype),
-            op.cast(1 - unique_name, lr.dtype),
+            op.cast(new_share, lr.dtype),
+            op.cast(1 - new_share, lr.dtype),
             1 - lr * self.weight_decay,
         )
 
@@ -740,79 +828,32 @@ class Adafactor(Optimizer):
         w: Value,
         g: Value,
         size: Value,
-        unique_name: Value,
-        kept: Value,
+        new_share: Value,
+        old_share: Value,
         undecayed: Value,
         *slots: Value,
     ) -> tuple[Value, ...]:
         eps1 = float(np.finfo(w.dtype).eps) if self.eps[0] is None else self.eps[0]
         square = g * g
         if len(slots) == 2:
-            rows = kept * slots[0] + unique_name * op.ReduceMean(square, [-1])
-            columns = kept * slots[1] + unique_name * op.ReduceMean(square, [-2])
+            rows = old_share * slots[0] + new_share * op.ReduceMean(square, [-1])
+            columns = old_share * slots[1] + new_share * op.ReduceMean(square, [-2])
             slots = rows, columns
             v = rows / op.Max(op.ReduceMean(rows, [-2]), eps1) * columns
         else:
-            slots = (v := kept * slots[0] + unique_name * square,)
+            v = old_share * slots[0] + new_share * square
+            slots = (v,)
         u = g / op.Max(op.Sqrt(v), eps1)
         size = size * op.Max(_rms(op, w), self.eps[1]) / op.Max(_rms(op, u) / self.d, 1.0)
         return (undecayed * w if self.weight_decay else w) - size * u, *slots
 
 
-def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """The same, not to be written: a slot that is one number throughout, as nearly all begin, takes
-    no memory.
-    """
-
-    def spread(value: Array) -> Array:
-        if not value.size or (value != value.flat[0]).any():
-            return value
-        return np.broadcast_to(np.array(value.flat[0], value.dtype), value.shape)
-
-    return {slot: spread(value) for slot, value in initial_slots(optimizer, name, w).items()}
-
-
-def fused_weights(
-    optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
-) -> list[list[str]]:
-    """Small weights that may be updated one after the other in one tensor: the operators of an
-    update cost more than their elements.
-
-    Weights without slots are no such: their update is one or two operators.
-    """
-    alike: dict[Any, list[str]] = {}
-    for name, w in weights.items():
-        small = 0 < w.size <= MAX_ELEMENTS_TO_FUSE and w.dtype in (np.float32, np.float64)
-        if (
-            optimizer.elementwise
-            and small
-            and slots[name]
-            and all(s.shape == w.shape for s in slots[name].values())
-        ):
-            rule, factor = _rule_of(optimizer, name)
-            alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
-    return [pack for found in alike.values() for pack in _packs(found, weights) if len(pack) > 1]
-
-
-def _packs(found: Sequence[str], weights: Mapping[str, Array]) -> list[list[str]]:
-    """Weights in their order, of so many elements together as one tensor may have."""
-    packs: list[list[str]] = []
-    room = 0
-    for name in found:
-        size = weights[name].size
-        if size > room:
-            packs.append([])
-            room = MAX_FUSED_ELEMENTS
-        packs[-1].append(name)
-        room -= size
-    return packs
-
-
 def get_optimizer(spec: OptimizerLike) -> Optimizer:
-    """The optimizer meant by a name, an Optimizer or a number: SGD with that learning rate.
+    """Return the optimizer that `spec` means.
 
-    UnknownNameError (a SettingError) for a name that none has, with the nearest; SettingError for
-    anything else.
+    `spec` is a name (such as "adam"; case does not matter), an Optimizer, which is returned as it
+    is, or a number: SGD with that learning rate. UnknownNameError (a SettingError), with the
+    nearest name, for a name that no optimizer has; SettingError for anything else.
 
     >>> get_optimizer("rmsprop").eps, get_optimizer(0.5).learning_rate
     (1e-08, 0.5)
@@ -823,20 +864,18 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
         known = registry(__name__, Optimizer)  # type: ignore[type-abstract]
         return lookup("optimizer", spec if spec in known else spec.lower(), known)
     given: Any = spec
-    if isinstance(given, (int, float, np.number)) and not isinstance(given, bool):
+    if is_number(given):
         return SGD(float(given))
-    hint = (
-        f" Make one: {given.__name__}()."
-        if isinstance(given, type) and issubclass(given, Optimizer)
-        else ""
-    )
+    hint = ""
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        hint = f" Make one: {given.__name__}()."
     raise SettingError(f"optimizer is a name, an Optimizer or a number, got {given!r}.{hint}")
 
 
 def learning_rate_at(optimizer: Optimizer, step: int) -> float:
-    """The learning rate of update number `step`, counted from 0.
+    """Return the optimizer's learning rate for update number `step`, counted from 0.
 
-    SettingError (a ValueError) unless it is a finite number >= 0.
+    SettingError (a ValueError) unless the rate is a finite number >= 0.
 
     >>> learning_rate_at(SGD(lambda step: 0.5**step), 2)
     0.25
@@ -844,11 +883,7 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
     rate: Any = optimizer.learning_rate
     if callable(rate):
         rate = rate(step)
-    if (
-        not isinstance(rate, (int, float, np.number))
-        or isinstance(rate, bool)
-        or not 0 <= rate < np.inf
-    ):
+    if not (is_number(rate) and 0 <= rate < np.inf):
         raise SettingError(
             f"learning_rate must be a finite number >= 0, {optimizer.learning_rate!r} gave {rate!r}"
             f" for update {step}."
@@ -857,157 +892,37 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
 
 
 def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """Slot name -> value before the first update, for the weight called `name`; the average of
-    `ema_momentum` is among them, as `ema`.
+    """Return the slots of the weight `w`, called `name`, before the first update: slot name ->
+    array, a copy.
+
+    With `ema_momentum` the average is among them, as `ema`. SettingError if the optimizer has a
+    slot of that name itself.
+
+    >>> list(initial_slots(Adam(ema_momentum=0.99), "fc.weight", np.ones((3, 2))))
+    ['m', 'v', 'ema']
     """
     slots = {slot: np.array(value) for slot, value in optimizer.slots(w).items()}
     if optimizer.ema_momentum is None:
         return slots
-    if AVERAGE in slots:
+    if EMA_SLOT in slots:
         raise SettingError(
-            f"{type(optimizer).__name__} has a slot {AVERAGE!r} for {name!r}, which is the name of"
+            f"{type(optimizer).__name__} has a slot {EMA_SLOT!r} for {name!r}, which is the name of"
             " ema_momentum's: rename it."
         )
-    return {**slots, AVERAGE: np.array(w)}
+    return {**slots, EMA_SLOT: np.array(w)}
 
 
-def apply_update(
-    op: GraphBuilder,
-    optimizer: Optimizer,
-    weights: Mapping[str, Value],
-    gradients: Mapping[str, Value],
-    slots: Mapping[str, Mapping[str, Value]],
-    lr: Value,
-    step: Value,
-    *,
-    scaled: bool = False,
-) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
-    """The next value of every weight and of every slot.
-
-    `slots[name]` is in the order of `initial_slots(optimizer, name, w)`.
-
-    `scaled`: the gradients are times the learning rate, and the optimizer is `is_plain_sgd`.
-
-    SettingError where `update` returns another number of values, or a value of another type or
-    shape, than it was given.
+def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
+    """Return `initial_slots` as read-only arrays. A slot that is one number throughout, as nearly
+    all are at first, takes no memory.
     """
-    shared: dict[
-        Any, tuple[Value | None, tuple[Value, ...]]
-    ] = {}  # what weights of one type, learning rate and decay have in common
-    next_weights: dict[str, Value] = {}
-    next_slots: dict[str, dict[str, Value]] = {}
-    for name, w in weights.items():
-        rule, factor = _rule_of(optimizer, name)
-        group = (w.dtype, factor, rule.weight_decay)
-        if group not in shared:
-            with op.scope(scopes.OPTIMIZER):
-                rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
-                decays = rule.weight_decay and not rule.applies_weight_decay
-                shared[group] = (
-                    1 - rate * rule.weight_decay if decays else None,
-                    rule.coefficients(op, rate, step),
-                )
-        undecayed, coefficients = shared[group]
-        own = dict(slots[name])
-        average = own.pop(AVERAGE, None) if rule.ema_momentum is not None else None
-        with op.scope(scopes.update_of(name)):
-            w_decayed, g = w if undecayed is None else undecayed * w, gradients[name]
-            if scaled:
-                result: Any = w_decayed - (g if factor == 1 else g * factor)
-            else:
-                result = rule.update(op, w_decayed, g, *coefficients, *own.values())
-            new, *rest = result if isinstance(result, tuple) else (result,)
-            _check_returned(rule, name, {name: w, **own}, [new, *rest])
-            next_slots[name] = dict(zip(own, rest))
-            if average is not None and rule.ema_momentum is not None:
-                next_slots[name][AVERAGE] = _average(average, new, rule.ema_momentum)
-        next_weights[name] = new
-    return next_weights, next_slots
 
+    def compact(value: Array) -> Array:
+        if not value.size or (value != value.flat[0]).any():
+            return value
+        return np.broadcast_to(np.array(value.flat[0], value.dtype), value.shape)
 
-def clip_gradients(
-    op: GraphBuilder,
-    gradients: Mapping[str, Value],
-    clip_norm: float | None,
-    clip_value: float | None,
-) -> dict[str, Value]:
-    """Gradients clipped element by element to ±clip_value, then scaled so that their common L2 norm
-    is at most clip_norm.
-
-    None leaves out either. A NaN stays one, and with clip_norm spreads to all gradients.
-    """
-    clipped = dict(gradients)
-    if clip_value is not None:
-        clipped = {name: op.Clip(g, -clip_value, clip_value) for name, g in clipped.items()}
-    if clip_norm is None or not clipped:
-        return clipped
-    # float16 squares overflow beyond 256
-    wide = np.float64 if any(g.dtype == np.float64 for g in clipped.values()) else np.float32
-    squares = [op.ReduceSumSquare(op.cast(g, wide), keepdims=0) for g in clipped.values()]
-    factor = clip_norm / op.Max(op.Sqrt(op.Sum(*squares)), clip_norm)
-    factors = {dtype: op.cast(factor, dtype) for dtype in {g.dtype: None for g in clipped.values()}}
-    return {name: g * factors[g.dtype] for name, g in clipped.items()}
-
-
-def _rule_of(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
-    """The optimizer as it treats the weight called `name`, and the factor of its learning rate."""
-    factor = next(
-        (
-            f
-            for pattern, f in optimizer.learning_rate_multipliers.items()
-            if fnmatchcase(name, pattern)
-        ),
-        1.0,
-    )
-    if optimizer.weight_decay and any(
-        fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay
-    ):
-        return replace(optimizer, weight_decay=0.0), float(factor)
-    return optimizer, float(factor)
-
-
-def _check_returned(
-    optimizer: Optimizer, name: str, given: Mapping[str, Value], returned: Sequence[Value]
-) -> None:
-    where = f"{type(optimizer).__name__}.update for {name!r}"
-    if len(returned) != len(given):
-        slots = ", ".join(list(given)[1:]) or "no slots"
-        raise SettingError(
-            f"{where} returned {len(returned)} values, expected {len(given)}: the weight and"
-            f" {slots}."
-        )
-    for what, before, after in zip(given, given.values(), returned):
-        if before.dtype != after.dtype or (
-            None not in (before.shape, after.shape) and before.shape != after.shape
-        ):
-            was, became = (f"{v.dtype}{list(v.shape or ())}" for v in (before, after))
-            raise SettingError(
-                f"{where} made {what!r} {became}; it was {was}. Keep shapes, and cast numbers made"
-                " of `step` to w.dtype."
-            )
-
-
-def _slot_specs(
-    optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]
-) -> list[TensorSpec]:
-    """The slots of a weight whose sizes may be names: a size that changes with the weight's is that
-    of the weight's axis.
-    """
-    small, large = (
-        initial_slots(
-            optimizer, name, np.zeros([d if isinstance(d, int) else size for d in shape], dtype)
-        )
-        for size in (2, 3)
-    )
-    specs = []
-    for slot, array in small.items():
-        sizes: list[Dim] = []
-        for axis, (size, other) in enumerate(zip(array.shape, large[slot].shape)):
-            sizes.append(
-                size if size == other else shape[axis] if array.ndim == len(shape) else None
-            )
-        specs.append(TensorSpec(slot, array.dtype, tuple(sizes)))
-    return specs
+    return {slot: compact(value) for slot, value in initial_slots(optimizer, name, w).items()}
 
 
 def _check_betas(optimizer: Optimizer) -> None:
@@ -1017,8 +932,8 @@ def _check_betas(optimizer: Optimizer) -> None:
         raise SettingError(f"{type(optimizer).__name__} needs two betas, got {betas}.")
 
 
-def _average(so_far: Value, new: Value, beta: float) -> Value:
-    return beta * so_far + (1 - beta) * new
+def _average(average: Value, new: Value, beta: float) -> Value:
+    return beta * average + (1 - beta) * new
 
 
 def _norm(op: GraphBuilder, x: Value) -> Value:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.gradients import functions
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import lookup, registry, snake_case
@@ -43,6 +42,9 @@ class Penalty(ABC):
 
         `gradient=True` adds the output `weight_grad`. It runs in any onnxruntime.
         """
+        # Imported late: a formula does not need the differentiator.
+        from onnxfit.gradients import functions
+
         op = functions.new_function(self)
         op.output("penalty", self(op, op.input("weight", dtype, shape)))
         return functions.finished(op, ("penalty", "weight") if gradient else None)

@@ -1,24 +1,35 @@
-"""Classes looked up by name: a module's `__all__` is the registry, so that adding a class is one
-place.
+"""Classes that are found by name, and their settings.
+
+A module's `__all__` is its registry: a class is added by writing it in one place. The settings of
+such a class are the fields of a dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
+import numbers
 import pkgutil
 import re
 import sys
+from collections.abc import Callable, Iterable
+from operator import ge, gt, le, lt
 from typing import Any, TypeVar
+
+import numpy as np
 
 from onnxfit.errors import SettingError, UnknownNameError
 
 T = TypeVar("T")
 
 
+# ---------------------------------------------------------------------- names
+
+
 def snake_case(name: str) -> str:
-    """The name users type for a class; acronyms run together, and a class's `aliases` add what
-    people type besides.
+    """Return the name that users type for a class; acronyms run together. A class's `aliases` add
+    other names.
 
     >>> [snake_case(n) for n in ("MeanSquaredError", "L1", "SGD", "AdamW", "RMSprop")]
     ['mean_squared_error', 'l1', 'sgd', 'adamw', 'rmsprop']
@@ -27,8 +38,8 @@ def snake_case(name: str) -> str:
 
 
 def registry(module: str, base: type[T]) -> dict[str, type[T]]:
-    """The concrete subclasses of `base` that a module exports, by the name users type (and each
-    class's own `aliases`).
+    """Return the concrete subclasses of `base` that the module called `module` exports, by the
+    names users type: the class's own in snake case, and its `aliases`.
     """
     exports = sys.modules[module]
     classes: dict[str, type[T]] = {}
@@ -45,32 +56,101 @@ def registry(module: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def lookup(kind: str, name: str, known: dict[str, type[T]], **settings: Any) -> T:
-    """An instance of the class called `name`, or UnknownNameError with the nearest name."""
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
-    return known[name](**settings)
+    """Return an instance, with these `settings`, of the class that `known` has under `name`, under
+    the name in snake case or in lower case.
+
+    UnknownNameError with the nearest name; `kind` says in the message what was looked for.
+    """
+    for key in (name, snake_case(name), name.lower()):
+        if key in known:
+            return known[key](**settings)
+    raise UnknownNameError(kind, name, known)
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a real number of Python or NumPy; a bool is not one."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def check_number(
+    owner: object,
+    name: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    sequence: bool = False,
+) -> None:
+    """Raise SettingError unless the field `name` of `owner`, a frozen dataclass, is a finite
+    number within the bounds; with `sequence`, several.
+
+    Numbers of NumPy become numbers of Python and sequences become tuples, in place, so that
+    settings are hashable and survive JSON.
+    """
+    given: Any = getattr(owner, name)
+    values: list[Any] = [given]
+    if sequence:
+        is_sequence = isinstance(given, Iterable) and not isinstance(given, str)
+        values = list(given) if is_sequence else [None]
+    values = [v.item() if isinstance(v, np.generic) else v for v in values]
+    limits = ((">=", at_least, ge), (">", above, gt), ("<=", at_most, le), ("<", below, lt))
+    bounds = [(sign, bound, holds) for sign, bound, holds in limits if bound is not None]
+    kind = numbers.Integral if whole else numbers.Real
+    if not all(_is_within(value, kind, [(b, holds) for _, b, holds in bounds]) for value in values):
+        expected = " and ".join(f"{sign} {bound}" for sign, bound, _ in bounds)
+        article = {
+            (False, False): "",
+            (False, True): "a whole number as ",
+            (True, False): "numbers as ",
+            (True, True): "whole numbers as ",
+        }[sequence, whole]
+        raise SettingError(
+            f"{type(owner).__name__} needs {article}{name} {expected}, got {given!r}."
+        )
+    object.__setattr__(owner, name, tuple(values) if sequence else values[0])
+
+
+def _is_within(
+    value: Any, kind: type, bounds: list[tuple[float, Callable[[Any, Any], bool]]]
+) -> bool:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    number: Any = value
+    return math.isfinite(number) and all(holds(number, bound) for bound, holds in bounds)
+
+
+# ---------------------------------------------------------------------- JSON
 
 
 def to_config(instance: Any) -> dict[str, Any]:
-    """A dataclass of a registry as JSON: its class name and the fields that differ from their
-    defaults.
+    """Return a dataclass of a registry as JSON: its class name, and the fields that differ from
+    their defaults.
     """
-    fields = {}
+    settings = {}
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        default = (
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )
+        if field.default_factory is dataclasses.MISSING:
+            default = field.default
+        else:
+            default = field.default_factory()
         if field.init and value != default:
-            fields[field.name] = to_config(value) if dataclasses.is_dataclass(value) else value
-    return {"name": type(instance).__name__, **({"settings": fields} if fields else {})}
+            settings[field.name] = to_config(value) if dataclasses.is_dataclass(value) else value
+    config: dict[str, Any] = {"name": type(instance).__name__}
+    if settings:
+        config["settings"] = settings
+    return config
 
 
 def from_config(config: Any, *modules: str) -> Any:
-    """The inverse of `to_config`: only classes that the given onnxfit modules export are made;
-    nothing is imported or run.
+    """Return the instance that `to_config` wrote as `config`; any other value is returned as it is.
+
+    Only classes that the onnxfit modules called `modules` export are instantiated: nothing is
+    imported, and no other code runs. SettingError for a class of another module.
     """
     if not (isinstance(config, dict) and isinstance(config.get("name"), str)):
         return config

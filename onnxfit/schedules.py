@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import numbers
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import ge, gt, le, lt
-from typing import Any, ClassVar, Union
-
-import numpy as np
+from typing import ClassVar, Union
 
 from onnxfit.errors import SettingError
+from onnxfit.registry import check_number
 
 __all__ = [
     "Constant",
@@ -386,51 +383,3 @@ def _cosine(done: float) -> float:
 def _between(low: float, high: float, share: float) -> float:
     """`high` at share 1, `low` at 0; both exact, so that a schedule ends where it was told to."""
     return high if share == 1 else low + (high - low) * share
-
-
-def check_number(
-    owner: object,
-    name: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    whole: bool = False,
-    sequence: bool = False,
-) -> None:
-    """SettingError unless the field `name` of a frozen dataclass is a finite number (with
-    `sequence`: several) within the bounds.
-
-    Numpy's numbers become Python's and sequences tuples, so that settings are hashable and survive
-    JSON.
-    """
-    given: Any = getattr(owner, name)
-    values: list[Any] = [given]
-    if sequence:
-        values = (
-            list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [None]
-        )
-    values = [v.item() if isinstance(v, np.generic) else v for v in values]
-    limits = ((">=", at_least, ge), (">", above, gt), ("<=", at_most, le), ("<", below, lt))
-    for value in values:
-        number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(
-            value, bool
-        )
-        if not (
-            number
-            and math.isfinite(value)
-            and all(bound is None or holds(value, bound) for _, bound, holds in limits)
-        ):
-            bounds = " and ".join(
-                f"{sign} {bound}" for sign, bound, _ in limits if bound is not None
-            )
-            what = (
-                ("whole numbers as " if whole else "numbers as ")
-                if sequence
-                else ("a whole number as " if whole else "")
-            )
-            raise SettingError(
-                f"{type(owner).__name__} needs {what}{name} {bounds}, got {given!r}."
-            )
-    object.__setattr__(owner, name, tuple(values) if sequence else values[0])

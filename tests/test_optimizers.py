@@ -35,15 +35,16 @@ from onnxfit.optimizers import (
     Optimizer,
     RAdam,
     RMSprop,
-    apply_update,
-    clip_gradients,
     get_optimizer,
     initial_slots,
+    initial_slots_to_read,
     learning_rate_at,
 )
 from onnxfit.registry import from_config, registry, to_config
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.schedules import Cosine, Warmup
+from onnxfit.step import update as step_update
+from onnxfit.step.update import apply_update, clip_gradients
 from onnxfit.trainer import Trainer
 from tests.builds import needs_builder
 from tests.models import mlp
@@ -316,7 +317,7 @@ def test_slots_begin_as_copies(optimizer):
 @every_optimizer
 def test_slots_of_one_number_take_no_memory(optimizer):
     for name, w in start().items():
-        light = onnxfit.optimizers.initial_slots_to_read(optimizer, name, w)
+        light = initial_slots_to_read(optimizer, name, w)
         for slot, array in initial_slots(optimizer, name, w).items():
             np.testing.assert_array_equal(light[slot], array, strict=True)
             if array.size and (array == array.flat[0]).all():
@@ -744,7 +745,7 @@ PICKY = {
 
 def trained(optimizer, monkeypatch, small, **options):
     """A trainer after six steps, with weights of up to `small` elements updated together."""
-    monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", small)
+    monkeypatch.setattr(step_update, "MAX_ELEMENTS_TO_FUSE", small)
     trainer = Trainer(
         mlp((4, 8, 6, 3)), loss="cross_entropy", optimizer=optimizer, clip_value=0.5, **options
     )
@@ -795,12 +796,12 @@ def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
     """Many small weights are in several tensors, each with no more elements than one may have;
     nothing is alone in one.
     """
-    monkeypatch.setattr(onnxfit.optimizers, "MAX_ELEMENTS_TO_FUSE", 60)
-    monkeypatch.setattr(onnxfit.optimizers, "MAX_FUSED_ELEMENTS", 100)
+    monkeypatch.setattr(step_update, "MAX_ELEMENTS_TO_FUSE", 60)
+    monkeypatch.setattr(step_update, "MAX_FUSED_ELEMENTS", 100)
     sizes = {"a": 50, "b": 50, "c": 1, "large": 61, "d": 60, "e": 39, "f": 60, "none": 0}
     weights = {name: np.ones(n, np.float32) for name, n in sizes.items()}
     slots = {name: initial_slots(Adam(), name, w) for name, w in weights.items()}
-    assert onnxfit.optimizers.fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
+    assert step_update.fused_weights(Adam(), weights, slots) == [["a", "b"], ["c", "d", "e"]]
 
 
 @pytest.mark.parametrize("gradient", SOURCES)

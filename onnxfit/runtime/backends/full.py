@@ -8,11 +8,11 @@ import onnx
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.optimizers import fused_weights
 from onnxfit.runtime.backends.backend import Array, Backend, run_on, write_scalars
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.graphs import accumulate_graph, compact_train_graph, train_graph, update_graph
+from onnxfit.step.update import fused_weights
 
 __all__ = ["FullBackend"]
 
