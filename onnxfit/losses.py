@@ -1,9 +1,16 @@
-r"""Losses: what a prediction costs, per sample or element; the mean, weights and mask are applied
-once, by `Loss`.
+r"""Losses: the cost of a prediction, for each sample or element. `Loss` applies the mean, weights
+and masks, once for all.
 
 In the formulas $y$ is the label, $\hat y$ the model's output, $d = y - \hat y$. Every loss and its
 gradient are finite for outputs and labels of moderate size ($10^4$ and far beyond), at kinks and at
 the ends of ranges; where that takes a bound, the class says which.
+
+Several losses have a setting `from_logits`. True takes the output as logits (raw scores, any
+number), False as probabilities. None, the default, lets the graph decide: a Softmax or Sigmoid at
+its end, also behind operators that only move or scale numbers, means probabilities; an Add, Gemm,
+MatMul, Conv or LogSoftmax means logits. Where the graph does not tell, CrossEntropy and Focal take
+logits, BinaryCrossEntropy and KLDivergence probabilities, as Keras does. `Trainer.summary()` says
+what was decided. A setting that contradicts the graph is followed, with a UserWarning.
 """
 
 from __future__ import annotations
@@ -19,14 +26,22 @@ from typing import Any, ClassVar, Union, final
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx_ir as ir
 
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import SettingError
 from onnxfit.graph import names
-from onnxfit.graph.probabilities import source_of_probabilities
+from onnxfit.graph.labels import (
+    adopt_sizes,
+    align,
+    check_range,
+    fit_shape,
+    has_shape_of,
+    label_numbers,
+    refuse_where,
+)
+from onnxfit.graph.probabilities import decide_logits, source_of_probabilities
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import lookup, registry, snake_case
+from onnxfit.registry import check_number, is_number, lookup, registry
 
 __all__ = [
     "NLL",
@@ -55,7 +70,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 
-# below it a probability counts as this: its logarithm is then -69, and its slope still a float32
+# A probability below this counts as this: its logarithm is then -69, and its slope still a float32.
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
@@ -63,21 +78,39 @@ GREATEST_EXPONENT = 40.0
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    r"""The base of every loss.
+    r"""Base class of every loss.
 
-    A subclass returns $\ell$, one value per sample or per element, shape `(batch, ...)`; with
+    A subclass returns $\ell$, one value per sample or per element, shape `(batch, ...)`. With
     sample weights $s$ and element weights $e$ (`element_weights`, 1 unless overridden) the loss of
-    a batch is the scalar
+    a batch is a scalar. `reduction` says which:
 
-    - `reduction="mean"`: $\sum s e \ell / \sum e$; a weighted row counts as a row, as in Keras;
-    - `reduction="weighted_mean"`: $\sum s e \ell / \sum s e$;
-    - `reduction="sum"`: $\sum s e \ell$.
+    - "mean": $\sum s e \ell / \sum e$; a weighted row counts as a row, as in Keras;
+    - "weighted_mean": $\sum s e \ell / \sum s e$;
+    - "sum": $\sum s e \ell$.
 
-    `label_range` says which labels make sense; `prepare` refuses others, and what is not finite in
-    the output's element type.
+    SettingError for another `reduction`.
+
+    To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
+    follows from it. Settings are fields; a `__post_init__` that checks them calls
+    `super().__post_init__()`. `label_range` bounds the labels. Override `target` and `prepare` for
+    labels that do not look like the output, and `element_weights` for a mask. A plain function
+    `(op, y_true, y_pred) -> Value` does for a loss without settings.
+
+    >>> @dataclass(frozen=True)
+    ... class Linex(Loss):
+    ...     a: float = -1.0
+    ...
+    ...     def __call__(self, op, y_true, y_pred):
+    ...         scaled = self.a * (y_pred - y_true)
+    ...         return op.Exp(scaled) - scaled - 1
+    >>> graph = Linex(a=-2.0).build_onnx_function(gradient=True).graph
+    >>> [v.name for v in graph.output]
+    ['loss', 'y_pred_grad']
     """
 
     label_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    # Of a loss with a field `from_logits`: what None means where the graph does not tell.
+    assumes_logits: ClassVar[bool] = True
 
     reduction: str = field(default="mean", kw_only=True)
 
@@ -90,52 +123,64 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        """The loss per sample or element, shape `(batch, ...)`."""
+        """Return the loss per sample or element, shape `(batch, ...)`.
+
+        `op` builds the graph, `y_true` are the labels as `prepare` returns them, `y_pred` is the
+        model's output.
+        """
 
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
-        """What each entry of the result counts (class weights, a mask), in a shape that broadcasts
-        to the result's; None: all count 1.
+        """Return the weight of each entry of the loss (class weights, a mask), in a shape that
+        broadcasts to the loss's; None if all count 1.
+
+        `op`, `y_true` and `y_pred` are those of the call.
         """
         return None
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
-        """The type and shape of `y_true` for a model output; by default those of the output itself."""
+        """Return the type and shape of the labels for the output `y_pred`: by default the same."""
         return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        """Labels as the graph wants them: the output's element type, `(n,)` as `(n, 1)` where the
-        output has a last axis of 1, and back.
+        """Return the labels `y` as the graph wants them for the output `y_pred`.
 
-        DataError where labels and output cannot meet, or a label is NaN, infinite or out of range;
+        They get the output's element type. Labels `(n,)` become `(n, 1)` where the output has a
+        last axis of 1, and `(n, 1)` becomes `(n,)` where it has none.
+
+        DataError where labels and output do not fit, or a label is NaN, infinite or out of range;
         it names the first such row.
+
+        >>> spec = TensorSpec("y", np.dtype("float32"), ("batch", 1))
+        >>> MeanSquaredError().prepare([1, 2], spec).tolist()
+        [[1.0], [2.0]]
         """
-        wanted = self.target(y_pred)
-        labels = _aligned(self, _numbers(self, y), wanted, y_pred)
+        expected = self.target(y_pred)
+        labels = _align(self, label_numbers(_name(self), y), expected, y_pred)
         low, high = self.label_range
-        _check_range(self, labels, low, high, wanted.dtype, y_pred)
-        return labels.astype(wanted.dtype, copy=False)
+        check_range(_name(self), labels, low, high, expected.dtype, y_pred)
+        return labels.astype(expected.dtype, copy=False)
 
     @final
     def reduce(
         self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
     ) -> tuple[Value, Value | None]:
-        """The scalar loss of a batch, and what it counts: the divisor where that is not simply the
-        number of entries, else None.
+        """Return the scalar loss of a batch, and its divisor: None where that is the number of
+        entries.
 
-        `sample_weight` has shape `(batch,)`. An input of labels or weights with a size of its own
-        gets the output's for it.
+        `op`, `y_true` and `y_pred` are those of the call; `sample_weight` has shape `(batch,)`. An
+        input of labels or weights whose sizes are unknown gets the output's.
         """
         return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight))
 
     def _costs(
         self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
     ) -> tuple[Value, Value | None, Value | None]:
-        """What each entry costs, all weights applied; the element weights; and those together with
-        the sample weights.
+        """The cost of each entry, all weights applied; the element weights; and the element weights
+        times the sample weights.
         """
-        _adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
+        adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
         if sample_weight is not None and y_pred.shape:
-            _adopt_sizes(sample_weight, y_pred.shape[:1])
+            adopt_sizes(sample_weight, y_pred.shape[:1])
         loss = self(op, y_true, y_pred)
         if loss.rank == 0:
             if sample_weight is not None:
@@ -163,11 +208,10 @@ class Loss(ABC):
         count = elements if self.reduction == "mean" else weights
         if count is None:
             return op.ReduceMean(costs, keepdims=0), None
-        # a weight that broadcasts counts once for each entry it weighs
-        total = op.ReduceSum(
-            count if count.shape == costs.shape else op.Expand(count, op.Shape(costs)), keepdims=0
-        )
-        # a batch in which nothing counts costs 0, not 0/0
+        if count.shape != costs.shape:  # a weight counts once for each entry it weighs
+            count = op.Expand(count, op.Shape(costs))
+        total = op.ReduceSum(count, keepdims=0)
+        # A batch in which nothing counts costs 0, not 0/0.
         return op.ReduceSum(costs, keepdims=0) / op.Max(total, np.finfo(costs.dtype).tiny), total
 
     def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
@@ -178,9 +222,8 @@ class Loss(ABC):
             )
         if costs.rank == 1:
             return costs
-        return (op.ReduceSum if self.reduction == "sum" else op.ReduceMean)(
-            costs, list(range(1, costs.rank)), keepdims=0
-        )
+        reduce = op.ReduceSum if self.reduction == "sum" else op.ReduceMean
+        return reduce(costs, list(range(1, costs.rank)), keepdims=0)
 
     def build_onnx_function(
         self,
@@ -191,20 +234,21 @@ class Loss(ABC):
         by_row: bool = False,
         sample_weight: bool = False,
     ) -> onnx.ModelProto:
-        """The loss of a batch as a model of its own, for outputs of this shape and type:
+        """Build the loss of a batch as a model, `y_true`, `y_pred` -> `loss`, that runs in any
+        onnxruntime.
 
-        `y_true`, `y_pred` -> `loss`, shape `()`.
-
-        `y_true` is what `prepare` gives. `sample_weight=True` adds an input of that name, float32
-        of shape `(batch,)`; `gradient=True` the output `y_pred_grad`; `by_row=True` the output
-        `losses`, shape `(batch,)`: what each row costs, weights applied, as the mean over its
-        entries (their sum for `reduction="sum"`). It runs in any onnxruntime.
+        - `shape`, `dtype`: of the output `y_pred`; a size may be a name. `y_true` is what `prepare`
+          returns, `loss` has shape `()`.
+        - `gradient`: add the output `y_pred_grad`.
+        - `by_row`: add the output `losses`, shape `(batch,)`: the cost of each row, weights
+          applied, as the mean over its entries (their sum for `reduction="sum"`).
+        - `sample_weight`: add an input of that name, float32 of shape `(batch,)`.
 
         >>> graph = MeanSquaredError().build_onnx_function(gradient=True).graph
         >>> [v.name for v in graph.input], [v.name for v in graph.output]
         (['y_true', 'y_pred'], ['loss', 'y_pred_grad'])
         """
-        # Imported late: a formula does not need the differentiator.
+        # Imported late: a loss is a formula, and does not need the differentiator.
         from onnxfit.gradients import functions
 
         op = functions.new_function(self)
@@ -212,11 +256,9 @@ class Loss(ABC):
         labels = self.target(spec)
         y_true = op.input("y_true", labels.dtype, labels.shape or ())
         y_pred = op.input("y_pred", spec.dtype, shape)
-        weights = (
-            op.input(names.SAMPLE_WEIGHT, np.float32, spec.shape[:1])
-            if sample_weight and spec.shape
-            else None
-        )
+        weights = None
+        if sample_weight and spec.shape:
+            weights = op.input(names.SAMPLE_WEIGHT, np.float32, spec.shape[:1])
         costs = self._costs(op, y_true, y_pred, weights)
         op.output(names.LOSS, self._reduced(op, *costs)[0])
         if by_row:
@@ -224,34 +266,33 @@ class Loss(ABC):
         return functions.finished(op, (names.LOSS, "y_pred") if gradient else None)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
-        """What the output's sizes say about those of the labels."""
-        wanted = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape)).shape
-        return y_pred.shape if wanted is None or len(wanted) != y_true.rank else wanted
+        """The sizes of the labels, as far as those of the output tell."""
+        expected = self.target(TensorSpec(y_pred.name, y_pred.dtype, y_pred.shape)).shape
+        if expected is None or len(expected) != y_true.rank:
+            return y_pred.shape
+        return expected
 
 
 LossLike = Union[str, Loss, type[Loss], LossFunction]
 
 
 def get_loss(spec: LossLike) -> Loss:
-    """A Loss from a name, a Loss, a Loss class, or a function `(op, y_true, y_pred) -> Value`, one
-    value per sample or a scalar.
+    """Return the loss that `spec` means.
 
-    UnknownNameError with the nearest name, or SettingError for anything else.
+    `spec` is a name, a Loss, which is returned as it is, a Loss class, or a function `(op, y_true,
+    y_pred) -> Value` that returns one value per sample or a scalar. UnknownNameError (a
+    SettingError), with the nearest name, for a name that no loss has; SettingError for anything
+    else.
 
-    >>> get_loss("huber"), get_loss("MSE"), get_loss("sparse_categorical_crossentropy").from_logits
-    (Huber(reduction='mean', delta=1.0), MeanSquaredError(reduction='mean'), True)
+    >>> get_loss("huber"), get_loss("MSE")
+    (Huber(reduction='mean', delta=1.0), MeanSquaredError(reduction='mean'))
     >>> get_loss("cross_entrpy")
     Traceback (most recent call last):
         ...
-    onnxfit.errors.UnknownNameError: No loss is called 'cross_entrpy'. Did you mean 'cross_entropy'? Known: ...
+    onnxfit.errors.UnknownNameError: No loss is called 'cross_entrpy'. Did you mean ...
     """
     if isinstance(spec, str):
-        known = registry(__name__, Loss)  # type: ignore[type-abstract]
-        return lookup(
-            "loss",
-            next((n for n in (spec, snake_case(spec), spec.lower()) if n in known), spec),
-            known,
-        )
+        return lookup("loss", spec, registry(__name__, Loss))  # type: ignore[type-abstract]
     if isinstance(spec, Loss):
         return spec
     if isinstance(spec, type) and issubclass(spec, Loss):
@@ -275,11 +316,11 @@ def get_loss(spec: LossLike) -> Loss:
 
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
-    """A function `(op, y_true, y_pred) -> Value` as a Loss: one value per sample or element, or a
-    scalar, which stays as it is.
+    """A function `(op, y_true, y_pred) -> Value` as a Loss.
 
-    Labels of the output's shape are cast to its element type; others, such as class indices, go in
-    as they are.
+    `function` returns one value per sample or element, or a scalar, which stays as it is. Labels of
+    the output's shape are cast to its element type; others, such as class indices, go in as they
+    are. `reduction` is that of `Loss`.
     """
 
     function: LossFunction
@@ -291,15 +332,13 @@ class FunctionLoss(Loss):
         return loss
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = _numbers(self, y)
-        return (
-            labels
-            if _fitted(labels, self.target(y_pred)) is None
-            else super().prepare(labels, y_pred)
-        )
+        labels = label_numbers(_name(self), y)
+        if fit_shape(labels, self.target(y_pred)) is None:
+            return labels
+        return super().prepare(labels, y_pred)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
-        # labels may have a shape of their own
+        # Labels may have a shape of their own.
         return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None
 
 
@@ -308,7 +347,13 @@ class FunctionLoss(Loss):
 
 @dataclass(frozen=True)
 class MeanSquaredError(Loss):
-    r"""Squared error $d^2$; its gradient is $-2 d$ before the reduction."""
+    r"""Squared error $d^2$; the gradient is $-2 d$ before the reduction.
+
+    Labels have the output's shape; the loss has the unit of $y^2$. `reduction` is that of `Loss`.
+
+    >>> get_loss("mse")
+    MeanSquaredError(reduction='mean')
+    """
 
     aliases = ("mse", "mse_loss", "l2", "l2_loss", "squared_error")
 
@@ -319,7 +364,13 @@ class MeanSquaredError(Loss):
 
 @dataclass(frozen=True)
 class MeanAbsoluteError(Loss):
-    r"""Absolute error $|d|$; its gradient is $-\mathrm{sign}(d)$, and 0 where $d = 0$."""
+    r"""Absolute error $|d|$; the gradient is $-\mathrm{sign}(d)$, and 0 where $d = 0$.
+
+    Labels have the output's shape; the loss has the unit of $y$. `reduction` is that of `Loss`.
+
+    >>> get_loss("mae")
+    MeanAbsoluteError(reduction='mean')
+    """
 
     aliases = ("mae", "mae_loss", "l1", "l1_loss", "absolute_error")
 
@@ -329,8 +380,15 @@ class MeanAbsoluteError(Loss):
 
 @dataclass(frozen=True)
 class Elastic(Loss):
-    r"""$l_1 |d| + l_2 d^2$, with `l1_weight`, `l2_weight` $\ge 0$; its gradient is
-    $-l_1\,\mathrm{sign}(d) - 2 l_2 d$.
+    r"""Elastic error $l_1 |d| + l_2 d^2$; the gradient is $-l_1\,\mathrm{sign}(d) - 2 l_2 d$.
+
+    Labels have the output's shape.
+
+    - `l1_weight` $l_1 \ge 0$, `l2_weight` $l_2 \ge 0$.
+    - `reduction` is that of `Loss`.
+
+    >>> Elastic(l1_weight=0.1, l2_weight=0.9)
+    Elastic(reduction='mean', l1_weight=0.1, l2_weight=0.9)
     """
 
     l1_weight: float = 0.5
@@ -338,8 +396,8 @@ class Elastic(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "l1_weight >= 0", self.l1_weight, lambda v: v >= 0)
-        _require(self, "l2_weight >= 0", self.l2_weight, lambda v: v >= 0)
+        check_number(self, "l1_weight", at_least=0)
+        check_number(self, "l2_weight", at_least=0)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = y_true - y_pred
@@ -348,8 +406,16 @@ class Elastic(Loss):
 
 @dataclass(frozen=True)
 class Huber(Loss):
-    r"""$\tfrac12 d^2$ where $|d| \le \delta$, else $\delta (|d| - \tfrac12 \delta)$, with `delta`
-    $> 0$ (Huber 1964; `torch.nn.HuberLoss`).
+    r"""Huber loss: $\tfrac12 d^2$ where $|d| \le \delta$, else $\delta (|d| - \tfrac12 \delta)$
+    (Huber 1964; `torch.nn.HuberLoss`).
+
+    Labels have the output's shape.
+
+    - `delta` $\delta > 0$, in the unit of $y$.
+    - `reduction` is that of `Loss`.
+
+    >>> Huber(delta=2.0)
+    Huber(reduction='mean', delta=2.0)
     """
 
     aliases = ("huber_loss", "smooth_l1")
@@ -358,7 +424,7 @@ class Huber(Loss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "delta > 0", self.delta, lambda v: v > 0)
+        check_number(self, "delta", above=0)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         distance = abs(y_pred - y_true)
@@ -368,7 +434,14 @@ class Huber(Loss):
 
 @dataclass(frozen=True)
 class LogCosh(Loss):
-    r"""$\log\cosh d = |d| + \log(1 + e^{-2|d|}) - \log 2$; its gradient is $-\tanh d$."""
+    r"""Logarithm of the hyperbolic cosine, $\log\cosh d = |d| + \log(1 + e^{-2|d|}) - \log 2$; the
+    gradient is $-\tanh d$ (`keras.losses.LogCosh`).
+
+    Labels have the output's shape. `reduction` is that of `Loss`.
+
+    >>> get_loss("log_cosh")
+    LogCosh(reduction='mean')
+    """
 
     aliases = ("logcosh",)
 
@@ -379,10 +452,14 @@ class LogCosh(Loss):
 
 @dataclass(frozen=True)
 class MeanSquaredLogarithmicError(Loss):
-    r"""$(\log(1 + y) - \log(1 + \hat y))^2$ for labels $y \ge 0$.
+    r"""Squared error of the logarithms, $(\log(1 + y) - \log(1 + \hat y))^2$, for labels $y \ge 0$.
 
-    Below 0 the logarithm of the output goes on as a straight line, $\log(1 + \hat y) := \hat y$: a
-    model that starts there is led out (clipping, as Keras does, gives it no gradient).
+    Below 0 the logarithm of the output goes on as a straight line, $\log(1 + \hat y) := \hat y$, so
+    that a model that starts there has a gradient (Keras clips, which gives none). Labels have the
+    output's shape. `reduction` is that of `Loss`.
+
+    >>> get_loss("msle")
+    MeanSquaredLogarithmicError(reduction='mean')
     """
 
     aliases = ("msle",)
@@ -395,8 +472,14 @@ class MeanSquaredLogarithmicError(Loss):
 
 @dataclass(frozen=True)
 class MeanAbsolutePercentageError(Loss):
-    r"""$100\,|d| / \max(|y|, 10^{-7})$, in percent, as in Keras; a label of 0 makes it very large,
-    so that one may prefer another loss.
+    r"""Relative error $100\,|d| / \max(|y|, 10^{-7})$, in percent
+    (`keras.losses.MeanAbsolutePercentageError`).
+
+    A label of 0 makes the loss very large. Labels have the output's shape. `reduction` is that of
+    `Loss`.
+
+    >>> get_loss("mape")
+    MeanAbsolutePercentageError(reduction='mean')
     """
 
     aliases = ("mape",)
@@ -407,8 +490,16 @@ class MeanAbsolutePercentageError(Loss):
 
 @dataclass(frozen=True)
 class Quantile(Loss):
-    r"""$\max(q d, (q - 1) d)$: the least-loss prediction is the `quantile` $q$, $0 < q < 1$, of the
+    r"""Pinball loss $\max(q d, (q - 1) d)$: smallest where the output is the quantile $q$ of the
     labels (Koenker and Bassett 1978).
+
+    Labels have the output's shape; the loss has the unit of $y$.
+
+    - `quantile` $q$ in (0, 1).
+    - `reduction` is that of `Loss`.
+
+    >>> Quantile(0.9)
+    Quantile(reduction='mean', quantile=0.9)
     """
 
     aliases = ("quantile_loss", "pinball", "pinball_loss")
@@ -426,12 +517,18 @@ class Quantile(Loss):
 
 @dataclass(frozen=True)
 class Poisson(Loss):
-    r"""The negative log-likelihood of counts $y \ge 0$, without the term that depends on $y$ alone.
+    r"""Negative log-likelihood of counts $y \ge 0$, without the term that depends on $y$ alone.
 
-    With `log_input=True` the output is the logarithm of the rate, any number: $e^{\hat y} - y \hat
-    y$ (`torch.nn.PoissonNLLLoss`); above 40 the exponential goes on as its tangent. With
-    `log_input=False` it is the rate: $\hat y - y \log \hat y$ (Keras); below 1e-7 the rate counts
-    as 1e-7 and its logarithm goes on as its tangent.
+    Labels have the output's shape.
+
+    - `log_input=True`: the output is the logarithm of the rate, any number: $e^{\hat y} - y \hat
+      y$ (`torch.nn.PoissonNLLLoss`). Above 40 the exponential goes on as its tangent.
+    - `log_input=False`: the output is the rate: $\hat y - y \log \hat y$ (`keras.losses.Poisson`).
+      A rate below 1e-7 counts as 1e-7, and its logarithm goes on as its tangent.
+    - `reduction` is that of `Loss`.
+
+    >>> Poisson(log_input=False)
+    Poisson(reduction='mean', log_input=False)
     """
 
     aliases = ("poisson_nll", "poisson_nll_loss")
@@ -448,14 +545,20 @@ class Poisson(Loss):
 
 @dataclass(frozen=True)
 class GaussianNLL(Loss):
-    r"""$\tfrac12 (\log v + (y - \mu)^2 / v)$, the negative log-likelihood of a normal distribution
-    without its constant.
+    r"""Negative log-likelihood of a normal distribution, without its constant:
+    $\tfrac12 (\log v + (y - \mu)^2 / v)$ (Nix and Weigend 1994; `torch.nn.GaussianNLLLoss`).
 
     The output's last axis holds the means $\mu$, then as many values for the variances $v$: output
-    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. With `log_variance=True` these are $\log
-    v$, any number (below -40, $1/v$ goes on as its tangent); with `log_variance=False` they are
-    $v$, of which what is below 1e-6 counts as 1e-6 (`torch.nn.GaussianNLLLoss`). Source: Nix and
-    Weigend 1994.
+    `(batch, ..., 2k)`, labels and loss `(batch, ..., k)`. SettingError for an output with an odd
+    last axis.
+
+    - `log_variance=True`: the values are $\log v$, any number; below -40, $1/v$ goes on as its
+      tangent.
+    - `log_variance=False`: the values are $v$; a variance below 1e-6 counts as 1e-6.
+    - `reduction` is that of `Loss`.
+
+    >>> GaussianNLL().target(TensorSpec("y", np.dtype("float32"), ("batch", 6))).shape
+    ('batch', 3)
     """
 
     aliases = ("gaussian_nll", "gaussian_nll_loss")
@@ -471,11 +574,8 @@ class GaussianNLL(Loss):
                 "GaussianNLL needs an output whose last axis holds means, then as many variances;"
                 f" got {y_pred}."
             )
-        return TensorSpec(
-            "y_true",
-            y_pred.dtype,
-            (*y_pred.shape[:-1], last // 2 if isinstance(last, int) else None),
-        )
+        half = last // 2 if isinstance(last, int) else None
+        return TensorSpec("y_true", y_pred.dtype, (*y_pred.shape[:-1], half))
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         mean, spread = op.Split(y_pred, _outputs=2, axis=-1, num_outputs=2)
@@ -491,7 +591,14 @@ class GaussianNLL(Loss):
 
 @dataclass(frozen=True)
 class Hinge(Loss):
-    r"""$\max(0, 1 - y \hat y)$ for labels -1 and 1, or 0 and 1, of which `prepare` makes -1 and 1."""
+    r"""Hinge loss $\max(0, 1 - y \hat y)$ for labels -1 and 1 (Cortes and Vapnik 1995).
+
+    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is that of
+    `Loss`.
+
+    >>> Hinge().prepare([0, 1], TensorSpec("y", np.dtype("float32"), ("batch",))).tolist()
+    [-1.0, 1.0]
+    """
 
     aliases = ("hinge_loss",)
 
@@ -504,8 +611,13 @@ class Hinge(Loss):
 
 @dataclass(frozen=True)
 class SquaredHinge(Loss):
-    r"""$\max(0, 1 - y \hat y)^2$ for labels -1 and 1, or 0 and 1, of which `prepare` makes -1 and
-    1.
+    r"""Squared hinge loss $\max(0, 1 - y \hat y)^2$ for labels -1 and 1.
+
+    Labels have the output's shape; `prepare` makes -1 and 1 of 0 and 1. `reduction` is that of
+    `Loss`.
+
+    >>> get_loss("squared_hinge")
+    SquaredHinge(reduction='mean')
     """
 
     aliases = ("squared_hinge_loss",)
@@ -520,29 +632,43 @@ class SquaredHinge(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
-    r"""$-p\,y \log q - (1 - y) \log(1 - q)$ for the probability $q$ that the label is 1; each
-    element of the output is a yes or no of its own.
+    r"""Binary cross entropy $-p\,y \log q - (1 - y) \log(1 - q)$ for the probability $q$ that the
+    label is 1; each element of the output is a yes or no of its own.
 
-    The output is $q$, in which 0 and 1 count as 1e-30 away from there (with no gradient at the
-    wrong end: prefer logits), or, with `from_logits=True`, any number $s$ with $q = 1/(1 +
-    e^{-s})$. Labels lie in [0, 1]; `label_smoothing` $a$ in [0, 1) makes $(1 - a) y + a/2$ of them.
-    `pos_weight` $p > 0$ is what a label of 1 counts: one number, or one for each entry of the last
-    axis (`torch.nn.BCEWithLogitsLoss`).
+    Labels lie in [0, 1] and have the output's shape.
+
+    - `from_logits`: False for an output $q$, in which 0 and 1 count as 1e-30 away from there (with
+      no gradient at the wrong end: prefer logits); True for any number $s$ with $q = 1/(1 +
+      e^{-s})$; None for what the graph shows, as the module describes.
+    - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) y + a/2$.
+    - `pos_weight` $p > 0$, the weight of a label of 1: None for 1, one number, or one for each
+      entry of the last axis (`torch.nn.BCEWithLogitsLoss`).
+    - `reduction` is that of `Loss`.
+
+    >>> get_loss("bce")
+    BinaryCrossEntropy(reduction='mean', from_logits=None, label_smoothing=0.0, pos_weight=None)
     """
 
     aliases: ClassVar[tuple[str, ...]] = (
-        "bce", "bce_loss", "binary_crossentropy", "binary_cross_entropy_loss", "log", "log_loss", "logloss",
-    )  # fmt: skip
+        "bce",
+        "bce_loss",
+        "binary_crossentropy",
+        "binary_cross_entropy_loss",
+        "log",
+        "log_loss",
+        "logloss",
+    )
     label_range = (0.0, 1.0)
+    assumes_logits: ClassVar[bool] = False
 
-    from_logits: bool = False
+    from_logits: bool | None = None
     label_smoothing: float = 0.0
     pos_weight: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self, "0 <= label_smoothing < 1", self.label_smoothing, lambda v: 0 <= v < 1)
-        if _is_number(self.pos_weight):
+        if is_number(self.pos_weight):
             _require(self, "pos_weight > 0", self.pos_weight, lambda v: v > 0)
         elif self.pos_weight is not None:
             _set_numbers(self, "pos_weight", self.pos_weight, "pos_weight > 0", lambda v: v > 0)
@@ -553,31 +679,39 @@ class BinaryCrossEntropy(Loss):
         return super().target(y_pred)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        _warn_of_wrong_scale(self, y_pred, self.from_logits)
+        logits = _takes_logits(self, y_pred)
         if self.label_smoothing:
             y_true = (1 - self.label_smoothing) * y_true + self.label_smoothing / 2
-        positive = (
-            y_true
-            if self.pos_weight is None
-            else y_true * op.constant(self.pos_weight, y_true.dtype)
-        )
+        positive = y_true
+        if self.pos_weight is not None:
+            positive = y_true * op.constant(self.pos_weight, y_true.dtype)
         negative = 1 - y_true
-        if self.from_logits:
+        if logits:
             return (positive + negative) * _softplus(op, -y_pred) + negative * y_pred
         return -(positive * _log(op, y_pred) + negative * _log(op, 1 - y_pred))
 
 
 @dataclass(frozen=True)
 class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
-    r"""BinaryCrossEntropy of raw scores, `from_logits=True`, by a name of its own: the gradient of
-    a score is $q - y$ before the reduction.
+    r"""Binary cross entropy of raw scores, whatever the graph shows: `from_logits` is True.
+
+    The gradient of a score is $q - y$ before the reduction. `label_smoothing`, `pos_weight` and
+    `reduction` are those of `BinaryCrossEntropy`.
+
+    >>> get_loss("bce_with_logits").from_logits
+    True
     """
 
     aliases: ClassVar[tuple[str, ...]] = (
-        "bce_with_logits", "bce_with_logits_loss", "binary_crossentropy_with_logits", "neglog", "sigmoid_cross_entropy",
-    )  # fmt: skip
+        "bce_with_logits",
+        "bce_with_logits_loss",
+        "binary_crossentropy_with_logits",
+        "neglog",
+        "sigmoid_cross_entropy",
+    )
+    assumes_logits: ClassVar[bool] = True
 
-    from_logits: bool = True
+    from_logits: bool | None = True
 
 
 # ---------------------------------------------------------------------- several classes
@@ -585,14 +719,17 @@ class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
 
 @dataclass(frozen=True)
 class ClassLoss(Loss):
-    """What losses over class indices share: the axis of the classes, what each class counts, and
-    which label counts nothing.
+    """Base class of losses over class indices: the axis of the classes, weights and a mask.
 
     Labels are class indices, shaped like the output without its axis of classes: integers of any
-    width, or floats that are whole numbers. `axis` is that of the classes: by default 1 for outputs
-    of rank 4 and more (images, `(batch, classes, height, width)`), else the last. `class_weights`
-    are one number $\\ge 0$ per class; "mean" divides by their sum over the labels, as torch does.
-    Labels equal to `ignore_index` count nothing.
+    width, or floats that are whole numbers.
+
+    - `axis`: of the classes; None for 1 where the output has rank 4 and more (images, `(batch,
+      classes, height, width)`), else the last.
+    - `class_weights`: None, or one number >= 0 per class; "mean" divides by their sum over the
+      labels, as torch does.
+    - `ignore_index`: labels equal to this count nothing.
+    - `reduction` is that of `Loss`.
     """
 
     axis: int | None = field(default=None, kw_only=True)
@@ -607,7 +744,7 @@ class ClassLoss(Loss):
             )
 
     def class_axis(self, rank: int) -> int:
-        """The axis of the classes in an output of this rank, from 1 on."""
+        """Return the axis of the classes in an output of this rank, from 1 on."""
         return _class_axis(self, self.axis, rank)
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
@@ -626,51 +763,52 @@ class ClassLoss(Loss):
         )
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels, wanted = _numbers(self, y), self.target(y_pred)
+        labels = label_numbers(_name(self), y)
+        expected = self.target(y_pred)
         classes: Dim = None
         if y_pred.shape is not None:
             axis = self.class_axis(len(y_pred.shape))
             classes = y_pred.shape[axis]
             if labels.ndim == len(y_pred.shape) and labels.shape[axis] == 1:
                 labels = labels.squeeze(axis)
-            labels = _aligned(self, labels, wanted, y_pred)
+            labels = _align(self, labels, expected, y_pred)
         last = classes - 1 if isinstance(classes, int) else None
-        expected = (
-            f"class indices from 0 to {last}" if last is not None else "class indices from 0 on"
-        )
+        expected_labels = "class indices from 0 " + ("on" if last is None else f"to {last}")
         if labels.dtype.kind == "f":
             with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
                 whole = labels.astype(np.int64)
-            _refuse(self, labels, whole != labels, expected, y_pred)
+            refuse_where(_name(self), labels, whole != labels, expected_labels, y_pred)
             labels = whole
-        if labels.size and (labels.min() < 0 or (last is not None and labels.max() > last)):
-            wrong = (labels < 0) | (labels > (np.inf if last is None else last))
-            if self.ignore_index is not None:
-                wrong &= labels != self.ignore_index
-            hint = (
-                f" With ignore_index={labels[wrong][0]} such labels count nothing."
-                if wrong.any() and labels[wrong][0] < 0
-                else ""
-            )
-            _refuse(self, labels, wrong, expected, y_pred, hint)
+        self._refuse_outside(labels, last, expected_labels, y_pred)
         return labels.astype(np.int64, copy=False)
+
+    def _refuse_outside(
+        self, labels: Array, last: int | None, expected: str, y_pred: TensorSpec
+    ) -> None:
+        if not labels.size or (labels.min() >= 0 and (last is None or labels.max() <= last)):
+            return
+        wrong = (labels < 0) | (labels > (np.inf if last is None else last))
+        if self.ignore_index is not None:
+            wrong &= labels != self.ignore_index
+        hint = ""
+        if wrong.any() and labels[wrong][0] < 0:
+            hint = f" With ignore_index={labels[wrong][0]} such labels count nothing."
+        refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
 
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         if not _is_index(y_true):
             return None
-        counted = (
-            None
-            if self.ignore_index is None
-            else op.cast(~op.Equal(y_true, self.ignore_index), y_pred.dtype)
-        )
+        counted = None
+        if self.ignore_index is not None:
+            counted = op.cast(~op.Equal(y_true, self.ignore_index), y_pred.dtype)
         if self.class_weights is None:
             return counted
         weights = self._of_label(op, y_true, self.class_weights, y_pred.dtype)
         return weights if counted is None else weights * counted
 
     def pick(self, op: GraphBuilder, values: Value, y_true: Value) -> Value:
-        """Of values with an axis of classes, those of the labels; some number where a label is
-        ignored.
+        """Return, of values with an axis of classes, those of the labels; some number where a label
+        is ignored.
         """
         axis = self.class_axis(values.rank)
         return op.Squeeze(
@@ -684,33 +822,46 @@ class ClassLoss(Loss):
         return op.Gather(op.constant(np.array(per_class, dtype)), self._index(op, y_true))
 
     def _index(self, op: GraphBuilder, y_true: Value) -> Value:
-        return (
-            y_true
-            if self.ignore_index is None
-            else op.Where(op.Equal(y_true, self.ignore_index), 0, y_true)
-        )
+        if self.ignore_index is None:
+            return y_true
+        return op.Where(op.Equal(y_true, self.ignore_index), 0, y_true)
 
 
 @dataclass(frozen=True)
 class CrossEntropy(ClassLoss):
-    r"""$-\sum_c q_c \log p_c$ over the classes, where $p$ is what the model predicts and $q$ the
-    label.
+    r"""Cross entropy $-\sum_c q_c \log p_c$ over the classes, where $p$ is what the model predicts
+    and $q$ the label (`torch.nn.CrossEntropyLoss`).
 
-    With `from_logits=True` the output is any numbers $s$, and $p = \mathrm{softmax}(s)$; else it is
-    $p$, of which 0 counts as 1e-30 (with no gradient: prefer logits). Labels are class indices ($q$
-    is 1 there), or probabilities of the output's shape. `label_smoothing` $a$ in [0, 1) makes $(1 -
-    a) q + a / C$ of them, for $C$ classes. Axis, weights and ignored labels as in `ClassLoss`; with
-    `class_weights` $w$ the sum is over $w_c q_c \log p_c$, "mean" divides by the $w$ of the labels
-    if they are indices and by the number of rows if they are probabilities, and a label of weight 0
-    counts nothing (`torch.nn.CrossEntropyLoss`).
+    Labels are class indices ($q$ is 1 there), or probabilities of the output's shape.
+
+    - `from_logits`: True for an output of any numbers $s$, $p = \mathrm{softmax}(s)$; False for
+      $p$, of which 0 counts as 1e-30 (with no gradient: prefer logits); None for what the graph
+      shows, as the module describes.
+    - `label_smoothing` $a$ in [0, 1): labels become $(1 - a) q + a / C$, for $C$ classes.
+    - `class_weights` $w$: None, or one number $\ge 0$ per class. The sum is over $w_c q_c \log
+      p_c$; "mean" divides by the $w$ of the labels if they are indices, by the number of rows if
+      they are probabilities. A label of weight 0 counts nothing.
+    - `axis`, `ignore_index` and `reduction` are those of `ClassLoss`: the axis of the classes, a
+      label that counts nothing, and the reduction.
+
+    >>> CrossEntropy(ignore_index=-100).prepare(
+    ...     [2, -100], TensorSpec("y", np.dtype("float32"), ("batch", 3))
+    ... ).tolist()
+    [2, -100]
     """
 
     aliases = (
-        "crossentropy", "cross_entropy_loss", "categorical_crossentropy", "categorical_cross_entropy", "sparse_categorical_crossentropy",
-        "sparse_categorical_cross_entropy", "sparse_crossentropy", "softmax_cross_entropy",
-    )  # fmt: skip
+        "crossentropy",
+        "cross_entropy_loss",
+        "categorical_crossentropy",
+        "categorical_cross_entropy",
+        "sparse_categorical_crossentropy",
+        "sparse_categorical_cross_entropy",
+        "sparse_crossentropy",
+        "softmax_cross_entropy",
+    )
 
-    from_logits: bool = field(default=True, kw_only=True)
+    from_logits: bool | None = field(default=None, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -718,17 +869,16 @@ class CrossEntropy(ClassLoss):
         _require(self, "0 <= label_smoothing < 1", self.label_smoothing, lambda v: 0 <= v < 1)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        labels = _numbers(self, y)
-        if _same_shape(labels, y_pred):
-            _check_range(
-                self, labels, 0.0, 1.0, y_pred.dtype, y_pred, "class indices, or probabilities"
-            )
+        labels = label_numbers(_name(self), y)
+        if has_shape_of(labels, y_pred):
+            kind = "class indices, or probabilities"
+            check_range(_name(self), labels, 0.0, 1.0, y_pred.dtype, y_pred, kind)
             return labels.astype(y_pred.dtype, copy=False)
         return super().prepare(labels, y_pred)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         axis = self.class_axis(y_pred.rank)
-        log_p = _log_probabilities(self, op, y_pred, axis, self.from_logits)
+        log_p = _log_probabilities(self, op, y_pred, axis)
         weighted = log_p
         if self.class_weights is not None:
             shape = [-1] + [1] * (log_p.rank - axis - 1)
@@ -741,20 +891,22 @@ class CrossEntropy(ClassLoss):
             return loss
         uniform = -op.ReduceMean(weighted, [axis], keepdims=0)
         if self.class_weights is not None and _is_index(y_true):
-            # `element_weights` will multiply by the label's weight, and this term has its weights
-            # already
-            uniform = uniform * self._of_label(
-                op, y_true, [1 / w if w else 0.0 for w in self.class_weights], uniform.dtype
-            )
+            # `element_weights` multiplies by the label's weight, and this term has its weights
+            # already.
+            inverse = [1 / w if w else 0.0 for w in self.class_weights]
+            uniform = uniform * self._of_label(op, y_true, inverse, uniform.dtype)
         return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform
 
 
 @dataclass(frozen=True)
 class NLL(ClassLoss):
-    r"""$-\hat y_c$ for class index $c$: the output is log-probabilities, as LogSoftmax gives them
-    (`torch.nn.NLLLoss`).
+    r"""Negative log-likelihood $-\hat y_c$ for class index $c$: the output is log-probabilities, as
+    LogSoftmax gives them (`torch.nn.NLLLoss`).
 
-    Axis, weights and ignored labels as in `ClassLoss`.
+    `axis`, `class_weights`, `ignore_index` and `reduction` are those of `ClassLoss`.
+
+    >>> get_loss("nll_loss")
+    NLL(reduction='mean', axis=None, class_weights=None, ignore_index=None)
     """
 
     aliases = ("nll_loss", "negative_log_likelihood")
@@ -765,16 +917,25 @@ class NLL(ClassLoss):
 
 @dataclass(frozen=True)
 class Focal(ClassLoss):
-    r"""$-\alpha (1 - p)^\gamma \log p$ for the probability $p$ of what the label says: cross
-    entropy in which what is easy counts little.
+    r"""Focal loss $-\alpha (1 - p)^\gamma \log p$ for the probability $p$ of the label: cross
+    entropy in which easy samples count little (Lin et al. 2017, arXiv:1708.02002).
 
-    Class indices as labels: $p$ is that of the class, by softmax; `alpha` is one number per class.
-    Labels 0 and 1 of the output's shape (and always where the output has one entry on the axis of
-    classes): each element is a yes or no of its own, by sigmoid; `alpha` in (0, 1) counts for a 1
-    and `1 - alpha` for a 0. `gamma` $\ge 0$; None for `alpha` counts all alike. With
-    `from_logits=False` the output is probabilities, of which 0 counts as 1e-30. Axis, weights and
-    ignored labels as in `ClassLoss`; `alpha` does not change the divisor. Source: Lin et al. 2017,
-    arXiv:1708.02002.
+    Labels are class indices, and $p$ is that of the class, by softmax; or labels are 0 and 1 of the
+    output's shape (always where the output has one entry on the axis of classes), and each element
+    is a yes or no of its own, by sigmoid.
+
+    - `gamma` $\gamma \ge 0$.
+    - `alpha` $\alpha$: None counts all alike. With class indices, one number $\ge 0$ per class;
+      with labels 0 and 1, a number in (0, 1) that counts for a 1, and `1 - alpha` for a 0.
+    - `from_logits`: True for raw scores; False for probabilities, of which 0 counts as 1e-30; None
+      for what the graph shows, as the module describes.
+    - `axis`, `class_weights`, `ignore_index` and `reduction` are those of `ClassLoss`; `alpha` does
+      not change the divisor.
+
+    SettingError for settings that do not fit the labels.
+
+    >>> Focal(gamma=1.0, alpha=0.25).alpha
+    0.25
     """
 
     aliases = (
@@ -786,12 +947,12 @@ class Focal(ClassLoss):
 
     gamma: float = 2.0
     alpha: float | tuple[float, ...] | None = None
-    from_logits: bool = field(default=True, kw_only=True)
+    from_logits: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "gamma >= 0", self.gamma, lambda v: v >= 0)
-        if _is_number(self.alpha):
+        check_number(self, "gamma", at_least=0)
+        if is_number(self.alpha):
             _require(self, "0 < alpha < 1", self.alpha, lambda v: 0 < v < 1)
         elif self.alpha is not None:
             _set_numbers(self, "alpha", self.alpha, "alpha >= 0", lambda v: v >= 0)
@@ -806,18 +967,12 @@ class Focal(ClassLoss):
         return super().target(y_pred)
 
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
-        wanted = self.target(y_pred)
-        labels = _numbers(self, y)
-        if wanted.dtype.kind != "f" and not _same_shape(labels, y_pred):
+        labels = label_numbers(_name(self), y)
+        if self.target(y_pred).dtype.kind != "f" and not has_shape_of(labels, y_pred):
             return super().prepare(labels, y_pred)
-        labels = _aligned(self, labels, TensorSpec("y_true", y_pred.dtype, y_pred.shape), y_pred)
-        _refuse(
-            self,
-            labels,
-            (labels != 0) & (labels != 1),
-            "class indices, or labels 0 and 1 of the output's shape,",
-            y_pred,
-        )
+        labels = _align(self, labels, TensorSpec("y_true", y_pred.dtype, y_pred.shape), y_pred)
+        expected = "class indices, or labels 0 and 1 of the output's shape,"
+        refuse_where(_name(self), labels, (labels != 0) & (labels != 1), expected, y_pred)
         return labels.astype(y_pred.dtype, copy=False)
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
@@ -832,68 +987,72 @@ class Focal(ClassLoss):
                 "Focal with labels 0 and 1 takes one number as alpha, and neither class_weights nor"
                 " ignore_index."
             )
-        _warn_of_wrong_scale(self, y_pred, self.from_logits)
-        if self.from_logits:
+        if _takes_logits(self, y_pred):
             s = (2 * y_true - 1) * y_pred
             loss = _softplus(op, -s)  # -log p, and -log(1 - p) is s more
             loss = op.Exp(-self.gamma * (loss + s)) * loss
         else:
-            p, other = (
-                y_true * y_pred + (1 - y_true) * (1 - y_pred),
-                y_true * (1 - y_pred) + (1 - y_true) * y_pred,
-            )
+            p = y_true * y_pred + (1 - y_true) * (1 - y_pred)
+            other = y_true * (1 - y_pred) + (1 - y_true) * y_pred
             loss = -op.Exp(self.gamma * _log(op, other)) * _log(op, p)
-        return (
-            loss
-            if self.alpha is None
-            else loss * (self.alpha * y_true + (1 - self.alpha) * (1 - y_true))
-        )
+        if self.alpha is None:
+            return loss
+        return loss * (self.alpha * y_true + (1 - self.alpha) * (1 - y_true))
 
     def _of_classes(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if self.alpha is not None and not isinstance(self.alpha, tuple):
             raise SettingError(
                 f"Focal with class indices takes one alpha per class, got {self.alpha}."
             )
-        log_p = self.pick(
-            op,
-            _log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank), self.from_logits),
-            y_true,
-        )
+        log_p = _log_probabilities(self, op, y_pred, self.class_axis(y_pred.rank))
+        log_p = self.pick(op, log_p, y_true)
         loss = -op.Exp(self.gamma * _log(op, 1 - op.Exp(log_p))) * log_p
-        return (
-            loss
-            if self.alpha is None
-            else loss * self._of_label(op, y_true, self.alpha, loss.dtype)
-        )
+        if self.alpha is None:
+            return loss
+        return loss * self._of_label(op, y_true, self.alpha, loss.dtype)
 
 
 @dataclass(frozen=True)
 class KLDivergence(Loss):
-    r"""$\sum_c y_c (\log y_c - \log p_c)$ over the classes, for labels that are probabilities.
+    r"""Kullback-Leibler divergence $\sum_c y_c (\log y_c - \log p_c)$ over the classes, for labels
+    that are probabilities of the output's shape.
 
-    The output is $p$, of which 0 counts as 1e-30 (with no gradient), or, with `from_logits=True`,
-    numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
-    "batchmean"). `axis` is that of the classes, as in `ClassLoss`.
+    - `from_logits`: False for an output $p$, of which 0 counts as 1e-30 (with no gradient); True
+      for numbers whose softmax is $p$, such as log-probabilities (`torch.nn.KLDivLoss`, reduction
+      "batchmean"); None for what the graph shows, as the module describes.
+    - `axis`: of the classes, as in `CrossEntropy`.
+    - `reduction` is that of `Loss`.
+
+    >>> get_loss("kl_div")
+    KLDivergence(reduction='mean', from_logits=None, axis=None)
     """
 
     aliases = ("kl_divergence", "kld", "kl_div", "kullback_leibler_divergence")
     label_range = (0.0, 1.0)
+    assumes_logits: ClassVar[bool] = False
 
-    from_logits: bool = False
+    from_logits: bool | None = None
     axis: int | None = None
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         axis = _class_axis(self, self.axis, y_pred.rank)
-        log_p = _log_probabilities(self, op, y_pred, axis, self.from_logits)
+        log_p = _log_probabilities(self, op, y_pred, axis)
         return op.ReduceSum(y_true * (_log(op, y_true) - log_p), [axis], keepdims=0)
 
 
 @dataclass(frozen=True)
 class CosineSimilarity(Loss):
-    r"""$-\frac{y \cdot \hat y}{\lVert y \rVert \lVert \hat y \rVert}$ along `axis`, from -1 (the
-    same direction) to 1, as in Keras.
+    r"""Negative cosine $-\frac{y \cdot \hat y}{\lVert y \rVert \lVert \hat y \rVert}$, from -1 (the
+    same direction) to 1 (`keras.losses.CosineSimilarity`).
 
-    Norms below 1e-6 count as 1e-6, so that a vector of zeros costs 0.
+    Labels have the output's shape. A norm below 1e-6 counts as 1e-6, so that a vector of zeros
+    costs 0.
+
+    - `axis`: of the vectors' components.
+    - `reduction` is that of `Loss`.
+
+    >>> get_loss("cosine")
+    CosineSimilarity(reduction='mean', axis=-1)
     """
 
     aliases = ("cosine", "cosine_similarity_loss", "cosine_proximity")
@@ -910,7 +1069,7 @@ class CosineSimilarity(Loss):
         return -along(y_true * y_pred) / (norm(y_true) * norm(y_pred))
 
 
-# ---------------------------------------------------------------------- stable forms
+# ---------------------------------------------------------------------- stable formulas
 
 
 def _softplus(op: GraphBuilder, x: Value) -> Value:
@@ -932,120 +1091,55 @@ def _log(op: GraphBuilder, p: Value) -> Value:
     return op.Log(op.Clip(p, LEAST_PROBABILITY, 1))
 
 
-def _log_probabilities(
-    loss: Loss, op: GraphBuilder, y_pred: Value, axis: int, from_logits: bool
-) -> Value:
-    _warn_of_wrong_scale(loss, y_pred, from_logits)
-    if not from_logits:
+def _log_probabilities(loss: Any, op: GraphBuilder, y_pred: Value, axis: int) -> Value:
+    """The log-probabilities of an output, for a loss with `from_logits`."""
+    if not _takes_logits(loss, y_pred):
         return _log(op, y_pred)
     if y_pred.dtype == np.float32:
         return op.LogSoftmax(y_pred, axis=axis)
-    # onnxruntime's gradient of LogSoftmax is float32 only
+    # onnxruntime's gradient of LogSoftmax is float32 only.
     return y_pred - op.ReduceLogSumExp(y_pred, [axis], keepdims=1)
 
 
-def _warn_of_wrong_scale(loss: Loss, y_pred: Value, from_logits: bool) -> None:
-    """Warn where the node that makes the output shows that it is probabilities instead of logits,
-    or the reverse.
+def _takes_logits(loss: Any, y_pred: Value) -> bool:
+    """Whether a loss with `from_logits` takes the output as logits; warn where the node that
+    computes the output contradicts that.
     """
+    logits = decide_logits(loss.from_logits, y_pred.ir, loss.assumes_logits).logits
     producer = y_pred.ir.producer()
     op_type = None if producer is None or producer.domain else producer.op_type
-    if from_logits and (source := source_of_probabilities(y_pred.ir)):
+    operator = source_of_probabilities(y_pred.ir)
+    if logits and operator:
         text = (
-            f"takes logits, and the model's output comes from a {source}: set from_logits=False, or"
-            " train the model without it."
+            f"takes logits, and the model's output comes from a {operator}: set from_logits=False,"
+            " or train the model without it."
         )
-    elif not from_logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
+    elif not logits and op_type in ("Add", "Conv", "Gemm", "MatMul"):
         text = (
             f"takes probabilities, and the model's output comes from a {op_type}, which gives any"
             " number: set from_logits=True."
         )
     else:
-        return
-    warnings.warn(
-        f"{type(loss).__name__}(from_logits={from_logits}) {text}", UserWarning, stacklevel=2
-    )
-
-
-def _adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:
-    """Where an input's sizes are unknown, take these: what is the same at run time must not look as
-    if it might broadcast.
-
-    Of no effect for another rank, which a loss may well have asked for.
-    """
-    if (
-        value.ir.producer() is None
-        and value.shape is not None
-        and sizes is not None
-        and len(sizes) == value.rank
-    ):
-        own = value.shape
-        value.ir.shape = ir.Shape(
-            [
-                mine if isinstance(mine, int) or theirs is None else theirs
-                for mine, theirs in zip(own, sizes)
-            ]
-        )
+        return logits
+    warnings.warn(f"{type(loss).__name__}(from_logits={logits}) {text}", UserWarning, stacklevel=2)
+    return logits
 
 
 # ---------------------------------------------------------------------- labels and settings
 
 
 def _name(loss: Loss) -> str:
-    return (
-        getattr(loss.function, "__name__", repr(loss.function))
-        if isinstance(loss, FunctionLoss)
-        else type(loss).__name__
-    )
+    if isinstance(loss, FunctionLoss):
+        return getattr(loss.function, "__name__", repr(loss.function))
+    return type(loss).__name__
 
 
 def _is_index(y_true: Value) -> bool:
     return y_true.dtype.kind in "iu"
 
 
-def _numbers(loss: Loss, y: npt.ArrayLike) -> Array:
-    labels = np.asarray(y)
-    if labels.dtype.kind == "b":
-        return labels.astype(np.uint8)
-    if labels.dtype.kind not in "iuf":
-        raise DataError(f"{_name(loss)} needs labels that are numbers, got {labels.dtype}.")
-    return labels
-
-
-def _with_batch(spec: TensorSpec) -> TensorSpec:
-    """The spec for any number of rows: a model may fix its batch, an array of labels has them all."""
-    return spec if not spec.shape else TensorSpec(spec.name, spec.dtype, ("batch", *spec.shape[1:]))
-
-
-def _same_shape(labels: Array, y_pred: TensorSpec) -> bool:
-    return y_pred.shape is not None and _with_batch(y_pred).accepts(labels.shape)
-
-
-def _fitted(labels: Array, wanted: TensorSpec) -> Array | None:
-    """Labels in the shape wanted, where a last axis of 1 may be too few or too many;
-
-    None where they have another shape.
-    """
-    if wanted.shape is None:
-        return labels
-    if labels.ndim == len(wanted.shape) - 1 and wanted.shape[-1] == 1:
-        labels = labels[..., None]
-    elif labels.ndim == len(wanted.shape) + 1 and labels.shape[-1] == 1:
-        labels = labels[..., 0]
-    return labels if _with_batch(wanted).accepts(labels.shape) else None
-
-
-def _aligned(loss: Loss, labels: Array, wanted: TensorSpec, y_pred: TensorSpec) -> Array:
-    fitted = _fitted(labels, wanted)
-    if fitted is None:
-        sizes = ["?" if d is None else str(d) for d in _with_batch(wanted).shape or ()]
-        shape = ", ".join(sizes) + "," * (len(sizes) == 1)
-        what = "class indices" if wanted.dtype.kind in "iu" else "labels"
-        raise DataError(
-            f"{_name(loss)} expects {what} of shape ({shape}) for output {y_pred}; got shape"
-            f" {labels.shape}.{_shape_hint(loss, labels, y_pred)}"
-        )
-    return fitted
+def _align(loss: Loss, labels: Array, expected: TensorSpec, y_pred: TensorSpec) -> Array:
+    return align(_name(loss), labels, expected, y_pred, _shape_hint(loss, labels, y_pred))
 
 
 def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
@@ -1062,72 +1156,42 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
     return ""
 
 
-def _check_range(
-    loss: Loss,
-    labels: Array,
-    low: float,
-    high: float,
-    dtype: np.dtype[Any],
-    y_pred: TensorSpec,
-    what: str = "numbers",
-) -> None:
-    limit = float(np.finfo(dtype).max)
-    least, most = max(low, -limit), min(high, limit)
-    # NaN is the least and the greatest of everything, and compares as neither
-    if labels.size and not (labels.min() >= least and labels.max() <= most):
-        text = {(0.0, 1.0): f"{what} from 0 to 1", (0.0, math.inf): f"finite {what} >= 0"}.get(
-            (low, high), f"finite {what}"
-        )
-        _refuse(loss, labels, ~((labels >= least) & (labels <= most)), text, y_pred)
-
-
-def _refuse(
-    loss: Loss, labels: Array, wrong: Array, expected: str, y_pred: TensorSpec, hint: str = ""
-) -> None:
-    """DataError that names the first wrong label, if there is one."""
-    if wrong.any():
-        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        raise DataError(
-            f"{_name(loss)} expects {expected} for output {y_pred}; got {labels[place].item():g} at"
-            f" row {place[0]}.{hint}"
-        )
-
-
 def _signs(loss: Loss, labels: Array, y_pred: TensorSpec) -> Array:
-    """-1 and 1 of labels 0 and 1; those that are -1 and 1 stay."""
+    """-1 and 1 of labels 0 and 1; labels -1 and 1 stay."""
+    name = _name(loss)
     zero = labels == 0
-    _refuse(loss, labels, ~(zero | (abs(labels) == 1)), "labels -1 and 1, or 0 and 1,", y_pred)
+    wrong = ~(zero | (abs(labels) == 1))
+    refuse_where(name, labels, wrong, "labels -1 and 1, or 0 and 1,", y_pred)
     if not zero.any():
         return labels
-    _refuse(loss, labels, labels == -1, "labels -1 and 1, or 0 and 1, not a mixture,", y_pred)
+    mixture = "labels -1 and 1, or 0 and 1, not a mixture,"
+    refuse_where(name, labels, labels == -1, mixture, y_pred)
     return 2 * labels - 1
 
 
 def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
-    chosen = axis if axis is not None else 1 if rank >= 4 else -1
+    chosen = axis
+    if chosen is None:
+        chosen = 1 if rank >= 4 else -1
     if rank < 2 or not -rank < chosen < rank or chosen == 0:
-        given = "" if axis is None else f" and axis={axis}"
+        setting = "" if axis is None else f" and axis={axis}"
         raise SettingError(
             f"{type(loss).__name__} needs an output with a batch axis and an axis of classes; got"
-            f" rank {rank}{given}."
+            f" rank {rank}{setting}."
         )
     return chosen % rank
 
 
 def _require(loss: Loss, expected: str, value: Any, holds: Callable[[Any], bool]) -> None:
-    if not (_is_number(value) and math.isfinite(value) and holds(value)):
+    if not (is_number(value) and math.isfinite(value) and holds(value)):
         raise SettingError(f"{type(loss).__name__} needs {expected}, got {value!r}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def _set_numbers(
     loss: Loss, name: str, values: Any, expected: str, holds: Callable[[Any], bool]
 ) -> None:
-    """Make a tuple of floats, which can be compared and written as JSON, of a setting with one
-    number per class.
+    """Make a setting with one number per class a tuple of floats, which can be compared and written
+    as JSON.
     """
     try:
         numbers = tuple(float(v) for v in values)

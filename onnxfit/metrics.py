@@ -1,4 +1,4 @@
-"""Metrics: figures about predictions, exact over the data set, not averaged over batches."""
+"""Metrics: figures of predictions, exact over the data set, not averaged over batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.registry import registry, snake_case
+from onnxfit.errors import DataError, SettingError
+from onnxfit.registry import lookup, registry, snake_case
 
 __all__ = [
     "AUC",
@@ -44,18 +44,44 @@ MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 
 @dataclass
 class Metric(ABC):
-    """The base of every metric: `reset`, then `update` per batch, then `result`.
+    """Base class of every metric: `reset`, then `update` for each batch, then `result`.
 
-    Fields are settings; what is remembered between batches is set by `reset`, always as new
-    objects. `weighted=True` counts every row by its sample weight (and puts `weighted_` before the
-    name), else weights are passed over; `name` overrides the name under which it is logged. `mode`
-    says which way is better, and `scalar` whether the result is a float.
+    - `weighted`: count every row by its sample weight, and put `weighted_` before the name; else
+      sample weights are ignored.
+    - `name`: the name under which the metric is logged; by default the class's own in snake case.
 
-    `y_true` is what the loss was given: of the shape of `y_pred`, or integer classes without the
-    class axis. Classes that the outputs do not have count nowhere: a loss refuses all but its
-    `ignore_index`. The class axis is the one that fits the labels; where several do, 1 for outputs
-    of rank 4 and more, else the last. `y_pred` is the model's output. Both may be overwritten after
-    `update`, so that a metric keeps copies. Without any row the result is NaN.
+    `mode` is "max" where more is better, else "min"; `scalar` says whether the result is a float.
+    Without any row the result is NaN.
+
+    To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
+    that begin with an underscore, always as new objects; `update` changes them and `result` reads
+    them. For the mean of a value per row or element, a function `(y_true, y_pred) -> values` is
+    enough.
+
+    `update` gets the labels as the loss has them, `y_true`: of the shape of `y_pred`, or integer
+    classes without the class axis. `y_pred` is the model's output. Both may be overwritten after
+    `update`, so that a metric keeps copies. Classes that the outputs do not have count nowhere. The
+    class axis is the one that fits the labels; where several do, 1 for outputs of rank 4 and more,
+    else the last.
+
+    Several metrics have a setting `from_logits`: True for outputs that are raw scores, False for
+    outputs that are compared as they are, None (the default) for what the loss of the output
+    decided, which `Trainer.summary()` says; outside a Trainer that is False.
+
+    >>> @dataclass
+    ... class LargestError(Metric):
+    ...     def reset(self):
+    ...         self._largest = math.nan
+    ...
+    ...     def update(self, y_true, y_pred, sample_weight=None):
+    ...         self._largest = float(np.fmax(self._largest, np.abs(y_true - y_pred).max()))
+    ...
+    ...     def result(self):
+    ...         return self._largest
+    >>> metric = LargestError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.5, 5.0]))
+    >>> metric.name, metric.result()
+    ('largest_error', 3.0)
     """
 
     mode: ClassVar[str] = "min"
@@ -76,44 +102,46 @@ class Metric(ABC):
         """Forget every batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of the batches so far, for a checkpoint in mid-epoch: numbers, arrays
-        and lists of them, by attribute.
+        """Return what is remembered of the batches so far, for a checkpoint within an epoch:
+        numbers, arrays and lists of them, by attribute.
 
-        A metric of your own that remembers anything else in attributes that begin with an
-        underscore overrides this.
+        A metric that remembers anything else in attributes that begin with an underscore overrides
+        this.
         """
         return {name: value for name, value in vars(self).items() if name.startswith("_")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a `state` that `state_dict` returned."""
         self.reset()
         vars(self).update(state)
 
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        """Take in a batch."""
+        """Add a batch: labels `y_true`, outputs `y_pred`, and `sample_weight` of shape `(batch,)`
+        or None. DataError where labels and outputs do not fit.
+        """
 
     @abstractmethod
     def result(self) -> Any:
-        """The figure over all batches since `reset`: a float (an array for a confusion matrix)."""
+        """Return the figure over all batches since `reset`: a float, or an array where `scalar` is
+        False.
+        """
 
 
 def get_metric(spec: MetricLike | type[Metric]) -> Metric:
-    """A new Metric from a name, a Metric (whose settings are taken), or a function `(y_true,
-    y_pred) -> value, or one value per row`.
+    """Return a new Metric as `spec` means it.
 
-    A name is logged as it was typed, a function by its own name. UnknownNameError, or SettingError
-    for anything else.
+    `spec` is a name, a Metric, whose settings are copied, a Metric class, or a function `(y_true,
+    y_pred) -> value`, one for the batch or one per row. A name is logged as it was typed, a
+    function by its own name. UnknownNameError (a SettingError) for a name that no metric has;
+    SettingError for anything else.
 
     >>> get_metric("acc").name, get_metric(Precision(weighted=True)).name
     ('acc', 'weighted_precision')
     """
     if isinstance(spec, str):
         known = registry(__name__, Metric)  # type: ignore[type-abstract]
-        metric_class = known.get(spec) or known.get(snake_case(spec))
-        if metric_class is None:
-            raise UnknownNameError("metric", spec, known)
-        return metric_class(name=spec)
+        return lookup("metric", spec, known, name=spec)
     if isinstance(spec, Metric):
         metric = copy.copy(spec)  # one object given for two outputs must not add up both
         metric.reset()
@@ -127,14 +155,13 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
     )
 
 
-# ---------------------------------------------------------------------- means of a value per
-# element
+# ---------------------------------------------------------------------- means of values
 
 
 @dataclass
 class MeanMetric(Metric):
-    r"""A mean over elements, $\sum w v / \sum w$ with the weight of each element's row ($w = 1$
-    unless `weighted`).
+    r"""Base class of means over elements, $\sum w v / \sum w$ with the sample weight of each
+    element's row ($w = 1$ unless `weighted`). `weighted` and `name` are those of `Metric`.
     """
 
     def reset(self) -> None:
@@ -142,18 +169,20 @@ class MeanMetric(Metric):
 
     @abstractmethod
     def values(self, y_true: Array, y_pred: Array) -> Array:
-        """One value per row or element, shape `(batch, ...)`; in a masked array, masked ones count
-        nowhere.
+        """Return one value per row or element, shape `(batch, ...)`; in a masked array, masked
+        values count nowhere.
         """
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         values = self.values(np.asarray(y_true), np.asarray(y_pred))
-        counted = ~np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+        counted = None
+        if isinstance(values, np.ma.MaskedArray):
+            counted = ~np.ma.getmaskarray(values)
         values = np.asarray(values)
         if self.weighted and sample_weight is not None:
             weights = _per_element(sample_weight, values.shape)
-            # 0 times NaN would be NaN
+            # A weight of 0 counts nothing, but 0 times NaN would be NaN.
             counted = weights != 0 if counted is None else counted & (weights != 0)
             self._total += float((values[counted] * weights[counted]).sum(dtype=np.float64))
             self._count += float(weights[counted].sum(dtype=np.float64))
@@ -168,7 +197,16 @@ class MeanMetric(Metric):
 
 @dataclass
 class MeanSquaredError(MeanMetric):
-    r"""$(y - \hat y)^2$, the mean over rows and outputs."""
+    r"""Mean squared error $(y - \hat y)^2$ over rows and outputs, in the square of y's unit.
+
+    Labels have the outputs' shape; axes of size 1 do not matter. `weighted` and `name` are those of
+    `Metric`. DataError for other shapes.
+
+    >>> metric = MeanSquaredError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    >>> metric.result()
+    2.0
+    """
 
     aliases = ("mse",)
 
@@ -178,8 +216,15 @@ class MeanSquaredError(MeanMetric):
 
 @dataclass
 class RootMeanSquaredError(MeanSquaredError):
-    r"""$\sqrt{\mathrm{mean} (y - \hat y)^2}$: the root of the mean over the whole data set, in the
-    unit of y.
+    r"""Root of the mean squared error, $\sqrt{\mathrm{mean} (y - \hat y)^2}$, over the whole data
+    set, in the unit of y.
+
+    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+
+    >>> metric = RootMeanSquaredError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([4.0, 5.0]))
+    >>> metric.result()
+    3.0
     """
 
     aliases = ("rmse",)
@@ -190,7 +235,15 @@ class RootMeanSquaredError(MeanSquaredError):
 
 @dataclass
 class MeanAbsoluteError(MeanMetric):
-    r"""$|y - \hat y|$, the mean over rows and outputs, in the unit of y."""
+    r"""Mean absolute error $|y - \hat y|$ over rows and outputs, in the unit of y.
+
+    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+
+    >>> metric = MeanAbsoluteError()
+    >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
+    >>> metric.result()
+    1.0
+    """
 
     aliases = ("mae",)
 
@@ -200,8 +253,15 @@ class MeanAbsoluteError(MeanMetric):
 
 @dataclass
 class CosineSimilarity(MeanMetric):
-    r"""$y \cdot \hat y / (\|y\| \|\hat y\|)$ along the last axis, in -1..1; 0 where a vector is
-    zero.
+    r"""Mean cosine $y \cdot \hat y / (\|y\| \|\hat y\|)$ along the last axis, in [-1, 1]; 0 where a
+    vector is zero.
+
+    Labels have the outputs' shape. `weighted` and `name` are those of `Metric`.
+
+    >>> metric = CosineSimilarity()
+    >>> metric.update(np.array([[3.0, 4.0]]), np.array([[4.0, 3.0]]))
+    >>> metric.result()
+    0.96
     """
 
     mode = "max"
@@ -216,21 +276,17 @@ class CosineSimilarity(MeanMetric):
 
 
 def mode_by_name(name: str) -> str:
-    """Whether less ("min") or more ("max") of a figure is better, as far as its name tells."""
-    return (
-        "max"
-        if any(
-            word in name
-            for word in ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")
-        )
-        else "min"
-    )
+    """Return "max" if more of a figure is better, else "min", as far as its `name` tells."""
+    words = ("acc", "auc", "f1", "precision", "recall", "r2", "score", "similarity")
+    return "max" if any(word in name for word in words) else "min"
 
 
 @dataclass
 class FunctionMetric(MeanMetric):
     """The mean of a function's values: one per row, or one per batch, which counts as often as the
     batch has rows.
+
+    `function` is called with `(y_true, y_pred)`; `weighted` and `name` are those of `Metric`.
     """
 
     function: Callable[[Array, Array], Any]
@@ -261,16 +317,28 @@ class FunctionMetric(MeanMetric):
 
 @dataclass
 class BinaryAccuracy(MeanMetric):
-    """How many elements are on the right side of `threshold`, in 0..1.
+    """Share of elements on the right side of `threshold`, in [0, 1].
 
-    Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. `from_logits`: outputs are
-    logits, and the threshold is for their sigmoid. NaN is wrong.
+    Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. NaN is wrong.
+
+    - `threshold`: a finite number; for logits a probability in (0, 1), which their sigmoid is
+      compared with.
+    - `from_logits`: True, False or None, as in `Metric`. With None, a threshold outside (0, 1) is
+      compared with the outputs as they are.
+    - `weighted`, `name`: those of `Metric`.
+
+    SettingError for an impossible threshold, DataError for other shapes.
+
+    >>> metric = BinaryAccuracy(threshold=0.3)
+    >>> metric.update(np.array([0, 1, 1]), np.array([0.2, 0.4, 0.1]))
+    >>> round(metric.result(), 3)
+    0.667
     """
 
     mode = "max"
 
     threshold: float = 0.5
-    from_logits: bool = False
+    from_logits: bool | None = None
 
     def __post_init__(self) -> None:
         _check_threshold(self, self.threshold, self.from_logits)
@@ -283,11 +351,16 @@ class BinaryAccuracy(MeanMetric):
 
 @dataclass
 class CategoricalAccuracy(MeanMetric):
-    """How often the highest score is the class of a one-hot label, in 0..1; shapes `(batch,
-    classes, ...)` or `(batch, ..., classes)`.
+    """Share of one-hot labels whose class has the highest score, in [0, 1].
 
-    Of several highest scores the first counts; a row with NaN is wrong. DataError where labels do
-    not add up to 1 over the classes.
+    Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
+    highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are those of
+    `Metric`. DataError where labels do not add up to 1 over the classes.
+
+    >>> metric = CategoricalAccuracy()
+    >>> metric.update(np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    >>> metric.result()
+    0.5
     """
 
     mode = "max"
@@ -300,10 +373,16 @@ class CategoricalAccuracy(MeanMetric):
 
 @dataclass
 class SparseCategoricalAccuracy(MeanMetric):
-    """How often the highest score is the class, in 0..1; outputs `(batch, classes, ...)` or
-    `(batch, ..., classes)`, labels without that axis.
+    """Share of integer labels whose class has the highest score, in [0, 1].
 
-    Of several highest scores the first counts; a row with NaN is wrong.
+    Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
+    the axis of classes. Of several highest scores the first counts; a row with NaN is wrong.
+    `weighted` and `name` are those of `Metric`. DataError for other shapes.
+
+    >>> metric = SparseCategoricalAccuracy()
+    >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    >>> metric.result()
+    0.5
     """
 
     mode = "max"
@@ -316,11 +395,13 @@ class SparseCategoricalAccuracy(MeanMetric):
 
 @dataclass
 class Accuracy(MeanMetric):
-    """How many predictions are right, in 0..1, by whichever accuracy the shapes ask for.
+    """Share of right predictions, in [0, 1], by the accuracy that fits the shapes.
 
-    One output per row (or a class axis of size 1): BinaryAccuracy with `threshold` and
-    `from_logits`. Integer labels without the class axis: SparseCategoricalAccuracy. Labels of the
-    outputs' shape: CategoricalAccuracy.
+    One output per row (or a class axis of size 1): BinaryAccuracy. Integer labels without the class
+    axis: SparseCategoricalAccuracy. Labels of the outputs' shape: CategoricalAccuracy.
+
+    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
+    - `weighted`, `name`: those of `Metric`.
 
     >>> accuracy = Accuracy()
     >>> accuracy.update(np.array([0, 2]), np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]))
@@ -332,7 +413,7 @@ class Accuracy(MeanMetric):
     aliases = ("acc",)
 
     threshold: float = 0.5
-    from_logits: bool = False
+    from_logits: bool | None = None
 
     def __post_init__(self) -> None:
         _check_threshold(self, self.threshold, self.from_logits)
@@ -347,11 +428,19 @@ class Accuracy(MeanMetric):
 
 @dataclass
 class TopKAccuracy(MeanMetric):
-    """How often the class is among the `k` >= 1 highest scores, in 0..1; labels as integers or
-    one-hot.
+    """Share of labels whose class is among the `k` highest scores, in [0, 1]; labels are integers
+    or one-hot.
 
-    Equal scores rank in the order of the classes, so that k=1 is the accuracy. A row with NaN is
+    Equal scores rank in the order of the classes, so that `k=1` is the accuracy. A row with NaN is
     wrong.
+
+    - `k`: a whole number of at least 1; SettingError for less.
+    - `weighted`, `name`: those of `Metric`.
+
+    >>> metric = TopKAccuracy(k=2)
+    >>> metric.update(np.array([0, 2]), np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]]))
+    >>> metric.name, metric.result()
+    ('top_2_accuracy', 0.5)
     """
 
     mode = "max"
@@ -381,24 +470,27 @@ class TopKAccuracy(MeanMetric):
 
 @dataclass
 class DecisionMetric(Metric):
-    """What precision, recall and F1 share: for each class, how often it was found, predicted and
-    true.
+    """Base class of precision, recall and F1: for each class the weight of the rows in which it
+    was rightly predicted, predicted, and true.
 
-    - One output per row: the positive class alone counts. `threshold`, and `from_logits` as in
-      BinaryAccuracy.
-    - `(batch, classes)` with integer or one-hot labels: the highest score is the prediction, a row
-      with NaN predicts nothing. `average`: "macro", the mean over the classes that occur or are
-      predicted; "weighted", counted by how often each is true; "micro", over all decisions at once.
-    - `multi_label=True`: any number of the columns of `(batch, labels)` may be true; each is
-      decided by the threshold.
+    - One output per row: the positive class alone counts.
+    - `(batch, classes)` with integer or one-hot labels: the highest score is the prediction; a row
+      with NaN predicts nothing.
+    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
+    - `average`, for several classes: "macro", the mean over the classes that occur or are
+      predicted; "weighted", counted by how often each class is true; "micro", over all decisions at
+      once.
+    - `multi_label`: any number of the columns of `(batch, labels)` may be true; each is decided by
+      the threshold.
+    - `weighted`, `name`: those of `Metric`.
 
-    0/0 is 0, as in scikit-learn.
+    0/0 is 0, as in scikit-learn. SettingError for an impossible setting.
     """
 
     mode = "max"
 
     threshold: float = 0.5
-    from_logits: bool = False
+    from_logits: bool | None = None
     average: str = "macro"
     multi_label: bool = False
 
@@ -412,52 +504,46 @@ class DecisionMetric(Metric):
         super().__post_init__()
 
     @abstractmethod
-    def score(self, found: Array, predicted: Array, true: Array) -> Array:
-        """The figure of each class, from the weights of rows in which it was rightly predicted,
-        predicted, and true.
+    def score(self, hits: Array, predicted: Array, true: Array) -> Array:
+        """Return the figure of each class, from the weights of the rows in which it was rightly
+        predicted (`hits`), `predicted`, and `true`.
         """
 
     def reset(self) -> None:
-        self._sums: Array | None = None  # found, predicted, true; a column per class
+        self._sums: Array | None = None  # hits, predicted, true; a column per class
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
         weights = sample_weight if self.weighted else None
         if self.multi_label or _is_binary(y_true, y_pred):
-            true, pred = _aligned(self, y_true, y_pred)
-            positive, predicted = (
-                true > 0.5,
-                pred > _cut(self, self.threshold, self.from_logits, pred),
-            )
-            per_element = _per_element(weights, pred.shape)
-            axes = tuple(i for i in range(pred.ndim) if not (self.multi_label and i == 1))
-            sums = np.stack(
-                [
-                    np.atleast_1d((per_element * which).sum(axis=axes))
-                    for which in (positive & predicted, predicted, positive)
-                ]
-            )
+            sums = self._of_elements(y_true, y_pred, weights)
         else:
-            true, guess, per_row, count = _decisions(self, y_true, y_pred, weights)
-            sums = np.stack(
-                [
-                    np.bincount(classes, chosen, minlength=count + 1)[:count]
-                    for classes, chosen in (
-                        (true, per_row * (true == guess)),
-                        (guess, per_row),
-                        (true, per_row),
-                    )
-                ]
-            )
+            sums = self._of_classes(y_true, y_pred, weights)
         self._sums = sums if self._sums is None else self._sums + sums
+
+    def _of_elements(self, y_true: Array, y_pred: Array, weights: Array | None) -> Array:
+        true, pred = _aligned(self, y_true, y_pred)
+        positive = true > 0.5
+        predicted = pred > _cut(self, self.threshold, self.from_logits, pred)
+        per_element = _per_element(weights, pred.shape)
+        axes = tuple(i for i in range(pred.ndim) if not (self.multi_label and i == 1))
+        counted = (positive & predicted, predicted, positive)
+        return np.stack([np.atleast_1d((per_element * mask).sum(axis=axes)) for mask in counted])
+
+    def _of_classes(self, y_true: Array, y_pred: Array, weights: Array | None) -> Array:
+        true, guess, per_row, count = _decisions(self, y_true, y_pred, weights)
+        counted = ((true, per_row * (true == guess)), (guess, per_row), (true, per_row))
+        return np.stack(
+            [np.bincount(classes, w, minlength=count + 1)[:count] for classes, w in counted]
+        )
 
     def result(self) -> float:
         if self._sums is None:
             return math.nan
-        found, predicted, true = self._sums
+        hits, predicted, true = self._sums
         if self.average == "micro":
-            return float(self.score(found.sum(), predicted.sum(), true.sum()))
-        scores = self.score(found, predicted, true)
+            return float(self.score(hits.sum(), predicted.sum(), true.sum()))
+        scores = self.score(hits, predicted, true)
         if len(scores) == 1:
             return float(scores[0])
         if self.average == "weighted":
@@ -468,39 +554,76 @@ class DecisionMetric(Metric):
 
 @dataclass
 class Precision(DecisionMetric):
-    """Of what was predicted, how much is true: TP / (TP + FP), in 0..1."""
+    """Share of the predictions that are true, TP / (TP + FP), in [0, 1]
+    (`sklearn.metrics.precision_score`).
 
-    def score(self, found: Array, predicted: Array, true: Array) -> Array:
-        return _ratio(found, predicted)
+    - `threshold`, `from_logits`: those of `BinaryAccuracy`.
+    - `average`: of several classes, "macro" (the mean over classes), "weighted" (by how often each
+      is true) or "micro" (over all decisions at once).
+    - `multi_label`: several columns of `(batch, labels)` may be true at once.
+    - `weighted`, `name`: those of `Metric`.
+
+    0/0 is 0. SettingError for an impossible setting.
+
+    >>> metric = Precision()
+    >>> metric.update(np.array([0, 1, 1]), np.array([0.6, 0.9, 0.2]))
+    >>> metric.result()
+    0.5
+    """
+
+    def score(self, hits: Array, predicted: Array, true: Array) -> Array:
+        return _ratio(hits, predicted)
 
 
 @dataclass
 class Recall(DecisionMetric):
-    """Of what is true, how much was predicted: TP / (TP + FN), in 0..1."""
+    """Share of the true cases that were predicted, TP / (TP + FN), in [0, 1]
+    (`sklearn.metrics.recall_score`).
+
+    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
+    `Precision`. 0/0 is 0.
+
+    >>> metric = Recall()
+    >>> metric.update(np.array([1, 1, 1, 0]), np.array([0.6, 0.9, 0.2, 0.1]))
+    >>> round(metric.result(), 3)
+    0.667
+    """
 
     aliases = ("sensitivity",)
 
-    def score(self, found: Array, predicted: Array, true: Array) -> Array:
-        return _ratio(found, true)
+    def score(self, hits: Array, predicted: Array, true: Array) -> Array:
+        return _ratio(hits, true)
 
 
 @dataclass
 class F1(DecisionMetric):
-    """The harmonic mean of precision and recall: 2 TP / (2 TP + FP + FN), in 0..1."""
+    """Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN), in [0, 1]
+    (`sklearn.metrics.f1_score`).
+
+    `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
+    `Precision`. 0/0 is 0.
+
+    >>> metric = F1(average="micro")
+    >>> metric.update(np.array([0, 1, 2]), np.eye(3)[[0, 1, 1]])
+    >>> round(metric.result(), 3)
+    0.667
+    """
 
     aliases = ("f1_score",)
 
-    def score(self, found: Array, predicted: Array, true: Array) -> Array:
-        return _ratio(2 * found, predicted + true)
+    def score(self, hits: Array, predicted: Array, true: Array) -> Array:
+        return _ratio(2 * hits, predicted + true)
 
 
 @dataclass
 class ConfusionMatrix(Metric):
-    """How often each class (row) was predicted as each class (column), shape `(classes, classes)`;
-    float64 if `weighted`, else int64.
+    """Count of how often each class (row) was predicted as each class (column), shape `(classes,
+    classes)`; float64 if `weighted`, else int64.
 
-    One output per row counts as two classes, decided by `threshold` and `from_logits` as in
-    BinaryAccuracy. A row with NaN is in no cell.
+    One output per row counts as two classes. A row with NaN is in no cell.
+
+    - `threshold`, `from_logits`: for one output per row, those of `BinaryAccuracy`.
+    - `weighted`, `name`: those of `Metric`.
 
     >>> matrix = ConfusionMatrix()
     >>> matrix.update(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]))
@@ -512,7 +635,7 @@ class ConfusionMatrix(Metric):
     scalar = False
 
     threshold: float = 0.5
-    from_logits: bool = False
+    from_logits: bool | None = None
 
     def __post_init__(self) -> None:
         _check_threshold(self, self.threshold, self.from_logits)
@@ -526,8 +649,9 @@ class ConfusionMatrix(Metric):
         weights = sample_weight if self.weighted else None
         if _is_binary(y_true, y_pred):
             cut = _cut(self, self.threshold, self.from_logits, y_pred)
-            true, count = (y_true > 0.5).ravel().astype(np.int64), 2
-            guess = np.where(np.isnan(y_pred), 2, y_pred > cut).ravel().astype(np.int64)
+            count = 2
+            true = (y_true > 0.5).ravel().astype(np.int64)
+            guess = np.where(np.isnan(y_pred), count, y_pred > cut).ravel().astype(np.int64)
             weighting = _per_element(weights, y_pred.shape).ravel()
         else:
             true, guess, weighting, count = _decisions(self, y_true, y_pred, weights)
@@ -545,19 +669,27 @@ class ConfusionMatrix(Metric):
 
 @dataclass
 class AUC(Metric):
-    r"""The area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a
-    positive and a negative row, in 0..1.
+    r"""Area under the ROC curve, exact: $P(s_+ > s_-) + \frac12 P(s_+ = s_-)$ for scores of a
+    positive and a negative row, in [0, 1] (`sklearn.metrics.roc_auc_score`).
 
     Of several classes (integer or one-hot labels) or labels: the mean over the columns of each
-    against the rest, without columns that are always or never true; NaN where none is left, or a
-    score is NaN. `from_logits`: the softmax over several classes is taken first; one output per row
-    needs none, since only the order counts. Keeps all scores in memory.
+    against the rest, without columns that are always or never true. NaN where no column is left, or
+    a score is NaN. Keeps all scores in memory.
+
+    - `from_logits`: take the softmax over several classes first. One output per row needs none,
+      since only the order counts. None is as in `Metric`.
+    - `weighted`, `name`: those of `Metric`.
+
+    >>> metric = AUC()
+    >>> metric.update(np.array([0, 1, 1]), np.array([0.1, 0.4, 0.1]))
+    >>> metric.result()
+    0.75
     """
 
     mode = "max"
     aliases = ("roc_auc",)
 
-    from_logits: bool = False
+    from_logits: bool | None = None
 
     def reset(self) -> None:
         # positive, score: a column per class; weight
@@ -569,14 +701,18 @@ class AUC(Metric):
         weights = sample_weight if self.weighted else None
         if _is_binary(y_true, y_pred):
             rows = _per_element(weights, y_pred.shape).reshape(-1)
-            positive, score = (y_true > 0.5).reshape(-1, 1), y_pred.reshape(-1, 1)
+            positive = (y_true > 0.5).reshape(-1, 1)
+            score = y_pred.reshape(-1, 1)
         elif y_true.shape == y_pred.shape and y_true.ndim == 2:
-            rows, positive, score = _per_element(weights, y_pred.shape[:1]), y_true > 0.5, y_pred
+            rows = _per_element(weights, y_pred.shape[:1])
+            positive = y_true > 0.5
+            score = y_pred
         else:
             classes, score = _classes(self, y_true, y_pred)
-            rows = _per_element(weights, classes.shape)[classes >= 0]
-            score, classes = score[classes >= 0], classes[classes >= 0]
-            positive = classes[:, None] == np.arange(score.shape[-1])
+            counted = classes >= 0
+            rows = _per_element(weights, classes.shape)[counted]
+            score = score[counted]
+            positive = classes[counted][:, None] == np.arange(score.shape[-1])
         if self.from_logits and score.shape[1] > 1:
             odds = np.exp(score.astype(np.float64) - score.max(axis=1, keepdims=True))
             score = odds / odds.sum(axis=1, keepdims=True)
@@ -585,15 +721,18 @@ class AUC(Metric):
     def result(self) -> float:
         if not self._batches:
             return math.nan
-        positive, score, weight = (np.concatenate(parts) for parts in zip(*self._batches))
+        positive, score, weight = (np.concatenate(arrays) for arrays in zip(*self._batches))
         if np.isnan(score).any():
             return math.nan
         areas = np.array([_area(p, s, weight) for p, s in zip(positive.T, score.T)])
-        return float(areas[~np.isnan(areas)].mean()) if not np.isnan(areas).all() else math.nan
+        defined = areas[~np.isnan(areas)]
+        return float(defined.mean()) if defined.size else math.nan
 
 
 def _area(positive: Array, score: Array, weight: Array) -> float:
-    """Each positive row beats the negative ones below it, and half of those level with it."""
+    """The area of one column: each positive row beats the negative ones below it, and half of
+    those level with it.
+    """
     levels, level = np.unique(score, return_inverse=True)
     up = np.bincount(level, weight * positive, minlength=len(levels))
     down = np.bincount(level, weight * ~positive, minlength=len(levels))
@@ -603,12 +742,18 @@ def _area(positive: Array, score: Array, weight: Array) -> float:
 
 @dataclass
 class R2(Metric):
-    r"""The coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at
-    most 1; the mean over outputs.
+    r"""Coefficient of determination $1 - \sum w (y - \hat y)^2 / \sum w (y - \bar y)^2$, at most 1;
+    the mean over outputs (`sklearn.metrics.r2_score`).
 
-    Where y is constant: 1 if every prediction is right, else 0, as in scikit-learn. Fewer than two
-    rows: NaN. The spread about the mean is put together from those of the batches by the update of
-    Chan, Golub and LeVeque (1979), which does not cancel.
+    Labels have the outputs' shape. Where y is constant: 1 if every prediction is right, else 0, as
+    in scikit-learn. Fewer than two rows: NaN. The spread about the mean is merged from that of the
+    batches by the update of Chan, Golub and LeVeque (1979), which does not cancel. `weighted` and
+    `name` are those of `Metric`.
+
+    >>> metric = R2()
+    >>> metric.update(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 4.0]))
+    >>> metric.result()
+    0.5
     """
 
     mode = "max"
@@ -645,7 +790,8 @@ class R2(Metric):
         )
         self._mean = self._mean + step * (weight / total)
         self._residual = self._residual + (w * (true - pred) ** 2).sum(axis=0)
-        self._weight, self._rows = total, self._rows + len(true)
+        self._weight = total
+        self._rows += len(true)
 
     def result(self) -> float:
         if self._rows < 2:
@@ -663,15 +809,15 @@ class R2(Metric):
 
 
 def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
-    """Each row's weight, for every element of the row; float64."""
+    """The weight of each row, for every element of the row; float64."""
     if sample_weight is None:
         return np.ones(shape)
     rows = np.asarray(sample_weight, np.float64).reshape(-1, *[1] * (len(shape) - 1))
     return np.broadcast_to(rows, shape)
 
 
-def _ratio(part: Array, whole: Array) -> Array:
-    return np.asarray(part / np.where(whole == 0, 1.0, whole))
+def _ratio(count: Array, whole: Array) -> Array:
+    return np.asarray(count / np.where(whole == 0, 1.0, whole))
 
 
 def _misfit(metric: Metric, expected: str, y_true: Array, y_pred: Array) -> DataError:
@@ -697,7 +843,7 @@ def _elementwise(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, A
 
 
 def _is_binary(y_true: Array, y_pred: Array) -> bool:
-    """One output where there could be one per class."""
+    """Whether there is one output where there could be one per class."""
     if y_pred.ndim == 1 or y_true.shape == y_pred.shape:
         return y_pred.ndim == 1 or 1 in (y_pred.shape[1], y_pred.shape[-1])
     axis = _class_axis(y_true, y_pred)
@@ -705,8 +851,8 @@ def _is_binary(y_true: Array, y_pred: Array) -> bool:
 
 
 def _class_axes(rank: int) -> list[int]:
-    """Where the classes may be, the likeliest first: axis 1 of images, else the last axis, as for
-    the losses.
+    """The axes that may hold the classes, the likeliest first: axis 1 of images, else the last
+    axis, as for the losses.
     """
     return list(range(1, rank)) if rank >= 4 else list(range(rank - 1, 0, -1))
 
@@ -744,8 +890,8 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
 def _decisions(
     metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None
 ) -> tuple[Array, Array, Array, int]:
-    """Per row: its class, the class predicted (their number where a score is NaN), its weight; and
-    the number of classes.
+    """Per row: its class, the class predicted (the number of classes where a score is NaN), and
+    its weight; and the number of classes.
     """
     classes, scores = _classes(metric, y_true, y_pred)
     count = scores.shape[-1]
@@ -768,16 +914,16 @@ def _right_side(y_true: Array, y_pred: Array, cut: float) -> Array:
     return np.asarray(((y_pred > cut) == (y_true > 0.5)) & ~np.isnan(y_pred))
 
 
-def _check_threshold(metric: Metric, threshold: float, from_logits: bool) -> None:
+def _check_threshold(metric: Metric, threshold: float, from_logits: bool | None) -> None:
     if not math.isfinite(threshold) or (from_logits and not 0 < threshold < 1):
         wanted = "0 < threshold < 1 for logits" if from_logits else "a finite threshold"
         raise SettingError(f"{type(metric).__name__} needs {wanted}, got {threshold}.")
 
 
-def _cut(metric: Metric, threshold: float, from_logits: bool, y_pred: Array) -> float:
-    """Where outputs become positive.
+def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Array) -> float:
+    """The least output that counts as positive.
 
-    A warning, once a metric, where they cannot be probabilities.
+    Warn, once for each metric, where the outputs cannot be probabilities.
     """
     if from_logits:
         return math.log(threshold / (1 - threshold))

@@ -862,7 +862,7 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
         return spec
     if isinstance(spec, str):
         known = registry(__name__, Optimizer)  # type: ignore[type-abstract]
-        return lookup("optimizer", spec if spec in known else spec.lower(), known)
+        return lookup("optimizer", spec, known)
     given: Any = spec
     if is_number(given):
         return SGD(float(given))

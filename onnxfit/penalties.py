@@ -1,4 +1,4 @@
-"""Penalties: what large weights cost, added to the loss."""
+"""Penalties: the cost of large weights, added to the loss."""
 
 from __future__ import annotations
 
@@ -16,18 +16,33 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import lookup, registry, snake_case
+from onnxfit.registry import is_number, lookup, registry
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 
 
 @dataclass(frozen=True)
 class Penalty(ABC):
-    """The base of every penalty: from one weight to a scalar."""
+    """Base class of every penalty: the cost of one weight, a scalar that is added to the loss.
+
+    To write a penalty, subclass with a frozen dataclass whose `__call__` is the formula; the
+    gradient follows from it. Settings are fields.
+
+    >>> @dataclass(frozen=True)
+    ... class Orthogonal(Penalty):
+    ...     weight: float = 0.01
+    ...
+    ...     def __call__(self, op, w):
+    ...         gram = op.MatMul(op.Transpose(w), w)
+    ...         return self.weight * op.ReduceSum((gram - np.eye(2, dtype=np.float32)) ** 2, keepdims=0)
+    >>> graph = Orthogonal().build_onnx_function((3, 2), gradient=True).graph
+    >>> [v.name for v in graph.output]
+    ['penalty', 'weight_grad']
+    """
 
     @abstractmethod
     def __call__(self, op: GraphBuilder, w: Value) -> Value:
-        """What this weight costs, shape `()`."""
+        """Return the cost of the weight `w`, shape `()`; `op` builds the graph."""
 
     def build_onnx_function(
         self,
@@ -36,11 +51,13 @@ class Penalty(ABC):
         *,
         gradient: bool = False,
     ) -> onnx.ModelProto:
-        """The penalty as a model of its own, for a weight of this shape and type:
+        """Build the penalty as a model, `weight` -> `penalty`, that runs in any onnxruntime.
 
-        `weight` -> `penalty`, shape `()`.
+        - `shape`, `dtype`: of the weight; a size may be a name. `penalty` has shape `()`.
+        - `gradient`: add the output `weight_grad`.
 
-        `gradient=True` adds the output `weight_grad`. It runs in any onnxruntime.
+        >>> [v.name for v in L2(0.1).build_onnx_function(gradient=True).graph.output]
+        ['penalty', 'weight_grad']
         """
         # Imported late: a formula does not need the differentiator.
         from onnxfit.gradients import functions
@@ -56,8 +73,13 @@ PenaltyLike = Union[OnePenalty, Mapping[str, Union[OnePenalty, None]], None]
 
 @dataclass(frozen=True)
 class L1(Penalty):
-    r"""$\lambda \sum |w|$, with $\lambda$ = `weight` $\ge 0$; its gradient is
-    $\lambda\,\mathrm{sign}(w)$, and 0 where $w = 0$ (Tibshirani 1996).
+    r"""Sum of absolute values, $\lambda \sum |w|$ (Tibshirani 1996); the gradient is
+    $\lambda\,\mathrm{sign}(w)$, and 0 where $w = 0$.
+
+    - `weight` $\lambda \ge 0$. SettingError for another number.
+
+    >>> get_penalty("lasso")
+    L1(weight=0.01)
     """
 
     aliases = ("lasso",)
@@ -73,8 +95,12 @@ class L1(Penalty):
 
 @dataclass(frozen=True)
 class L2(Penalty):
-    r"""$\lambda \sum w^2$, with $\lambda$ = `weight` $\ge 0$; its gradient is $2 \lambda w$ (Hoerl
-    and Kennard 1970).
+    r"""Sum of squares, $\lambda \sum w^2$ (Hoerl and Kennard 1970); the gradient is $2 \lambda w$.
+
+    - `weight` $\lambda \ge 0$. SettingError for another number.
+
+    >>> get_penalty("ridge")
+    L2(weight=0.01)
     """
 
     aliases = ("ridge",)
@@ -90,8 +116,13 @@ class L2(Penalty):
 
 @dataclass(frozen=True)
 class ElasticNet(Penalty):
-    r"""$l_1 \sum |w| + l_2 \sum w^2$, with `l1`, `l2` $\ge 0$ (Zou and Hastie 2005, without their
-    factor $1 + l_2$).
+    r"""Sum of absolute values and squares, $l_1 \sum |w| + l_2 \sum w^2$ (Zou and Hastie 2005,
+    without their factor $1 + l_2$).
+
+    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. SettingError for another number.
+
+    >>> ElasticNet(l1=0.5, l2=0.0)
+    ElasticNet(l1=0.5, l2=0.0)
     """
 
     aliases = ("elastic", "elasticnet", "l1_l2", "l1l2")
@@ -108,8 +139,11 @@ class ElasticNet(Penalty):
 
 
 def get_penalty(spec: OnePenalty) -> Penalty:
-    """A Penalty from one, a number (L2), a name, a class, or `{"l1": a, "l2": b}`, of which either
-    may be left out.
+    """Return the penalty that `spec` means.
+
+    `spec` is a Penalty, which is returned as it is, a Penalty class, a name, a number (L2 of that
+    weight), or a dict `{"l1": a, "l2": b}`, of which either may be left out. UnknownNameError (a
+    SettingError) for a name that no penalty has; SettingError for anything else.
 
     >>> get_penalty(0.1), get_penalty("lasso"), get_penalty({"l1": 0.5})
     (L2(weight=0.1), L1(weight=0.01), ElasticNet(l1=0.5, l2=0.0))
@@ -119,13 +153,8 @@ def get_penalty(spec: OnePenalty) -> Penalty:
     if isinstance(spec, type) and issubclass(spec, Penalty):
         return spec()
     if isinstance(spec, str):
-        known = registry(__name__, Penalty)  # type: ignore[type-abstract]
-        return lookup(
-            "penalty",
-            next((n for n in (spec, snake_case(spec), spec.lower()) if n in known), spec),
-            known,
-        )
-    if _is_number(spec):
+        return lookup("penalty", spec, registry(__name__, Penalty))  # type: ignore[type-abstract]
+    if is_number(spec):
         return L2(float(spec))  # type: ignore[arg-type]
     if isinstance(spec, Mapping) and spec and set(spec) <= {"l1", "l2"}:
         return ElasticNet(spec.get("l1", 0.0), spec.get("l2", 0.0))
@@ -135,35 +164,38 @@ def get_penalty(spec: OnePenalty) -> Penalty:
 
 
 def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penalty]:
-    """One penalty per weight that has one, in the order of `names`, from what `Trainer(penalty=)`
-    takes.
+    """Return weight -> Penalty for the weights that have one, in the order of `names`.
 
-    A Penalty, number or name holds for every weight. A dict maps names and fnmatch patterns to
-    these, or to None for no penalty: a weight's own name comes before patterns, and of patterns the
-    first that matches it. UnknownNameError for an entry that no weight matches.
+    - `penalty`: the argument of `Trainer`. None is no penalty; a Penalty, a number or a name holds
+      for every weight. A dict maps names and fnmatch patterns to these, or to None for no penalty:
+      a weight's own name comes before patterns, and of several patterns the first that matches
+      counts.
+    - `names`: the trained weights.
 
-    >>> penalties_for({"fc2.weight": {"l1": 0.1}, "*.bias": None, "*": 1e-4}, ["fc1.weight", "fc1.bias", "fc2.weight"])
+    UnknownNameError (a SettingError) for an entry of the dict that no weight matches.
+
+    >>> weights = ["fc1.weight", "fc1.bias", "fc2.weight"]
+    >>> penalties_for({"fc2.weight": {"l1": 0.1}, "*.bias": None, "*": 1e-4}, weights)
     {'fc1.weight': L2(weight=0.0001), 'fc2.weight': ElasticNet(l1=0.1, l2=0.0)}
     """
     if penalty is None:
         return {}
     if not isinstance(penalty, Mapping):
         return dict.fromkeys(names, get_penalty(penalty))
-    entries = {
-        key: None if one is None else get_penalty(one) for key, one in _entries(penalty, names)
-    }
-    # a name may have brackets, and is no pattern then
+    _check_keys(penalty, names)
+    entries = {key: None if p is None else get_penalty(p) for key, p in penalty.items()}
+    # A weight's name may have brackets, and is no pattern then.
     patterns = [key for key in entries if key not in names]
-    found: dict[str, Penalty] = {}
+    chosen: dict[str, Penalty] = {}
     for name in names:
-        key = name if name in entries else next((p for p in patterns if fnmatchcase(name, p)), None)
-        one = None if key is None else entries[key]
-        if one is not None:
-            found[name] = one
-    return found
+        keys = [name] if name in entries else [p for p in patterns if fnmatchcase(name, p)]
+        own = entries[keys[0]] if keys else None
+        if own is not None:
+            chosen[name] = own
+    return chosen
 
 
-def _entries(penalty: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
+def _check_keys(penalty: Mapping[str, Any], names: Sequence[str]) -> None:
     for pattern in penalty:
         if not isinstance(pattern, str):
             raise SettingError(
@@ -177,7 +209,6 @@ def _entries(penalty: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str
                     f" penalty={{'*': {dict(penalty)!r}}}."
                 )
             raise UnknownNameError("trained weight", pattern, names)
-    return list(penalty.items())
 
 
 def _sum(op: GraphBuilder, x: Value) -> Value:
@@ -186,10 +217,6 @@ def _sum(op: GraphBuilder, x: Value) -> Value:
     return op.ReduceSum(x, keepdims=0) if x.rank else x
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
 def _check(penalty: str, field: str, value: Any) -> None:
-    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
+    if not (is_number(value) and value >= 0 and math.isfinite(value)):
         raise SettingError(f"{penalty} needs a finite {field} >= 0, got {value!r}.")

@@ -55,7 +55,7 @@ def registry(module: str, base: type[T]) -> dict[str, type[T]]:
     return classes
 
 
-def lookup(kind: str, name: str, known: dict[str, type[T]], **settings: Any) -> T:
+def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) -> T:
     """Return an instance, with these `settings`, of the class that `known` has under `name`, under
     the name in snake case or in lower case.
 

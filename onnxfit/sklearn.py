@@ -1,5 +1,5 @@
-"""A Trainer as a scikit-learn estimator: for GridSearchCV, Pipeline, cross_val_score and whatever
-else takes `fit` and `predict`.
+"""A Trainer as a scikit-learn estimator, for GridSearchCV, Pipeline, cross_val_score and everything
+else that calls `fit` and `predict`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import onnx
 
 from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import InstallationError, SettingError
+from onnxfit.graph.dense import dense_network
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.probabilities import source_of_probabilities
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
-from onnxfit.optimizers import Adam, OptimizerLike, get_optimizer
+from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
 from onnxfit.penalties import PenaltyLike
 from onnxfit.schedules import LearningRate
 from onnxfit.step.objectives import Losses
@@ -41,11 +42,11 @@ except ImportError as error:
 __all__ = ["OnnxClassifier", "OnnxRegressor"]
 
 Array = npt.NDArray[Any]
-ROWS = 4096  # that predict takes at a time
+ROWS_PER_PREDICTION = 4096
 
 
 class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share: the settings, fitting and keeping a Trainer."""
+    """Base class of both estimators: the settings, and a Trainer that is fitted and kept."""
 
     def __init__(
         self,
@@ -71,51 +72,40 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        self.model = model
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.weights = weights
-        self.loss = loss
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.callbacks = callbacks
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
-        self.backend = backend
-        self.gradient = gradient
-        self.device = device
-        self.threads = threads
+        # scikit-learn asks for every argument under its own name, unchanged.
+        arguments = dict(locals())
+        del arguments["self"]
+        self.__dict__.update(arguments)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """Train for `epochs` epochs: from the model's weights on, or with `warm_start` from where
-        the last fit stopped.
+        """Train for `epochs` epochs and return the estimator.
+
+        Training begins at the model's weights, or with `warm_start` where the last fit stopped.
+
+        - `X`: an array `(rows, ...)` as the model's input has it, or a table.
+        - `y`: the labels, one row each.
+        - `sample_weight`: None, or one number >= 0 per row; only relative sizes count.
         """
         return self._fit(X, y, sample_weight, go_on=self.warm_start, epochs=self.epochs)
 
     def get_trained_onnx(self) -> onnx.ModelProto:
-        """The trained model."""
+        """Return the trained model."""
         return self.export(None)
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The trained model, written to `path` unless that is None."""
+        """Return the trained model, and write it to the file `path` unless that is None."""
         check_is_fitted(self, "trainer_")
         model: onnx.ModelProto = self.trainer_.export(path)
         return model
 
-    # ------------------------------------------------------------------ what the two differ in
+    # ------------------------------------------------------------------ hooks of the two
 
     def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
-        """The labels as numbers, and the width of a default model's output."""
+        """Return the labels as numbers, and the width of a default model's output."""
         raise NotImplementedError
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
-        """The loss for this output, which may be probabilities already."""
+        """Return the loss for this output, which may be probabilities already."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ fitting
@@ -124,88 +114,83 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self, X: Any, y: Any, sample_weight: Any, *, go_on: bool, epochs: int, classes: Any = None
     ) -> Any:
         before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
-        model = None if before is not None or self.model is None else read_model(self.model)
+        model = None
         if before is None:
-            self._input = (
-                None
-                if model is None
-                else _only_input([spec_of(v) for v in normalize(model).graph.inputs])
-            )
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            reset=before is None,
-            **self._checks(before is not None),
-            **self._label_checks,
-        )
+            model = None if self.model is None else read_model(self.model)
+            self._input = None if model is None else _only_input(model)
+        fitted = before is not None
+        checks = {**self._checks(fitted), **self._label_checks}
+        X, y = validate_data(self, X, y, reset=not fitted, **checks)
         self._dtype = X.dtype
-        weights = (
-            None if sample_weight is None else _relative(_check_sample_weight(sample_weight, X))
-        )
-        y, width = self._prepared(y, before is not None, classes)
+        weights = None
+        if sample_weight is not None:
+            weights = _relative(_check_sample_weight(sample_weight, X))
+        y, width = self._prepared(y, fitted, classes)
         if before is None:
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-            self.trainer_ = self._started(
-                model or _network(self._sizes(X.shape[1], width), X.dtype, seed), seed
-            )
+            model = model or dense_network(self._sizes(X.shape[1], width), X.dtype, seed)
+            self.trainer_ = self._new_trainer(model, seed)
         elif (self._settings(), self.loss) != self._used:
-            self.trainer_ = _continued(before, self._started(before.export(None), before.seed))
+            self.trainer_ = _continued(before, self._new_trainer(before.export(None), before.seed))
         self._train(X, self._labels(y), weights, epochs)
         return self
 
     def _sizes(self, features: int, outputs: int) -> list[int]:
-        given: Any = self.hidden_layer_sizes
-        hidden = np.atleast_1d(np.array(given, int)).tolist()
+        hidden = np.atleast_1d(np.array(self.hidden_layer_sizes, int)).tolist()
         if any(size < 1 for size in hidden):
-            raise SettingError(f"hidden_layer_sizes are at least 1, got {given!r}.")
+            raise SettingError(
+                f"hidden_layer_sizes are at least 1, got {self.hidden_layer_sizes!r}."
+            )
         return [features, *hidden, outputs]
 
-    def _started(self, model: onnx.ModelProto, seed: int) -> Trainer:
+    def _new_trainer(self, model: onnx.ModelProto, seed: int) -> Trainer:
         work = normalize(model)
-        outputs = tensor_outputs(work)
-        name, loss = _only_output(
-            self.loss, {n: s for n, s in outputs.items() if s.dtype.kind == "f"}
-        )
-        probabilities = (
-            source_of_probabilities(next(v for v in work.graph.outputs if v.name == name))
-            is not None
-        )
-        chosen, settings = self._objective(loss, outputs[name], probabilities), self._settings()
-        self._output, self._loss, self._used = name, chosen, (settings, self.loss)
-        return Trainer(model, loss={name: chosen}, seed=seed, **settings)
+        floats = {n: spec for n, spec in tensor_outputs(work).items() if spec.dtype.kind == "f"}
+        name, loss = _only_output(self.loss, floats)
+        value = next(v for v in work.graph.outputs if v.name == name)
+        probabilities = source_of_probabilities(value) is not None
+        settings = self._settings()
+        self._output = name
+        self._loss = self._objective(loss, floats[name], probabilities)
+        self._used = (settings, self.loss)
+        return Trainer(model, loss={name: self._loss}, seed=seed, **settings)
 
     def _settings(self) -> dict[str, Any]:
-        """What a Trainer is made with, besides the model, the loss and the seed."""
-        optimizer = (
-            Adam(learning_rate=0.01) if self.optimizer is None else get_optimizer(self.optimizer)
-        )
+        """The arguments of the Trainer besides the model, the loss and the seed."""
+        optimizer: Optimizer = Adam(learning_rate=0.01)
+        if self.optimizer is not None:
+            optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
-        return {
-            "weights": self.weights, "penalty": self.penalty, "optimizer": optimizer, "backend": self.backend,
-            "gradient": self.gradient, "device": self.device, "threads": self.threads,
-        }  # fmt: skip
+        names = ("weights", "penalty", "backend", "gradient", "device", "threads")
+        return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
 
     def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
-        # a callback at work holds its Trainer, which cannot be pickled
+        # A callback holds its Trainer while it works, and a Trainer cannot be pickled.
         callbacks = [copy.copy(c) for c in self.callbacks or ()]
-        rows, held_out = (X, y, weights), None
+        training = [array for array in (X, y, weights) if array is not None]
+        held_out = None
         if self.early_stopping:
-            parts = train_test_split(
-                *[a for a in rows if a is not None],
+            halves = train_test_split(
+                *training,
                 test_size=self.validation_fraction,
                 random_state=self.trainer_.seed,
                 stratify=self._strata(y),
             )
-            rows, held_out = (*parts[::2], None)[:3], tuple(parts[1::2])
+            training = halves[::2]
+            held_out = tuple(halves[1::2])
             callbacks.append(
                 EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True)
             )
-        size: Any = min(200, len(rows[0])) if self.batch_size == "auto" else self.batch_size
+        automatic = min(200, len(training[0]))
         self.trainer_.fit(
-            *rows, epochs=epochs, batch_size=size, validation_data=held_out, callbacks=callbacks, verbose=self.verbose
-        )  # fmt: skip
+            *training,
+            epochs=epochs,
+            batch_size=automatic if self.batch_size == "auto" else self.batch_size,
+            validation_data=held_out,
+            callbacks=callbacks,
+            verbose=self.verbose,
+        )
         self.n_iter_ = self.trainer_.epoch
         self.train_losses_ = self.loss_curve_ = list(self.trainer_.train_losses_)
 
@@ -218,8 +203,8 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     _label_checks: Mapping[str, Any] = {}
 
     def _checks(self, fitted: bool) -> dict[str, Any]:
-        """How scikit-learn looks at X: as the model's input; for a default model, still to be made,
-        as float32 or float64.
+        """The arguments of scikit-learn's check of X: it is the model's input, or for a default
+        model, which does not exist yet, float32 or float64.
         """
         if self._input is None:
             return {"dtype": self._dtype if fitted else [np.float64, np.float32]}
@@ -229,11 +214,11 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         }
 
     def _predictions(self, X: Any) -> Array:
-        """The output with the loss, `(rows, width)`."""
+        """The output that has the loss, `(rows, width)`."""
         check_is_fitted(self, "trainer_")
         X = validate_data(self, X, reset=False, **self._checks(True))
-        found = self.trainer_.predict(X, batch_size=ROWS)
-        array: Array = found[self._output] if isinstance(found, dict) else found
+        outputs = self.trainer_.predict(X, batch_size=ROWS_PER_PREDICTION)
+        array: Array = outputs[self._output] if isinstance(outputs, dict) else outputs
         return array.reshape(len(X), -1)
 
     # ------------------------------------------------------------------ pickling
@@ -251,27 +236,36 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
 
 class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
-    """Fits an ONNX model to numbers, one or several a row, as a scikit-learn estimator.
+    """Scikit-learn estimator that fits an ONNX model to numbers, one or several a row.
 
-    - `model`: a path, bytes or an `onnx.ModelProto` with one input; None makes one for the data
-      that `fit` meets, in its element type: linear, or with hidden layers of `hidden_layer_sizes`
-      and relu between them. Its weights are `coefficients_0`, `intercepts_0`, and so on for each
-      layer; those of a linear model begin at 0, others at random (Glorot and Bengio 2010).
-    - `weights`, `penalty`, `backend`, `gradient`, `device`, `threads`: as in `Trainer`.
-    - `loss`: as in `Trainer`; None is the mean squared error. A dict output name -> loss chooses
-      between several outputs.
-    - `optimizer`: as in `Trainer`; None is Adam with a learning rate of 0.01. `learning_rate`
-      replaces the optimizer's, unless None.
+    - `model`: a path, bytes or an `onnx.ModelProto` with one input. None makes a network of dense
+      layers for the data, in their element type, with the weights `coefficients_0`, `intercepts_0`,
+      and so on; a linear model begins at 0, others at random (Glorot and Bengio 2010).
+    - `hidden_layer_sizes`: sizes of the hidden layers of a default network, each at least 1, with
+      ReLU between them; `()` is a linear model.
+    - `weights`: names or patterns of the weights to train, as in `Trainer`; None for all.
+    - `loss`: a name, a Loss or a function, as in `Trainer`; None is the mean squared error. A dict
+      of one output name -> loss chooses between several outputs.
+    - `penalty`: the cost of large weights, as in `Trainer`.
+    - `optimizer`: as in `Trainer`; None is Adam with a learning rate of 0.01.
+    - `learning_rate`: replaces the optimizer's, unless None; a number >= 0 or a Schedule.
+    - `epochs`: passes over the data in one `fit`.
     - `batch_size`: a number of rows; "auto" is 200, or all where there are fewer.
-    - `early_stopping`: hold out `validation_fraction` of the rows, stop after `n_iter_no_change`
-      epochs without a better loss on them, and go back to the weights of the best epoch.
-    - `callbacks`: what `Trainer.fit` takes; each fit works with shallow copies.
-    - `warm_start`: `fit` goes on with weights, optimizer and counters as the last one left them.
-    - `random_state`: of initial weights, the order of rows, what is held out, and dropout.
+    - `early_stopping`: hold out `validation_fraction` of the rows, a number in (0, 1), stop after
+      `n_iter_no_change` epochs without a better loss on them, and restore the best weights.
+    - `validation_fraction`, `n_iter_no_change`: see `early_stopping`.
+    - `callbacks`: callbacks for `Trainer.fit`; each fit works with shallow copies.
+    - `warm_start`: let `fit` continue with weights, optimizer and counters as the last one left
+      them.
+    - `random_state`: a seed for the initial weights, the order of rows, the rows held out, and
+      dropout.
+    - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
+    - `backend`, `gradient`, `device`, `threads`: as in `Trainer`.
 
     Sample weights count relative to their mean, so that a weight of 2 is a row twice. After `fit`
-    there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each),
-    `n_features_in_`, and for tables `feature_names_in_`. A fitted estimator pickles.
+    there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each
+    epoch), `n_features_in_`, and for tables `feature_names_in_`. A fitted estimator can be pickled.
+    Settings are checked by `fit`, with the errors of `Trainer`.
 
     >>> X = np.linspace(-1, 1, 50)[:, None]
     >>> line = OnnxRegressor(learning_rate=0.1, random_state=0).fit(X, 3 * X[:, 0] + 1)
@@ -282,12 +276,17 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
     _label_checks: Mapping[str, Any] = {"multi_output": True, "y_numeric": True}
 
     def predict(self, X: Any) -> Array:
-        """One number a row, `(rows,)`, if `y` was so; else `(rows, outputs)`."""
-        found = self._predictions(X)
-        return found[:, 0] if self._flat and found.shape[1] == 1 else found
+        """Return the predictions for the rows `X`: shape `(rows,)` if `y` had it, else `(rows,
+        outputs)`.
+        """
+        predictions = self._predictions(X)
+        return predictions[:, 0] if self._flat and predictions.shape[1] == 1 else predictions
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-        """One more epoch over these rows."""
+        """Train for one more epoch on these rows, and return the estimator.
+
+        `X`, `y` and `sample_weight` are those of `fit`.
+        """
         return self._fit(X, y, sample_weight, go_on=True, epochs=1)
 
     def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
@@ -304,19 +303,24 @@ class OnnxRegressor(RegressorMixin, _OnnxEstimator):  # type: ignore[misc]
 
 
 class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
-    """Fits an ONNX model to classes, labels of any type, as a scikit-learn estimator.
+    """Scikit-learn estimator that fits an ONNX model to classes, labels of any type.
 
-    Settings as in `OnnxRegressor`, but for the loss:
+    - `model`: as in `OnnxRegressor`. The output has one column for two classes (the probability of
+      the second in sorted order, or its score), or one for each class in sorted order. It is taken
+      for probabilities if a Sigmoid or Softmax computes it, else for scores (logits).
+    - `loss`: None or a name is the loss that fits the output: the cross entropy of one column is
+      binary, and probabilities are not taken for logits. A Loss is used as it is, but for a
+      `from_logits` of None, which is decided as above, and for a CrossEntropy of one column, which
+      becomes a BinaryCrossEntropy. Losses that do not take the number of a class get one column for
+      each class, of 0 and 1.
+    - `hidden_layer_sizes`, `weights`, `penalty`, `optimizer`, `learning_rate`, `epochs`,
+      `batch_size`, `early_stopping`, `validation_fraction`, `n_iter_no_change`, `callbacks`,
+      `warm_start`, `random_state`, `verbose`, `backend`, `gradient`, `device`, `threads`: as in
+      `OnnxRegressor`.
 
-    - The model's output has one column for two classes (the probability of the second in sorted
-      order, or its score), or one for each class in sorted order. It is taken for probabilities if
-      a Sigmoid or Softmax makes it, else for scores (logits).
-    - `loss`: None is the cross entropy that fits the output. So is a loss by name: the cross
-      entropy of one column is binary, and probabilities are not taken for logits. A Loss is used as
-      it is, but for a CrossEntropy of one column, which becomes a BinaryCrossEntropy. Losses that
-      do not take the number of a class get one column for each class, of 0 and 1.
-
-    `classes_` holds the labels in the order of the columns of `predict_proba`.
+    After `fit`, `classes_` holds the labels in the order of the columns of `predict_proba`; the
+    other attributes are those of `OnnxRegressor`. SettingError where classes and columns do not
+    fit.
 
     >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
     >>> model = OnnxClassifier(learning_rate=0.1, random_state=0).fit(X, ["no", "no", "yes", "yes"])
@@ -325,28 +329,30 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
     """
 
     def predict(self, X: Any) -> Array:
-        """The most probable class of each row."""
+        """Return the most probable class of each row of `X`, an array of labels."""
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of each class, `(rows, classes)`, in the order of `classes_`."""
-        found = self._predictions(X)
-        if found.shape[1] == 1:
-            second = found if self._probabilities else _sigmoid(found)
-            return np.concatenate([1 - second, second], axis=1)
-        if isinstance(self._loss, BinaryCrossEntropy):  # a yes or no for each class
-            return _shares(found if self._probabilities else _sigmoid(found))
-        return (
-            found
-            if self._probabilities
-            else _shares(np.exp(found - found.max(axis=1, keepdims=True)))
-        )
+        """Return the probability of each class for the rows `X`: shape `(rows, classes)`, in the
+        order of `classes_`.
+        """
+        outputs = self._predictions(X)
+        binary = outputs.shape[1] == 1 or isinstance(self._loss, BinaryCrossEntropy)
+        if not self._probabilities and not binary:
+            return _shares(np.exp(outputs - outputs.max(axis=1, keepdims=True)))
+        probabilities = outputs if self._probabilities else _sigmoid(outputs)
+        if outputs.shape[1] == 1:
+            return np.concatenate([1 - probabilities, probabilities], axis=1)
+        # A binary loss decides each class on its own.
+        return _shares(probabilities) if binary else probabilities
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
-        """One more epoch over these rows; the first call says all `classes`, unless they are all in
-        `y`.
+        """Train for one more epoch on these rows, and return the estimator.
+
+        `X`, `y` and `sample_weight` are those of `fit`. `classes`: all labels there are, for the
+        first call; None if they are all in `y`.
         """
         return self._fit(X, y, sample_weight, go_on=True, epochs=1, classes=classes)
 
@@ -368,28 +374,29 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
         return np.searchsorted(self.classes_, y), 1 if known == 2 else known
 
     def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
-        classes, width = (
-            len(self.classes_),
-            (1 if output.shape is None or len(output.shape) < 2 else output.shape[-1]),
-        )
+        classes = len(self.classes_)
+        width: Any = 1
+        if output.shape is not None and len(output.shape) > 1:
+            width = output.shape[-1]
         if isinstance(width, int) and width != classes and (width, classes) != (1, 2):
             raise SettingError(
                 f"The model's output {output} has {width} column{'s' * (width > 1)}, and y has"
                 f" {classes} classes: it needs a column for each, or one for two classes."
             )
-        chosen = get_loss("cross_entropy" if loss is None else loss)
+        chosen: Any = get_loss("cross_entropy" if loss is None else loss)
         by_name = loss is None or isinstance(loss, str)
-        self._width = width
+        if hasattr(chosen, "from_logits") and (by_name or chosen.from_logits is None):
+            chosen = dataclasses.replace(chosen, from_logits=not probabilities)
         if isinstance(chosen, CrossEntropy) and width == 1:
             chosen = BinaryCrossEntropy(
                 reduction=chosen.reduction,
                 from_logits=chosen.from_logits,
                 label_smoothing=chosen.label_smoothing,
             )
-        if by_name and hasattr(chosen, "from_logits"):
-            chosen = dataclasses.replace(chosen, from_logits=not probabilities)  # type: ignore[call-arg]
+        self._width = width
         self._probabilities = not getattr(chosen, "from_logits", not probabilities)
-        return chosen
+        result: Loss = chosen
+        return result
 
     def _labels(self, y: Array) -> Array:
         if self._width == 1 or isinstance(self._loss, ClassLoss):
@@ -403,43 +410,8 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]
 # ---------------------------------------------------------------------- models
 
 
-def _network(sizes: Sequence[int], dtype: np.dtype[Any], seed: int) -> onnx.ModelProto:
-    """Layers of these sizes, from features to outputs, with relu between them."""
-    make, random = onnx.helper, np.random.default_rng(seed)
-    elem_type = make.np_dtype_to_tensor_dtype(dtype)
-    nodes, initializers, x = [], [], "X"
-    for i in range(len(sizes) - 1):
-        before, after = sizes[i : i + 2]
-        bound = np.sqrt(6 / (before + after)) if len(sizes) > 2 else 0.0
-        arrays = {
-            f"coefficients_{i}": random.uniform(-bound, bound, (before, after)),
-            f"intercepts_{i}": np.zeros(after),
-        }
-        initializers += [
-            onnx.numpy_helper.from_array(a.astype(dtype), name) for name, a in arrays.items()
-        ]
-        last = i == len(sizes) - 2
-        y = "predictions" if last else f"sums_{i}"
-        nodes.append(
-            make.make_node(
-                "MatMul", [x, f"coefficients_{i}"], [f"products_{i}"], name=f"product_{i}"
-            )
-        )
-        nodes.append(
-            make.make_node("Add", [f"products_{i}", f"intercepts_{i}"], [y], name=f"sum_{i}")
-        )
-        if not last:
-            nodes.append(make.make_node("Relu", [y], [f"hidden_{i}"], name=f"relu_{i}"))
-        x = f"hidden_{i}"
-    inputs = [make.make_tensor_value_info("X", elem_type, ["batch", sizes[0]])]
-    outputs = [make.make_tensor_value_info("predictions", elem_type, ["batch", sizes[-1]])]
-    graph = make.make_graph(nodes, "network", inputs, outputs, initializers)
-    return make.make_model(
-        graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8, producer_name="onnxfit"
-    )
-
-
-def _only_input(inputs: Sequence[TensorSpec]) -> TensorSpec:
+def _only_input(model: onnx.ModelProto) -> TensorSpec:
+    inputs = [spec_of(v) for v in normalize(model).graph.inputs]
     if len(inputs) != 1:
         raise SettingError(
             "The estimators of onnxfit.sklearn take models with one input; this one has"
@@ -449,7 +421,7 @@ def _only_input(inputs: Sequence[TensorSpec]) -> TensorSpec:
 
 
 def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, Any]:
-    """The output that is fitted to y, and its loss."""
+    """The output that is fitted to y, and the loss of that output."""
     if isinstance(loss, Mapping):
         if len(loss) != 1 or not set(loss) <= set(outputs):
             raise SettingError(
@@ -458,9 +430,9 @@ def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, 
             )
         return next(iter(loss.items()))
     if len(outputs) != 1:
-        found = ", ".join(outputs) or "none"
+        floats = ", ".join(outputs) or "none"
         raise SettingError(
-            f"y is fitted to one output, and those of floats are: {found}. Say which by"
+            f"y is fitted to one output, and those of floats are: {floats}. Say which by"
             " loss={name: loss}."
         )
     return next(iter(outputs)), loss
@@ -469,28 +441,28 @@ def _only_output(loss: Losses, outputs: Mapping[str, TensorSpec]) -> tuple[str, 
 # ---------------------------------------------------------------------- trainers
 
 
-def _continued(before: Trainer, new: Trainer) -> Trainer:
-    """A new trainer of the same weights that goes on where another one stands; slots go on where
-    its optimizer has the same.
+def _continued(before: Trainer, after: Trainer) -> Trainer:
+    """Let `after`, a new trainer of the same weights, continue where `before` stands, and return
+    it; it keeps the slots if its optimizer has the same.
     """
-    state, unique_name = before.get_state(), new.get_state()
-    slots = (
-        state["slots"]
-        if state["slots"].keys() == unique_name["slots"].keys()
-        else unique_name["slots"]
-    )
-    counters = {**state["counters"], "learning_rate": unique_name["counters"]["learning_rate"]}
-    new.set_state({"weights": unique_name["weights"], "slots": slots, "counters": counters})
-    new.train_losses_ = list(before.train_losses_)
-    return new
+    old = before.get_state()
+    new = after.get_state()
+    slots = old["slots"] if old["slots"].keys() == new["slots"].keys() else new["slots"]
+    counters = {**old["counters"], "learning_rate": new["counters"]["learning_rate"]}
+    after.set_state({"weights": new["weights"], "slots": slots, "counters": counters})
+    after.train_losses_ = list(before.train_losses_)
+    return after
 
 
 def _packed(trainer: Trainer) -> dict[str, Any]:
-    """All that a trainer is, without sessions."""
+    """The contents of a trainer, without sessions."""
     return {
-        "model": trainer.export(None).SerializeToString(), "settings": trainer.settings, "state": trainer.get_state(),
-        "history": trainer.history.state_dict(), "train_losses": trainer.train_losses_,
-    }  # fmt: skip
+        "model": trainer.export(None).SerializeToString(),
+        "settings": trainer.settings,
+        "state": trainer.get_state(),
+        "history": trainer.history.state_dict(),
+        "train_losses": trainer.train_losses_,
+    }
 
 
 def _unpacked(packed: Mapping[str, Any]) -> Trainer:
@@ -520,7 +492,8 @@ def _sigmoid(scores: Array) -> Array:
     return probabilities
 
 
-def _shares(found: Array) -> Array:
-    """Rows that sum to 1."""
-    shares: Array = found / np.maximum(found.sum(axis=1, keepdims=True), np.finfo(found.dtype).tiny)
+def _shares(numbers: Array) -> Array:
+    """The numbers, scaled so that each row sums to 1."""
+    totals = numbers.sum(axis=1, keepdims=True)
+    shares: Array = numbers / np.maximum(totals, np.finfo(numbers.dtype).tiny)
     return shares

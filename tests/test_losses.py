@@ -23,6 +23,7 @@ from onnxfit.graph.values import GraphBuilder
 from onnxfit.losses import (
     NLL,
     BinaryCrossEntropy,
+    BinaryCrossEntropyWithLogits,
     ClassLoss,
     CosineSimilarity,
     CrossEntropy,
@@ -73,6 +74,14 @@ every_loss = pytest.mark.parametrize("loss", VARIANTS, ids=repr)
 # ---------------------------------------------------------------------- what suits a loss
 
 
+def takes_logits(loss):
+    """Whether the output is logits, where the graph does not tell; None if the loss does not ask."""
+    setting = getattr(loss, "from_logits", "absent")
+    if setting == "absent":
+        return None
+    return loss.assumes_logits if setting is None else setting
+
+
 def draw(loss, shape=(6, 4), dtype=np.float64, seed=0):
     """Labels, as `prepare` gives them, and outputs, both at random: what kind of labels a loss
     takes, it says by refusing the others.
@@ -107,7 +116,7 @@ def outputs_for(loss, raw):
     its output is that.
     """
     axis = loss.class_axis(raw.ndim) if isinstance(loss, ClassLoss) else -1
-    if getattr(loss, "from_logits", True) is False:
+    if takes_logits(loss) is False:
         return special.softmax(raw, axis=axis) if raw.shape[axis] > 1 else special.expit(raw)
     if not (getattr(loss, "log_input", True) and getattr(loss, "log_variance", True)):
         return np.abs(raw) + 0.1
@@ -120,14 +129,14 @@ def outputs_for(loss, raw):
 
 def _binary_cross_entropy(loss, y, p):
     y = y * (1 - loss.label_smoothing) + loss.label_smoothing / 2
-    q = special.expit(p) if loss.from_logits else p
+    q = special.expit(p) if takes_logits(loss) else p
     return -(1 if loss.pos_weight is None else np.array(loss.pos_weight)) * y * np.log(q) - (
         1 - y
     ) * np.log(1 - q)
 
 
 def _probability(loss, p, axis):
-    return special.softmax(p, axis=axis) if loss.from_logits else p
+    return special.softmax(p, axis=axis) if takes_logits(loss) else p
 
 
 def _one_hot(loss, y, p):
@@ -168,7 +177,7 @@ def _nll(loss, y, p):
 
 def _focal(loss, y, p):
     if y.ndim == p.ndim:
-        q = special.expit(p) if loss.from_logits else p
+        q = special.expit(p) if takes_logits(loss) else p
         q, a = (
             np.where(y == 1, q, 1 - q),
             (1 if loss.alpha is None else np.where(y == 1, loss.alpha, 1 - loss.alpha)),
@@ -430,9 +439,9 @@ def test_finite_at_extremes(loss):
     rng = np.random.default_rng(3)
     shape = (200, 4)
     spec = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
-    p = rng.choice(
-        PROBABILITIES if getattr(loss, "from_logits", True) is False else RAW, size=shape
-    ).astype(np.float32)
+    p = rng.choice(PROBABILITIES if takes_logits(loss) is False else RAW, size=shape).astype(
+        np.float32
+    )
     if isinstance(loss, NLL):
         p = -np.abs(p)
     tried = [labels_for(loss, TensorSpec("y", spec.dtype, shape), rng)]
@@ -1027,7 +1036,7 @@ def test_labels_of_a_function_may_have_a_shape_of_their_own():
     ("loss", "op_type", "message"),
     [
         (
-            CrossEntropy(),
+            CrossEntropy(from_logits=True),
             "Softmax",
             (
                 r"CrossEntropy\(from_logits=True\) takes logits, and the model's output comes from"
@@ -1035,6 +1044,8 @@ def test_labels_of_a_function_may_have_a_shape_of_their_own():
             ),
         ),
         (BinaryCrossEntropy(from_logits=True), "Sigmoid", "set from_logits=False"),
+        (BinaryCrossEntropyWithLogits(), "Sigmoid", "set from_logits=False"),
+        (CrossEntropy(), "Softmax", None),
         (BinaryCrossEntropy(), "Neg", None),
         (BinaryCrossEntropy(), "Sigmoid", None),
         (CrossEntropy(), "LogSoftmax", None),
@@ -1063,4 +1074,6 @@ def test_logits_taken_for_probabilities_are_noticed():
             r" comes from a Add"
         ),
     ):
-        BinaryCrossEntropy().reduce(op, op.input("y", np.float32, (5, 4)), x + 1, None)
+        BinaryCrossEntropy(from_logits=False).reduce(
+            op, op.input("y", np.float32, (5, 4)), x + 1, None
+        )

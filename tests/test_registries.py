@@ -4,11 +4,17 @@ back to the last bit.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
+import onnx
+import onnx.helper as oh
+import onnxruntime
 import pytest
 
 from onnxfit import Trainer, losses, metrics, optimizers, schedules
-from onnxfit.registry import registry
+from onnxfit.registry import from_config, registry, to_config
 from tests.models import mlp
 
 RNG = np.random.default_rng(0)
@@ -55,8 +61,6 @@ def test_an_optimizer_learns_and_comes_back_from_a_checkpoint(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", sorted(registry("onnxfit.losses", losses.Loss)))
-# these outputs are raw scores, whatever the loss expects
-@pytest.mark.filterwarnings("ignore:.*(logits|probabilities)")
 def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     sizes = (4, 8, 6) if "gaussian" in name else (4, 8, 3)
     trainer = Trainer(mlp(sizes), loss=name, optimizer="adam")
@@ -106,3 +110,170 @@ def test_a_metric_of_any_name_is_exact_over_batches(name: str) -> None:
 _REGRESSION = {
     "cosine_similarity", "cosine", "mean_absolute_error", "mae", "mean_squared_error", "mse", "root_mean_squared_error", "rmse", "r2", "r2_score",
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- logits or probabilities
+
+
+def with_from_logits(module: str, base: type) -> list[Any]:
+    classes = {cls.__name__: cls for cls in registry(module, base).values()}
+    return [
+        pytest.param(cls, id=name)
+        for name, cls in sorted(classes.items())
+        if "from_logits" in {f.name for f in dataclasses.fields(cls)}
+    ]
+
+
+every_loss_with_from_logits = pytest.mark.parametrize(
+    "cls", with_from_logits("onnxfit.losses", losses.Loss)
+)
+every_metric_with_from_logits = pytest.mark.parametrize(
+    "cls", with_from_logits("onnxfit.metrics", metrics.Metric)
+)
+BACKENDS = pytest.mark.parametrize("backend", ["full", "forward_backward"])
+
+
+def ending(op_type: str, outputs: int = 3) -> onnx.ModelProto:
+    """A network whose raw scores go through an operator, and then through an Identity."""
+    model = mlp((4, 8, outputs))
+    for i, end in enumerate((op_type, "Identity")):
+        last = model.graph.output[0].name
+        model.graph.node.append(oh.make_node(end, [last], [f"y{i}"], name=f"end{i}"))
+        model.graph.output[0].name = f"y{i}"
+    return model
+
+
+def end_of(cls: type) -> str:
+    return "Sigmoid" if issubclass(cls, losses.BinaryCrossEntropy) else "Softmax"
+
+
+def labels_of(cls: type) -> np.ndarray:
+    return CLASSES if issubclass(cls, losses.ClassLoss) else LABELS[1]
+
+
+def step(model: onnx.ModelProto, loss: losses.Loss, backend: str = "full") -> Any:
+    """The loss of a batch, and the gradients, as a step of plain SGD shows them."""
+    trainer = Trainer(model, loss=loss, optimizer=1.0, backend=backend)
+    value = trainer.train_on_batch(X, labels_of(type(loss)))["loss"]
+    start = Trainer(model, loss=loss).get_weights()
+    return value, {name: start[name] - w for name, w in trainer.get_weights().items()}
+
+
+@BACKENDS
+@every_loss_with_from_logits
+def test_a_loss_sees_whether_the_model_gives_probabilities(cls: type, backend: str) -> None:
+    loss = cls(from_logits=None)
+    raw, gradients = step(mlp(), loss, backend)
+    probable, same = step(ending(end_of(cls)), loss, backend)
+    assert probable == pytest.approx(raw, rel=1e-5)
+    assert max(np.abs(g).max() for g in gradients.values()) > 1e-3
+    for name, g in gradients.items():
+        np.testing.assert_allclose(same[name], g, rtol=1e-4, atol=1e-6, err_msg=name)
+    # as it was with the right setting, operator by operator
+    for model, logits in ((mlp(), True), (ending(end_of(cls)), False)):
+        graphs = [
+            Trainer(model, loss=cls(from_logits=setting)).save_onnx_graph(bytes)["train"]
+            for setting in (None, logits)
+        ]
+        assert graphs[0] == graphs[1]
+
+
+@every_loss_with_from_logits
+@pytest.mark.parametrize("logits", [True, False])
+def test_from_logits_is_followed_where_it_is_wrong(cls: type, logits: bool) -> None:
+    model = ending(end_of(cls)) if logits else mlp()
+    loss = cls(from_logits=logits)
+    with pytest.warns(UserWarning, match=rf"\(from_logits={logits}\)") as warned:
+        value, _ = step(model, loss)
+    assert warned
+    outputs = Trainer(model, loss="mse").predict(X)
+    session = onnxruntime.InferenceSession(
+        loss.build_onnx_function(("batch", 3)).SerializeToString(),
+        providers=["CPUExecutionProvider"],
+    )
+    (expected,) = session.run(["loss"], {"y_true": labels_of(cls), "y_pred": outputs})
+    assert value == pytest.approx(expected.item(), rel=1e-5)
+
+
+@every_loss_with_from_logits
+def test_what_was_decided_is_in_the_summary_and_not_in_the_settings(cls: type, tmp_path) -> None:
+    loss = cls(from_logits=None)
+    end = end_of(cls)
+    for model, text in (
+        (ending(end), f"taken as probabilities: {end} node 'end0' computes the output"),
+        (mlp(), "taken as logits: Gemm node 'fc1' computes the output"),
+        (
+            ending("Relu"),
+            f"taken as {'logits' if cls.assumes_logits else 'probabilities'}: the def",
+        ),
+    ):
+        trainer = Trainer(model, loss=loss)
+        assert text in trainer.summary()
+        again = Trainer.load(trainer.save(tmp_path / "c"))
+        assert text in again.summary()
+        assert again.settings["loss"] == trainer.settings["loss"] == loss
+    set_by_user = Trainer(mlp(), loss=cls(from_logits=True)).summary()
+    assert "taken as logits: from_logits=True was given" in set_by_user
+    assert "taken as" not in Trainer(mlp(), loss="mse").summary()
+
+
+@pytest.mark.parametrize("name", ["BinaryCrossEntropy", "CrossEntropy", "Focal", "KLDivergence"])
+def test_settings_of_older_checkpoints_have_no_from_logits(name: str) -> None:
+    assert from_config({"name": name}, "onnxfit.losses").from_logits is None
+    assert to_config(getattr(losses, name)()) == {"name": name}
+    for setting in (True, False):
+        loss = from_config({"name": name, "settings": {"from_logits": setting}}, "onnxfit.losses")
+        assert loss.from_logits is setting
+
+
+@every_metric_with_from_logits
+@pytest.mark.parametrize(
+    ("outputs", "end", "loss"),
+    [(1, "Sigmoid", "binary_cross_entropy"), (3, "Softmax", "cross_entropy")],
+)
+def test_a_metric_takes_outputs_as_their_loss_does(
+    cls: type, outputs: int, end: str, loss: str
+) -> None:
+    y = CLASSES if outputs == 3 else (CLASSES > 0).astype(np.float32)
+    if cls is metrics.BinaryAccuracy and outputs == 3:
+        loss, y = "kl_divergence", LABELS[1]
+
+    def figure(model: onnx.ModelProto, metric: Any, **settings: Any) -> Any:
+        trainer = Trainer(model, loss=loss, metrics=[metric], **settings)
+        return trainer.evaluate(X, y)[get(trainer)]
+
+    def get(trainer: Trainer) -> str:
+        return trainer._output_metrics[0].name
+
+    raw, probable = mlp((4, 8, outputs)), ending(end, outputs)
+    if cls is metrics.BinaryAccuracy and outputs == 3:
+        raw = probable  # it cuts each column by itself: a softmax is not its sigmoid
+    by_name = cls.__name__.lower() if cls is metrics.AUC else cls().name
+    expected = figure(probable, cls(from_logits=False))
+    for metric in (cls(), by_name):
+        np.testing.assert_allclose(figure(probable, metric), expected, rtol=1e-6)
+        np.testing.assert_allclose(figure(raw, metric), expected, rtol=1e-6)
+    # a setting wins
+    for setting in (True, False):
+        for model in (raw, probable):
+            trainer = Trainer(model, loss=loss, metrics=[cls(from_logits=setting)])
+            assert trainer._output_metrics[0].metric.from_logits is setting
+
+
+def test_a_threshold_that_is_no_probability_is_one_of_raw_scores() -> None:
+    y = (CLASSES > 0).astype(np.float32)
+    for threshold in (0.0, -1.0, 2.0):
+        metric = metrics.BinaryAccuracy(threshold)
+        trainer = Trainer(mlp((4, 8, 1)), loss="bce", metrics=[metric])
+        raw = trainer.predict(X)[:, 0]
+        found = trainer.evaluate(X, y)["binary_accuracy"]
+        assert found == pytest.approx(((raw > threshold) == (y > 0.5)).mean())
+
+
+def test_without_a_decision_of_the_loss_a_metric_compares_outputs_as_they_are() -> None:
+    y = (CLASSES > 0).astype(np.float32)
+    trainer = Trainer(mlp((4, 8, 1)), loss="mse", metrics=["accuracy"])
+    raw = trainer.predict(X)[:, 0]
+    with pytest.warns(UserWarning, match="leave 0..1"):
+        found = trainer.evaluate(X, y)["accuracy"]
+    assert found == pytest.approx(((raw > 0.5) == (y > 0.5)).mean())

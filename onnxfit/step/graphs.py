@@ -149,7 +149,7 @@ def add_loss(
     work = normalize(read_model(model_onnx))
     outputs = tensor_outputs(work)
     penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
-    objectives = get_objectives(loss, loss_weights, outputs)
+    objectives = get_objectives(loss, loss_weights, work)
     op = GraphBuilder(work.graph)
     batch = {
         names.target(name): objective.loss.target(outputs[name])

@@ -1,4 +1,4 @@
-"""Which output has which loss and which metrics."""
+"""The loss and the metrics of each output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import numpy.typing as npt
+import onnx_ir as ir
 
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph import names
+from onnxfit.graph.model import tensor_outputs
+from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
@@ -23,10 +26,15 @@ Metrics = Union[
 
 @dataclass(frozen=True)
 class Objective:
-    """One output's loss and what it counts in the sum."""
+    """One output's loss and its weight in the sum.
+
+    `decision` says how the loss takes the output, for a loss that has `from_logits`; the loss has
+    the decision as its setting.
+    """
 
     loss: Loss
     weight: float = 1.0
+    decision: LogitsDecision | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class OutputMetric:
         return self.metric.mode
 
     def copy(self) -> OutputMetric:
-        """The same metric with a memory of its own, so that an evaluation inside an epoch leaves
+        """Return the same metric with sums of its own, so that an evaluation inside an epoch leaves
         the epoch's figures alone.
         """
         metric = copy.copy(self.metric)
@@ -65,42 +73,73 @@ class OutputMetric:
         return replace(self, metric=metric)
 
 
+# ---------------------------------------------------------------------- losses
+
+
 def get_objectives(
     loss: Losses,
     loss_weights: Mapping[str, float] | None,
-    outputs: Mapping[str, TensorSpec],
+    model: ir.Model,
     *,
     needed: bool = True,
 ) -> dict[str, Objective]:
-    """A loss per output that has one, in the model's order;
+    """Return output -> Objective for the outputs that have a loss, in the model's order.
 
-    `needed=False` lets a model do without any.
+    With `loss=None` there are none, and the model has a scalar output `loss` of its own; with
+    `needed=False` it may lack that, too.
     """
+    outputs = tensor_outputs(model)
     if loss is None:
-        if loss_weights:
-            raise SettingError(
-                "loss_weights needs a dict of losses; with loss=None the model's own output counts."
-            )
-        own = outputs.get(names.LOSS)
-        if own is None and not needed:
-            return {}
-        if own is None or own.shape not in ((), (1,)):
-            found = ", ".join(map(str, outputs.values()))
-            raise SettingError(
-                f"loss=None needs a model with a scalar output {names.LOSS!r}; its outputs are"
-                f" {found}. Name a loss."
-            )
+        _check_own_loss(outputs, loss_weights, needed)
         return {}
     if not isinstance(loss, Mapping):
-        floats = {name: spec for name, spec in outputs.items() if spec.dtype.kind == "f"}
-        if len(floats) == 1:  # classifiers of other libraries give the class, too
-            outputs = floats
-        if len(outputs) > 1:
-            raise SettingError(
-                f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which"
-                f" loss, loss={{{next(iter(outputs))!r}: ...}}."
-            )
+        outputs = _only_output(outputs)
         loss = dict.fromkeys(outputs, loss)
+    weights = _checked_weights(loss, loss_weights, outputs)
+    values = {value.name: value for value in model.graph.outputs}
+    return {
+        name: _objective(get_loss(loss[name]), float(weights.get(name, 1.0)), values[name])
+        for name in outputs
+        if name in loss
+    }
+
+
+def _check_own_loss(
+    outputs: Mapping[str, TensorSpec], loss_weights: Mapping[str, float] | None, needed: bool
+) -> None:
+    if loss_weights:
+        raise SettingError(
+            "loss_weights needs a dict of losses; with loss=None the model's own output counts."
+        )
+    own = outputs.get(names.LOSS)
+    if own is None and not needed:
+        return
+    if own is None or own.shape not in ((), (1,)):
+        specs = ", ".join(map(str, outputs.values()))
+        raise SettingError(
+            f"loss=None needs a model with a scalar output {names.LOSS!r}; its outputs are"
+            f" {specs}. Name a loss."
+        )
+
+
+def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The output that a loss without an output's name is for."""
+    floats = {name: spec for name, spec in outputs.items() if spec.dtype.kind == "f"}
+    if len(floats) == 1:  # classifiers of other libraries give the class, too
+        return floats
+    if len(outputs) > 1:
+        raise SettingError(
+            f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which"
+            f" loss, loss={{{next(iter(outputs))!r}: ...}}."
+        )
+    return outputs
+
+
+def _checked_weights(
+    loss: Mapping[str, Any],
+    loss_weights: Mapping[str, float] | None,
+    outputs: Mapping[str, TensorSpec],
+) -> Mapping[str, float]:
     if loss_weights is not None and not isinstance(loss_weights, Mapping):
         raise SettingError(f"loss_weights is a dict output name -> number, got {loss_weights!r}.")
     if len(loss) > 1 and "val" in loss:
@@ -108,73 +147,90 @@ def get_objectives(
             "An output called 'val' cannot have a loss beside others: 'val_loss' is the validation"
             " loss."
         )
-    weights = dict(loss_weights or {})
+    weights = loss_weights or {}
     for name in (*loss, *weights):
         if name not in outputs:
             raise UnknownNameError("output", name, outputs)
-    return {
-        name: Objective(get_loss(loss[name]), float(weights.get(name, 1.0)))
-        for name in outputs
-        if name in loss
-    }
+    return weights
+
+
+def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
+    """The loss as it takes this output: `from_logits=None` becomes True or False.
+
+    This is decided here, where the whole model is known: a step in parts has the loss in a graph of
+    its own.
+    """
+    if not hasattr(loss, "from_logits"):
+        return Objective(loss, weight)
+    decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
+    if loss.from_logits is None:
+        # A copy, as the constructor of a subclass may take other arguments than the fields.
+        loss = copy.copy(loss)
+        object.__setattr__(loss, "from_logits", decision.logits)
+    return Objective(loss, weight, decision)
+
+
+# ---------------------------------------------------------------------- metrics
 
 
 def get_output_metrics(metrics: Metrics, objectives: Mapping[str, Objective]) -> list[OutputMetric]:
-    """Every metric bound to its output; with several outputs its name begins with the output's.
+    """Return every metric with its output; with several outputs its name begins with the output's.
 
-    A metric given by name takes outputs as logits where their loss does.
+    A metric with `from_logits=None` takes outputs as logits where their loss does.
     """
-    outputs = list(objectives)
-    from_logits = {
-        output: getattr(objective.loss, "from_logits", False)
-        for output, objective in objectives.items()
-    }
+    several = len(objectives) > 1
+    bound = []
+    for output, entries in _metrics_by_output(metrics, objectives).items():
+        for entry in entries:
+            metric = get_metric(entry)  # new, so that its settings can be changed here
+            if getattr(metric, "from_logits", False) is None:
+                vars(metric)["from_logits"] = _takes_logits(metric, objectives[output].loss)
+            name = f"{output}_{metric.name}" if several else metric.name
+            bound.append(OutputMetric(name, output, metric))
+    _check_names([metric.name for metric in bound], list(objectives) if several else [])
+    return bound
+
+
+def _metrics_by_output(
+    metrics: Metrics, objectives: Mapping[str, Objective]
+) -> dict[str, list[MetricLike]]:
     if isinstance(metrics, Mapping):
         for name in metrics:
-            if name not in outputs:
-                raise UnknownNameError("output with a loss", name, outputs)
-        chosen = {name: _listed(metrics[name]) for name in outputs if name in metrics}
-    else:
-        chosen = {name: _listed(metrics) for name in outputs} if metrics else {}
-        if metrics and not outputs:
-            raise SettingError(
-                "metrics compare outputs with labels; with loss=None there are none."
-            )
-    bound = []
-    for output, entries in chosen.items():
-        for entry in entries:
-            metric = get_metric(entry)
-            if (
-                isinstance(entry, str)
-                and from_logits.get(output)
-                and hasattr(metric, "from_logits")
-            ):
-                # the loss says what the output is
-                metric = replace(metric, from_logits=True)  # type: ignore[call-arg]
-            bound.append(
-                OutputMetric(
-                    metric.name if len(outputs) == 1 else f"{output}_{metric.name}", output, metric
-                )
-            )
-    reserved = (
-        {"loss", "batch_loss", "learning_rate", *(f"{output}_loss" for output in outputs)}
-        if len(outputs) > 1
-        else {"loss", "batch_loss", "learning_rate"}
-    )
-    taken = [m.name for m in bound]
-    for name in taken:
+            if name not in objectives:
+                raise UnknownNameError("output with a loss", name, list(objectives))
+        return {name: _as_list(metrics[name]) for name in objectives if name in metrics}
+    if not metrics:
+        return {}
+    if not objectives:
+        raise SettingError("metrics compare outputs with labels; with loss=None there are none.")
+    return {name: _as_list(metrics) for name in objectives}
+
+
+def _as_list(metrics: Any) -> list[MetricLike]:
+    return list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+
+
+def _takes_logits(metric: Metric, loss: Loss) -> bool:
+    """Whether a metric takes outputs as logits, as their loss does.
+
+    A threshold that no probability can pass is one of the outputs as they are.
+    """
+    return bool(getattr(loss, "from_logits", False)) and 0 < getattr(metric, "threshold", 0.5) < 1
+
+
+def _check_names(chosen: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raise SettingError for a metric with the name of another figure; `outputs` have a loss figure
+    each.
+    """
+    reserved = {"loss", "batch_loss", "learning_rate", *(f"{output}_loss" for output in outputs)}
+    for name in chosen:
         if name in reserved or name.startswith("val_"):
             raise SettingError(
                 f"A metric cannot be called {name!r}, the name of another figure: give it another"
                 " one, such as Accuracy(name='...')."
             )
-        if taken.count(name) > 1:
+        if chosen.count(name) > 1:
             raise SettingError(
                 f"Two metrics are called {name!r}: give one another name, such as"
                 " Accuracy(name='...')."
             )
-    return bound
-
-
-def _listed(metrics: Any) -> list[MetricLike]:
-    return list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]

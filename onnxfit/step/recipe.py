@@ -99,7 +99,7 @@ class Recipe:
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
         objectives = get_objectives(
-            settings.loss, settings.loss_weights, outputs, needed=needs_loss
+            settings.loss, settings.loss_weights, normalized, needed=needs_loss
         )
         metrics = get_output_metrics(settings.metrics, objectives)
         differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]

@@ -1,66 +1,85 @@
-"""Text for people: what a trainer trains."""
+"""The summary of a trainer, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.weights import all_weights
+from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
+
+HEADER = ("weight", "shape", "size", "trained", "penalty")
+SIZE_COLUMN = 2  # aligned to the right
 
 
 def summary(recipe: Recipe, inputs: Sequence[TensorSpec]) -> str:
-    """Inputs, outputs and losses, then a table of the weights: shape, size, whether trained,
-    penalty.
+    """Return the inputs, the outputs with their losses and the optimizer, then a table of the
+    weights: shape, size, whether trained, penalty.
+
+    An output whose loss has `from_logits` says whether it is taken as logits or probabilities, and
+    why.
     """
     graph = recipe.model.graph
-    trained, running = set(recipe.weights), set(recipe.statistics)
-    rows = [("weight", "shape", "size", "trained", "penalty")]
-    total = learned = 0
-    for name in [
-        n for n in graph.initializers if n in {*all_weights(recipe.model), *trained, *running}
-    ]:
-        # an initializer's sizes are numbers
-        shape = tuple(int(d) for d in spec_of(graph.initializers[name]).shape or ())  # type: ignore[arg-type]
-        size = int(np.prod(shape))
-        total += size
-        learned += size if name in trained else 0
-        state = "yes" if name in trained else "running statistic" if name in running else "frozen"
-        penalty = recipe.penalties.get(name)
-        rows.append(
-            (
-                name,
-                "×".join(map(str, shape)) or "scalar",
-                f"{size:,}",
-                state,
-                repr(penalty) if penalty else "",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [
-        "  ".join(
-            cell.rjust(w) if i == 2 else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("─" * w for w in widths))
-    heads = [f"input   {spec}" for spec in inputs]
+    listed = {*all_weights(recipe.model), *recipe.weights, *recipe.statistics}
+    sizes = {
+        name: _shape(graph.initializers[name]) for name in graph.initializers if name in listed
+    }
+    total = sum(int(np.prod(shape)) for shape in sizes.values())
+    trained = sum(int(np.prod(sizes[name])) for name in recipe.weights)
+    lines = [f"input   {spec}" for spec in inputs]
     for value in graph.outputs:
-        objective = recipe.objectives.get(value.name or "")
-        heads.append(
-            f"output  {spec_of(value)}" + (f"   loss {objective.loss!r}" if objective else "")
-        )
-    return "\n".join(
-        [
-            *heads,
-            f"optimizer  {recipe.optimizer!r}",
-            "",
-            *lines,
-            "",
-            f"{learned:,} of {total:,} numbers are trained",
-        ]
+        lines += _output_lines(value, recipe.objectives.get(value.name or ""))
+    lines += [f"optimizer  {recipe.optimizer!r}", ""]
+    lines += _table([_row(recipe, name, shape) for name, shape in sizes.items()])
+    lines += ["", f"{trained:,} of {total:,} numbers are trained"]
+    return "\n".join(lines)
+
+
+def _shape(initializer: ir.Value) -> tuple[int, ...]:
+    # An initializer's sizes are numbers.
+    return tuple(int(d) for d in spec_of(initializer).shape or ())  # type: ignore[arg-type]
+
+
+def _output_lines(output: ir.Value, objective: Objective | None) -> list[str]:
+    line = f"output  {spec_of(output)}"
+    if objective is None:
+        return [line]
+    lines = [f"{line}   loss {objective.loss!r}"]
+    if objective.decision is not None:
+        kind = "logits" if objective.decision.logits else "probabilities"
+        lines.append(f"        taken as {kind}: {objective.decision.reason}")
+    return lines
+
+
+def _row(recipe: Recipe, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    if name in recipe.weights:
+        trained = "yes"
+    else:
+        trained = "running statistic" if name in recipe.statistics else "frozen"
+    penalty = recipe.penalties.get(name)
+    return (
+        name,
+        "×".join(map(str, shape)) or "scalar",
+        f"{int(np.prod(shape)):,}",
+        trained,
+        repr(penalty) if penalty else "",
     )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    rows = [HEADER, *rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i == SIZE_COLUMN else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("─" * width for width in widths))
+    return lines

@@ -1,0 +1,123 @@
+"""Labels that meet an output: arrays checked against the output's spec, inputs given its sizes.
+
+`owner` is in every message the name of the loss that the labels are for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfit.errors import DataError
+from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.values import Value
+
+Array = npt.NDArray[Any]
+
+RANGES = {(0.0, 1.0): "{} from 0 to 1", (0.0, math.inf): "finite {} >= 0"}
+
+
+def label_numbers(owner: str, y: npt.ArrayLike) -> Array:
+    """Return labels as an array of numbers; booleans become 0 and 1."""
+    labels = np.asarray(y)
+    if labels.dtype.kind == "b":
+        return labels.astype(np.uint8)
+    if labels.dtype.kind not in "iuf":
+        raise DataError(f"{owner} needs labels that are numbers, got {labels.dtype}.")
+    return labels
+
+
+def has_shape_of(labels: Array, output: TensorSpec) -> bool:
+    """Return whether labels have the output's shape, for any number of rows."""
+    return output.shape is not None and _any_rows(output).accepts(labels.shape)
+
+
+def fit_shape(labels: Array, expected: TensorSpec) -> Array | None:
+    """Return labels in the expected shape, or None where they have another one.
+
+    A last axis of size 1 is added or removed.
+    """
+    if expected.shape is None:
+        return labels
+    if labels.ndim == len(expected.shape) - 1 and expected.shape[-1] == 1:
+        labels = labels[..., None]
+    elif labels.ndim == len(expected.shape) + 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    return labels if _any_rows(expected).accepts(labels.shape) else None
+
+
+def align(
+    owner: str, labels: Array, expected: TensorSpec, output: TensorSpec, hint: str = ""
+) -> Array:
+    """Return labels in the expected shape; DataError, with `hint`, where they have another one."""
+    fitted = fit_shape(labels, expected)
+    if fitted is None:
+        sizes = ["?" if d is None else str(d) for d in _any_rows(expected).shape or ()]
+        shape = ", ".join(sizes) + "," * (len(sizes) == 1)
+        kind = "class indices" if expected.dtype.kind in "iu" else "labels"
+        raise DataError(
+            f"{owner} expects {kind} of shape ({shape}) for output {output}; got shape"
+            f" {labels.shape}.{hint}"
+        )
+    return fitted
+
+
+def check_range(
+    owner: str,
+    labels: Array,
+    low: float,
+    high: float,
+    dtype: np.dtype[Any],
+    output: TensorSpec,
+    kind: str = "numbers",
+) -> None:
+    """Raise DataError unless all labels lie from `low` to `high` and are finite in `dtype`."""
+    limit = float(np.finfo(dtype).max)
+    least = max(low, -limit)
+    most = min(high, limit)
+    # NaN is the least and the greatest of everything, and compares as neither.
+    if labels.size and not (labels.min() >= least and labels.max() <= most):
+        expected = RANGES.get((low, high), "finite {}").format(kind)
+        refuse_where(owner, labels, ~((labels >= least) & (labels <= most)), expected, output)
+
+
+def refuse_where(
+    owner: str, labels: Array, wrong: Array, expected: str, output: TensorSpec, hint: str = ""
+) -> None:
+    """Raise DataError that names the first label for which `wrong` is true, if there is one."""
+    if wrong.any():
+        index = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        raise DataError(
+            f"{owner} expects {expected} for output {output}; got {labels[index].item():g} at"
+            f" row {index[0]}.{hint}"
+        )
+
+
+def adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:
+    """Give an input the sizes that it does not know itself: sizes that are equal at run time must
+    not look as if they might broadcast.
+
+    An input of another rank stays as it is, which a loss may well have asked for.
+    """
+    if value.ir.producer() is not None or value.shape is None or sizes is None:
+        return
+    if len(sizes) == value.rank:
+        value.ir.shape = ir.Shape(
+            [
+                own if isinstance(own, int) or other is None else other
+                for own, other in zip(value.shape, sizes)
+            ]
+        )
+
+
+def _any_rows(spec: TensorSpec) -> TensorSpec:
+    """The spec for any number of rows: a model may fix its batch, but an array of labels has the
+    rows of all batches.
+    """
+    if not spec.shape:
+        return spec
+    return TensorSpec(spec.name, spec.dtype, ("batch", *spec.shape[1:]))

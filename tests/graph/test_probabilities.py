@@ -1,0 +1,70 @@
+"""Outputs as logits or probabilities, by the graph that computes them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from onnxfit.graph.probabilities import decide_logits, source_of_probabilities
+
+HEAD = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, M] y)
+    <float[4, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[4, 1] v = {1, 1, 1, 1}, float[1] half = {0.5}, float[1] one = {1},
+     int64[2] shape = {-1, 3}, int64[1] axis = {1}>"""
+
+PROBABILITIES = {
+    "Softmax": "h = MatMul(x, w) y = Softmax(h)",
+    "Sigmoid": "h = MatMul(x, w) y = Sigmoid(h)",
+    "Identity": "h = MatMul(x, w) p = Softmax(h) y = Identity(p)",
+    "Reshape": "h = MatMul(x, w) p = Softmax(h) y = Reshape(p, shape)",
+    "Cast": "h = MatMul(x, w) p = Sigmoid(h) q = Cast<to=11>(p) y = Cast<to=1>(q)",
+    "Squeeze": "h = MatMul(x, v) p = Sigmoid(h) y = Squeeze(p, axis)",
+    "Transpose": "h = MatMul(x, w) t = Transpose<perm=[1, 0]>(h) p = Softmax<axis=0>(t) y = Transpose<perm=[1, 0]>(p)",
+    "the first of two classes": "h = MatMul(x, v) p = Sigmoid(h) q = Sub(one, p) y = Concat<axis=1>(q, p)",
+    "a sigmoid spelled out": "h = MatMul(x, v) n = Neg(h) e = Exp(n) s = Add(e, one) y = Reciprocal(s)",
+}
+LOGITS = {
+    "MatMul": "y = MatMul(x, w)",
+    "Gemm": "y = Gemm(x, w)",
+    "Add": "h = MatMul(x, w) y = Add(h, one)",
+    "Reshape": "h = MatMul(x, w) y = Reshape(h, shape)",
+    "LogSoftmax": "h = MatMul(x, w) y = LogSoftmax(h)",
+    "after attention": "p = Softmax(x) y = MatMul(p, w)",
+}
+UNDECIDED = {
+    "Relu": "h = MatMul(x, w) y = Relu(h)",
+    "Mul": "h = MatMul(x, w) y = Mul(h, half)",
+    "the input": "y = Identity(x)",
+    "a mixture": "h = MatMul(x, w) p = Softmax(h) a = Mul(p, half) q = Sigmoid(h) b = Mul(q, half) y = Add(a, b)",
+    "label smoothing": "h = MatMul(x, v) p = Sigmoid(h) a = Mul(p, half) b = Mul(a, half) y = Add(half, b)",
+    "a mixture of experts": "p = Softmax(x) s = Sigmoid(w) y = MatMul(p, s)",
+}
+CASES = [
+    (text, logits)
+    for texts, logits in ((PROBABILITIES, False), (LOGITS, True), (UNDECIDED, None))
+    for text in texts.values()
+]
+
+
+@pytest.mark.parametrize(("text", "logits"), CASES)
+def test_the_end_of_the_graph_decides(text: str, logits: bool | None) -> None:
+    (output,) = ir.from_onnx_text(f"{HEAD} {{ {text} }}").graph.outputs
+    for default in (True, False):
+        decision = decide_logits(None, output, default)
+        assert decision.logits == (default if logits is None else logits)
+        assert ("the graph does not tell" in decision.reason) == (logits is None)
+    assert (source_of_probabilities(output) is not None) == (logits is False)
+
+
+@pytest.mark.parametrize("setting", [True, False])
+@pytest.mark.parametrize("text", [PROBABILITIES["Softmax"], LOGITS["MatMul"], UNDECIDED["Relu"]])
+def test_a_setting_wins(text: str, setting: bool) -> None:
+    (output,) = ir.from_onnx_text(f"{HEAD} {{ {text} }}").graph.outputs
+    decision = decide_logits(setting, output, not setting)
+    assert (decision.logits, decision.reason) == (setting, f"from_logits={setting} was given")
+
+
+def test_the_reason_names_the_node() -> None:
+    model = ir.from_onnx_text(f"{HEAD} {{ {PROBABILITIES['Identity']} }}")
+    model.graph.node(1).name = "classes"
+    decision = decide_logits(None, model.graph.outputs[0], True)
+    assert decision.reason == "Softmax node 'classes' computes the output"
