@@ -34,7 +34,8 @@ class Penalty(ABC):
     ...
     ...     def __call__(self, op, w):
     ...         gram = op.MatMul(op.Transpose(w), w)
-    ...         return self.weight * op.ReduceSum((gram - np.eye(2, dtype=np.float32)) ** 2, keepdims=0)
+    ...         distance = gram - np.eye(2, dtype=np.float32)
+    ...         return self.weight * op.ReduceSum(distance * distance, keepdims=0)
     >>> graph = Orthogonal().build_onnx_function((3, 2), gradient=True).graph
     >>> [v.name for v in graph.output]
     ['penalty', 'weight_grad']

@@ -30,17 +30,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """The base of every schedule:
+    """Base class of every schedule: `schedule(step)` is the learning rate of update number `step`,
+    counted from 0.
 
-    `schedule(step)` is the learning rate of update number `step`, counted from 0.
+    A schedule is a pure function: it remembers nothing, so that a resumed run gets the rates of an
+    uninterrupted one. In the formulas $t$ is the number of the update. Settings out of range raise
+    SettingError.
 
-    A schedule is a pure function: it remembers nothing, so that a resumed run meets the rates of an
-    uninterrupted one.
+    To write a schedule, subclass with a frozen dataclass whose `__call__` is the formula; a plain
+    function of the step does for a schedule without settings.
+
+    >>> @dataclass(frozen=True)
+    ... class Sawtooth(Schedule):
+    ...     learning_rate: float
+    ...     period: int
+    ...
+    ...     def __call__(self, step):
+    ...         return self.learning_rate * (1 - step % self.period / self.period)
+    >>> [Sawtooth(0.5, period=2)(step) for step in range(4)]
+    [0.5, 0.25, 0.5, 0.25]
     """
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """The learning rate of update number `step`, counted from 0."""
+        """Return the learning rate of update number `step`, counted from 0."""
 
 
 LearningRate = Union[float, Schedule, Callable[[int], float]]
@@ -48,7 +61,13 @@ LearningRate = Union[float, Schedule, Callable[[int], float]]
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always `learning_rate` >= 0."""
+    """The same learning rate for every update.
+
+    - `learning_rate`: a number >= 0.
+
+    >>> Constant(0.1)(1000)
+    0.1
+    """
 
     learning_rate: float
 
@@ -61,10 +80,12 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    r"""$\eta_0 \cdot r^{t/n}$: the rate shrinks by the factor `decay_rate` $r$ in (0, 1] every
-    `decay_steps` $n$ updates.
+    r"""Exponential decay $\eta_0 \cdot r^{t/n}$ (`keras.optimizers.schedules.ExponentialDecay`).
 
-    `staircase=True` takes the whole part of $t/n$: the rate falls at once every $n$ updates.
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `decay_steps` $n \ge 1$, in updates.
+    - `decay_rate` $r$ in (0, 1].
+    - `staircase`: take the whole part of $t/n$, so that the rate falls at once every $n$ updates.
 
     >>> [Exponential(0.8, decay_steps=2, decay_rate=0.25)(step) for step in range(3)]
     [0.8, 0.4, 0.2]
@@ -88,9 +109,13 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class InverseTime(Schedule):
-    r"""$\eta_0 / (1 + r t/n)$ with `decay_rate` $r \ge 0$ and `decay_steps` $n$;
+    r"""Decay with the inverse of time, $\eta_0 / (1 + r t/n)$
+    (`keras.optimizers.schedules.InverseTimeDecay`).
 
-    `staircase=True` takes the whole part of $t/n$.
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `decay_steps` $n \ge 1$, in updates.
+    - `decay_rate` $r \ge 0$.
+    - `staircase`: take the whole part of $t/n$.
 
     >>> InverseTime(0.1, decay_steps=10, decay_rate=1.0)(30)
     0.025
@@ -114,8 +139,12 @@ class InverseTime(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    r"""$\eta_0 \cdot \gamma^{\lfloor t/n \rfloor}$: times `gamma` in (0, 1] every `step_size` $n$
-    updates.
+    r"""Decay in steps, $\eta_0 \cdot \gamma^{\lfloor t/n \rfloor}$
+    (`torch.optim.lr_scheduler.StepLR`).
+
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `step_size` $n \ge 1$, in updates.
+    - `gamma` $\gamma$ in (0, 1].
 
     >>> [Step(0.5, step_size=2, gamma=0.5)(step) for step in range(5)]
     [0.5, 0.5, 0.25, 0.25, 0.125]
@@ -136,10 +165,12 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """`values[0]` before update `boundaries[0]`, `values[1]` from it on, until `boundaries[1]`, and
-    so on.
+    """Constant pieces: `values[0]` before update `boundaries[0]`, `values[1]` from it on, until
+    `boundaries[1]`, and so on.
 
-    `boundaries` increase; there is one value more than boundaries.
+    - `boundaries`: increasing whole numbers >= 0, in updates. (Keras's PiecewiseConstantDecay
+      changes one update later.)
+    - `values`: numbers >= 0, one more than boundaries.
 
     >>> [Piecewise(boundaries=(2, 3), values=(1.0, 0.1, 0.01))(step) for step in range(4)]
     [1.0, 1.0, 0.1, 0.01]
@@ -165,11 +196,15 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    r"""$\eta_1 + (\eta_0 - \eta_1)(1 - t/n)^p$ until update `decay_steps` $n$, then
-    `end_learning_rate` $\eta_1 \ge 0$.
+    r"""Polynomial decay $\eta_1 + (\eta_0 - \eta_1)(1 - t/n)^p$ until update $n$, then $\eta_1$
+    (`keras.optimizers.schedules.PolynomialDecay`).
 
-    `power` $p > 0$; 1 is linear. With `cycle=True` $n$ is doubled, tripled, ... whenever $t$ passes
-    it: the rate jumps up and falls again, more slowly every time.
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `decay_steps` $n \ge 1$, in updates.
+    - `end_learning_rate` $\eta_1 \ge 0$.
+    - `power` $p > 0$; 1 is linear.
+    - `cycle`: double, triple, ... $n$ whenever $t$ passes it; the rate jumps up and falls again,
+      more slowly every time.
 
     >>> [Polynomial(0.4, decay_steps=4)(step) for step in (0, 1, 2, 4, 9)]
     [0.4, 0.30000000000000004, 0.2, 0.0, 0.0]
@@ -195,12 +230,16 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    r"""$\eta_1 + (\eta_0 - \eta_1)(1 + \cos(\pi t/n))/2$ until update `decay_steps` $n$, then
-    `end_learning_rate` $\eta_1 \ge 0$.
+    r"""Half a cosine, $\eta_1 + (\eta_0 - \eta_1)(1 + \cos(\pi t/n))/2$ until update $n$, then
+    $\eta_1$ (Loshchilov & Hutter 2017).
 
-    With `restarts=True` (Loshchilov & Hutter 2017) the rate jumps up again after $n$ updates; every
-    next period is `t_mul` >= 1 times as long, and its height above $\eta_1$ `m_mul` in (0, 1] times
-    as large.
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `decay_steps` $n \ge 1$, in updates.
+    - `end_learning_rate` $\eta_1 \ge 0$.
+    - `restarts`: let the rate jump up again after $n$ updates.
+    - `t_mul` $\ge 1$, with restarts: every next period is so many times as long.
+    - `m_mul` in (0, 1], with restarts: the height of every next period above $\eta_1$ is so many
+      times as large.
 
     >>> [round(Cosine(0.2, decay_steps=2)(step), 3) for step in range(4)]
     [0.2, 0.1, 0.0, 0.0]
@@ -228,7 +267,9 @@ class Cosine(Schedule):
             )
 
     def __call__(self, step: int) -> float:
-        into, length, height = float(step), float(self.decay_steps), 1.0
+        into = float(step)
+        length = float(self.decay_steps)
+        height = 1.0
         if not self.restarts:
             into = min(into, length)
         elif self.t_mul == 1:
@@ -236,7 +277,9 @@ class Cosine(Schedule):
             height = self.m_mul**period
         else:  # subtracting keeps the restarts exact, where a logarithm would round
             while into >= length:
-                into, length, height = into - length, length * self.t_mul, height * self.m_mul
+                into -= length
+                length *= self.t_mul
+                height *= self.m_mul
         return self.end_learning_rate + (
             self.learning_rate - self.end_learning_rate
         ) * height * _cosine(into / length)
@@ -244,14 +287,19 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    r"""Up to `max_learning_rate` $\eta$ from $\eta$/`div_factor`, and down to
+    r"""One rise and fall: up to $\eta$ from $\eta$/`div_factor`, and down to
     $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
 
-    The way up takes the share `pct_start` in [0, 1] of `total_steps` updates; with
-    `three_phase=True` the way back to the start takes as many (then `pct_start` <= 0.5), and the
-    rest goes below it. `anneal_strategy` "cos" is half a cosine, "linear" a line; both factors are
-    >= 1. After `total_steps` updates the rate stays. The learning rate of
-    torch.optim.lr_scheduler.OneCycleLR, whose cycle of the momentum is left out.
+    These are the learning rates of `torch.optim.lr_scheduler.OneCycleLR`; its cycle of the momentum
+    is left out. After `total_steps` updates the rate stays.
+
+    - `max_learning_rate` $\eta \ge 0$.
+    - `total_steps` $\ge 1$, in updates.
+    - `pct_start` in [0, 1]: the share of the updates in which the rate rises.
+    - `div_factor`, `final_div_factor`: each >= 1.
+    - `anneal_strategy`: "cos" for half a cosine, "linear" for a line.
+    - `three_phase`: fall back to the start in as many updates as the rise takes, then below it;
+      `pct_start` is then at most 0.5.
 
     >>> [round(OneCycle(1.0, total_steps=10)(step), 5) for step in (0, 2, 9)]
     [0.04, 1.0, 0.0]
@@ -289,21 +337,22 @@ class OneCycle(Schedule):
         for end, before, after in phases:
             if step <= end and end > begin:
                 done = (step - begin) / (end - begin)
-                return _between(
-                    after, before, _cosine(done) if self.anneal_strategy == "cos" else 1 - done
-                )
+                share = _cosine(done) if self.anneal_strategy == "cos" else 1 - done
+                return _between(after, before, share)
             begin = end
         return phases[-1][2]
 
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A line from `start` >= 0 to the first rate of `schedule` in `steps` updates, then `schedule`,
+    """A line from `start` to the first rate of `schedule` in `steps` updates, then `schedule`,
     counted from there.
 
-    `schedule` is a Schedule, a number or a callable of the update's number.
+    - `schedule`: a Schedule, a number >= 0, or a callable of the update's number.
+    - `steps`: a whole number >= 0, in updates.
+    - `start`: a number >= 0.
 
-    >>> [Warmup(Polynomial(0.4, decay_steps=4), 2)(step) for step in range(5)]
+    >>> [Warmup(Polynomial(0.4, decay_steps=4), steps=2)(step) for step in range(5)]
     [0.0, 0.2, 0.4, 0.30000000000000004, 0.2]
     """
 
@@ -320,13 +369,18 @@ class Warmup(Schedule):
     def __call__(self, step: int) -> float:
         after = max(0, step - self.steps)
         rate = self.schedule(after) if callable(self.schedule) else self.schedule
-        return rate if step >= self.steps else _between(self.start, rate, step / self.steps)
+        if step >= self.steps:
+            return rate
+        return _between(self.start, rate, step / self.steps)
 
 
 @dataclass(frozen=True)
 class InverseScaling(Schedule):
-    r"""$\eta_0 / (t + 1)^p$ with `power` $p \ge 0$, `learning_rate="invscaling"` in scikit-learn's
-    SGDRegressor.
+    r"""Decay with a power of the update, $\eta_0 / (t + 1)^p$; `learning_rate="invscaling"` of
+    scikit-learn's SGDRegressor.
+
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `power` $p \ge 0$.
 
     >>> [InverseScaling(0.01, power=0.5)(step) for step in (0, 3)]
     [0.01, 0.005]
@@ -347,12 +401,15 @@ class InverseScaling(Schedule):
 
 @dataclass(frozen=True)
 class Optimal(Schedule):
-    r"""$\eta_0 t_0/(t_0 + t)$ with $t_0 = 1/(e\alpha)$, $e = w/\max(1, 2(1+w))$ and $w =
-    \sqrt{1/\sqrt\alpha}$ (Bottou 2010).
+    r"""Bottou's decay $\eta_0 t_0/(t_0 + t)$ with $t_0 = 1/(e\alpha)$, $e = w/\max(1, 2(1+w))$ and
+    $w = \sqrt{1/\sqrt\alpha}$ (Bottou 2010).
 
-    `alpha` $\alpha > 0$ is the strength of the L2 penalty the model is trained with, $w$ the size
-    its weights are then expected to have, $2(1+w)$ the slope of the squared error at $-w$.
-    scikit-learn's "optimal" has this form too, with $e = w$ and $\eta_0 = e$.
+    $w$ is the size that the weights are then expected to have, and $2(1+w)$ the slope of the
+    squared error at $-w$. scikit-learn's "optimal" has this form too, with $e = w$ and $\eta_0 =
+    e$.
+
+    - `learning_rate` $\eta_0 \ge 0$.
+    - `alpha` $\alpha > 0$: the strength of the L2 penalty that the model is trained with.
 
     >>> round(Optimal(0.01, alpha=1e-4)(22000), 6)
     0.005

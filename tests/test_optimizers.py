@@ -337,6 +337,63 @@ def test_what_weights_share_is_computed_once(optimizer):
     assert not {"Pow", "Cast"} & set(counts[1] - counts[0])
 
 
+def updates_concatenated_as_alone(optimizer):
+    """Whether weights that are updated as one flat tensor become what they become alone, and so do
+    their slots: what `elementwise` says of an optimizer.
+    """
+    draw = np.random.default_rng(2)
+    # of very different size, so that a norm over both is neither's
+    weights = {"large": draw.normal(size=(4, 3)), "small": 1e-3 * draw.normal(size=5)}
+    apart = {name: Update(optimizer, {name: w}) for name, w in weights.items()}
+    together = Update(optimizer, {"all": np.concatenate([w.ravel() for w in weights.values()])})
+    for step in range(6):
+        gradients = {"large": draw.normal(size=(4, 3)), "small": 10.0 * draw.normal(size=5)}
+        for name, update in apart.items():
+            update({name: gradients[name]}, lr=0.01 * (step + 1))
+        together(
+            {"all": np.concatenate([g.ravel() for g in gradients.values()])}, lr=0.01 * (step + 1)
+        )
+    states = {
+        name: {"weight": update.weights[name], **update.slots[name]}
+        for name, update in apart.items()
+    }
+    if any(a.shape != weights[name].shape for name, own in states.items() for a in own.values()):
+        return False  # a slot of another shape than its weight's cannot be concatenated
+    state = {"weight": together.weights["all"], **together.slots["all"]}
+    return all(
+        np.allclose(
+            np.concatenate([own[key].ravel() for own in states.values()]), array, rtol=1e-9, atol=0
+        )
+        for key, array in state.items()
+    )
+
+
+@every_optimizer
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "ema_momentum": 0.9}], ids=str)
+def test_an_elementwise_update_and_no_other_can_run_on_concatenated_weights(optimizer, settings):
+    optimizer = dataclasses.replace(optimizer, **settings)
+    assert updates_concatenated_as_alone(optimizer) == optimizer.elementwise
+
+
+def test_the_law_of_elementwise_sees_a_wrong_flag():
+    """In both directions, for a norm, a mean, and a slot that all elements share."""
+    for cls in set(REGISTRY.values()):
+        wrong = type(cls.__name__, (cls,), {"elementwise": not cls.elementwise})()
+        assert updates_concatenated_as_alone(wrong) != wrong.elementwise
+
+    @dataclasses.dataclass(frozen=True)
+    class Centralized(SGD):
+        """Gradients less their mean, as if element by element."""
+
+        elementwise = True
+
+        def update(self, op, w, g, lr, step, *slots):
+            return super().update(op, w, g - op.ReduceMean(g), lr, step, *slots)
+
+    for optimizer in (Centralized(), Centralized(momentum=0.9)):
+        assert not updates_concatenated_as_alone(optimizer)
+
+
 @every_optimizer
 def test_repr_equality_hash_and_json(optimizer):
     optimizer = dataclasses.replace(

@@ -5,6 +5,8 @@ back to the last bit.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ import onnx.helper as oh
 import onnxruntime
 import pytest
 
-from onnxfit import Trainer, losses, metrics, optimizers, schedules
+from onnxfit import Trainer, losses, metrics, optimizers, penalties, schedules
 from onnxfit.registry import from_config, registry, to_config
+from tests import test_losses, test_metrics, test_optimizers, test_penalties, test_schedules
 from tests.models import mlp
 
 RNG = np.random.default_rng(0)
@@ -110,6 +113,124 @@ def test_a_metric_of_any_name_is_exact_over_batches(name: str) -> None:
 _REGRESSION = {
     "cosine_similarity", "cosine", "mean_absolute_error", "mae", "mean_squared_error", "mse", "root_mean_squared_error", "rmse", "r2", "r2_score",
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- a class more
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType, type], None]:
+    """Add a class to a module as an edit of its file would: the class, and its name in `__all__`."""
+
+    def add(module: ModuleType, cls: type) -> None:
+        cls.__module__ = module.__name__
+        cls.__qualname__ = cls.__name__
+        monkeypatch.setattr(module, cls.__name__, cls, raising=False)
+        monkeypatch.setattr(module, "__all__", [*module.__all__, cls.__name__])
+
+    return add
+
+
+def test_a_loss_is_added_in_one_place(add, tmp_path, monkeypatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Quartic(losses.Loss):
+        aliases = ("fourth",)
+
+        scale: float = 1.0
+
+        def __call__(self, op, y_true, y_pred):
+            return self.scale * (y_pred - y_true) ** 4
+
+    add(losses, Quartic)
+    assert losses.get_loss("fourth") == losses.get_loss("quartic") == Quartic()
+    test_a_loss_of_any_name_trains_and_comes_back("fourth", tmp_path)
+    monkeypatch.setitem(
+        test_losses.FORMULAS, "Quartic", lambda loss, y, p: loss.scale * (y - p) ** 4
+    )
+    test_losses.test_value_and_gradient_in_float64(Quartic(0.5), (6, 4), None)
+    test_losses.test_weight_zero_is_no_gradient_from_the_row(Quartic())
+    test_losses.test_settings_survive_json(Quartic(2.0))
+
+
+def test_a_metric_is_added_in_one_place(add) -> None:
+    @dataclasses.dataclass
+    class Doubt(metrics.MeanMetric):
+        """Mean distance of the highest score from 1."""
+
+        aliases = ("unsure",)
+
+        def values(self, y_true, y_pred):
+            if y_true.shape not in (y_pred.shape, y_pred.shape[:1]):
+                raise metrics._misfit(self, "labels", y_true, y_pred)
+            return 1 - y_pred.reshape(len(y_pred), -1).max(axis=1)
+
+    add(metrics, Doubt)
+    test_a_metric_of_any_name_is_exact_over_batches("unsure")
+    test_metrics.test_reset_forgets(Doubt)
+    test_metrics.test_a_metric_survives_its_configuration(Doubt)
+    test_metrics.test_labels_that_fit_nowhere_are_refused(Doubt)
+
+
+def test_an_optimizer_is_added_in_one_place(add, tmp_path) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class HeavyBall(optimizers.Optimizer):
+        elementwise = True
+
+        friction: float = 0.1
+
+        def slots(self, w):
+            return {"velocity": np.zeros_like(w)}
+
+        def update(self, op, w, g, lr, step, velocity):
+            velocity = (1 - self.friction) * velocity - lr * g
+            return w + velocity, velocity
+
+    add(optimizers, HeavyBall)
+    assert optimizers.get_optimizer("heavy_ball") == HeavyBall()
+    test_an_optimizer_learns_and_comes_back_from_a_checkpoint("HeavyBall", tmp_path)
+    test_optimizers.test_an_elementwise_update_and_no_other_can_run_on_concatenated_weights(
+        HeavyBall(), {}
+    )
+    test_optimizers.test_repr_equality_hash_and_json(HeavyBall(friction=0.2))
+    test_optimizers.test_float32_follows_float64(HeavyBall())
+
+
+def test_a_penalty_is_added_in_one_place(add, tmp_path, monkeypatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Quartic(penalties.Penalty):
+        weight: float = 0.01
+
+        def __call__(self, op, w):
+            return self.weight * penalties._sum(op, w**4)
+
+    add(penalties, Quartic)
+    assert penalties.get_penalty("quartic") == Quartic()
+    monkeypatch.setitem(test_penalties.FORMULAS, "Quartic", lambda p, w: p.weight * (w**4).sum())
+    test_penalties.test_value_and_gradient(Quartic(0.5), (4, 3), np.float64)
+    test_penalties.test_settings_survive_json(Quartic(0.5))
+    trainer = Trainer(mlp(), loss="cross_entropy", penalty={"*.weight": "quartic"})
+    plain = Trainer(mlp(), loss="cross_entropy").evaluate(X, CLASSES)["loss"]
+    assert trained(trainer, CLASSES).evaluate(X, CLASSES)["loss"] != plain
+    loaded = Trainer.load(trainer.save(tmp_path / "c"))
+    assert loaded.evaluate(X, CLASSES) == trainer.evaluate(X, CLASSES)
+
+
+def test_a_schedule_is_added_in_one_place(add, tmp_path) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Sawtooth(schedules.Schedule):
+        learning_rate: float = 0.01
+        period: int = 4
+
+        def __call__(self, step):
+            return self.learning_rate * (1 - step % self.period / self.period)
+
+    add(schedules, Sawtooth)
+    test_a_schedule_drives_every_update(Sawtooth())
+    test_schedules.test_repr_equality_hash_and_json(Sawtooth(0.1, 3))
+    test_schedules.test_a_schedule_is_a_pure_function(Sawtooth())
+    trainer = Trainer(mlp(), loss="cross_entropy", optimizer=optimizers.SGD(Sawtooth()))
+    loaded = Trainer.load(trained(trainer, CLASSES).save(tmp_path / "c"))
+    assert loaded.learning_rate == trainer.learning_rate
 
 
 # ---------------------------------------------------------------------- logits or probabilities
