@@ -270,7 +270,8 @@ class CosineSimilarity(MeanMetric):
     def values(self, y_true: Array, y_pred: Array) -> Array:
         true, pred = _elementwise(self, y_true, y_pred)
         if true.ndim == 1:
-            true, pred = true[:, None], pred[:, None]
+            true = true[:, None]
+            pred = pred[:, None]
         norms = np.linalg.norm(true, axis=-1) * np.linalg.norm(pred, axis=-1)
         return np.asarray((true * pred).sum(axis=-1) / np.where(norms == 0, 1.0, norms))
 
@@ -421,8 +422,8 @@ class Accuracy(MeanMetric):
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
         if _is_binary(y_true, y_pred):
-            true, pred = y_true.reshape(y_pred.shape), y_pred
-            return _right_side(true, pred, _cut(self, self.threshold, self.from_logits, pred))
+            cut = _cut(self, self.threshold, self.from_logits, y_pred)
+            return _right_side(y_true.reshape(y_pred.shape), y_pred, cut)
         return _right_class(self, *_classes(self, y_true, y_pred))
 
 
@@ -513,7 +514,8 @@ class DecisionMetric(Metric):
         self._sums: Array | None = None  # hits, predicted, true; a column per class
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
+        y_true = np.asarray(y_true)
+        y_pred = np.asarray(y_pred)
         weights = sample_weight if self.weighted else None
         if self.multi_label or _is_binary(y_true, y_pred):
             sums = self._of_elements(y_true, y_pred, weights)
@@ -645,7 +647,8 @@ class ConfusionMatrix(Metric):
         self._cells: Array = np.zeros((0, 0))
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
+        y_true = np.asarray(y_true)
+        y_pred = np.asarray(y_pred)
         weights = sample_weight if self.weighted else None
         if _is_binary(y_true, y_pred):
             cut = _cut(self, self.threshold, self.from_logits, y_pred)
@@ -697,7 +700,8 @@ class AUC(Metric):
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
+        y_true = np.asarray(y_true)
+        y_pred = np.asarray(y_pred)
         weights = sample_weight if self.weighted else None
         if _is_binary(y_true, y_pred):
             rows = _per_element(weights, y_pred.shape).reshape(-1)
@@ -762,7 +766,7 @@ class R2(Metric):
     def reset(self) -> None:
         self._rows = 0
         self._weight = 0.0
-        # what y is counted from, so that a constant y spreads by exactly 0
+        # y is counted from this, so that a constant y spreads by exactly 0.
         self._first: Array | None = None
         self._mean = self._spread = self._residual = np.zeros(1)
 
@@ -770,10 +774,13 @@ class R2(Metric):
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         true, pred = _elementwise(self, np.asarray(y_true), np.asarray(y_pred))
         outputs = math.prod(pred.shape[1:])
-        true, pred = true.reshape(-1, outputs), pred.reshape(-1, outputs)
+        true = true.reshape(-1, outputs)
+        pred = pred.reshape(-1, outputs)
         w = _per_element(sample_weight if self.weighted else None, (len(true), 1))
         used = w[:, 0] != 0
-        true, pred, w = true[used], pred[used], w[used]
+        true = true[used]
+        pred = pred[used]
+        w = w[used]
         weight = float(w.sum())
         if not weight:
             return
@@ -883,7 +890,8 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
         raise _misfit(
             metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred
         )
-    scores, classes = np.moveaxis(y_pred, axis_or_none, -1), y_true.astype(np.int64)
+    scores = np.moveaxis(y_pred, axis_or_none, -1)
+    classes = y_true.astype(np.int64)
     return np.where(classes < scores.shape[-1], classes, -1), scores
 
 
