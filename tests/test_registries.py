@@ -364,7 +364,7 @@ def test_a_metric_takes_outputs_as_their_loss_does(
         return trainer.evaluate(X, y)[get(trainer)]
 
     def get(trainer: Trainer) -> str:
-        return trainer._output_metrics[0].name
+        return trainer._recipe.metrics[0].name
 
     raw, probable = mlp((4, 8, outputs)), ending(end, outputs)
     if cls is metrics.BinaryAccuracy and outputs == 3:
@@ -378,7 +378,7 @@ def test_a_metric_takes_outputs_as_their_loss_does(
     for setting in (True, False):
         for model in (raw, probable):
             trainer = Trainer(model, loss=loss, metrics=[cls(from_logits=setting)])
-            assert trainer._output_metrics[0].metric.from_logits is setting
+            assert trainer._recipe.metrics[0].metric.from_logits is setting
 
 
 def test_a_threshold_that_is_no_probability_is_one_of_raw_scores() -> None:
