@@ -1,8 +1,8 @@
-"""A loss of one's own: LINEX, for forecasts where too little costs far more than too much.
+"""Write a loss: LINEX, for forecasts where too little costs far more than too much.
 
-With d = y_pred - y_true the loss is exp(a d) - a d - 1 (Varian 1975; Zellner 1986). Where it is
-smallest, its derivative with respect to a bias is 0, hence mean(exp(a d)) = 1: that is what is
-checked. For Gaussian noise of deviation s it means to forecast -a s^2 / 2 above the mean.
+With d = y_pred - y_true the loss is exp(a d) - a d - 1 (Varian 1975; Zellner 1986). At the minimum
+its derivative with respect to a bias is 0, hence mean(exp(a d)) = 1, which the example checks. For
+Gaussian noise of deviation s the best forecast is -a s^2 / 2 above the mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxfit.losses import Loss
 
 @dataclass(frozen=True)
 class Linex(Loss):
-    """exp(a d) - a d - 1 per element; a < 0 punishes forecasts that are too low."""
+    """LINEX loss exp(a d) - a d - 1 of each element; `a` < 0 punishes forecasts that are too low."""
 
     a: float = -1.0
 
@@ -44,7 +44,7 @@ def main() -> None:
     loss = Linex(a=-2.0)
     trainer = onnxfit.Trainer(dense(3, 1), loss="mse", optimizer=onnxfit.optimizers.SGD(0.2))
     trainer.fit(X, demand, batch_size=len(X), epochs=60, verbose=0)
-    start = trainer.export(None)  # exp grows fast: begin from the mean's forecast
+    start = trainer.export(None)  # exp grows fast, so begin at the forecast of the mean
 
     trainer = onnxfit.Trainer(start, loss=loss, optimizer=onnxfit.optimizers.SGD(0.1))
     trainer.fit(X, demand, batch_size=len(X), epochs=200, verbose=0)

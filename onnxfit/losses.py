@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph import names
 from onnxfit.graph.labels import (
     adopt_sizes,
@@ -1121,7 +1120,7 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
         )
     else:
         return logits
-    warnings.warn(f"{type(loss).__name__}(from_logits={logits}) {text}", UserWarning, stacklevel=2)
+    warn_user(f"{type(loss).__name__}(from_logits={logits}) {text}")
     return logits
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import DataError, SettingError
+from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.registry import lookup, registry, snake_case
 
 __all__ = [
@@ -942,10 +941,8 @@ def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Arr
         and (y_pred.min() < 0 or y_pred.max() > 1)
     ):
         vars(metric)["_warned"] = True
-        warnings.warn(
+        warn_user(
             f"{metric.name} compares outputs with threshold {threshold}, and they leave 0..1: if"
-            f" they are logits, use {type(metric).__name__}(from_logits=True).",
-            UserWarning,
-            stacklevel=2,
+            f" they are logits, use {type(metric).__name__}(from_logits=True)."
         )
     return threshold
