@@ -743,7 +743,7 @@ class ClassLoss(Loss):
             )
 
     def class_axis(self, rank: int) -> int:
-        """Return the axis of the classes in an output of this rank, from 1 on."""
+        """Return the axis of the classes, from 1 on, in an output of rank `rank`."""
         return _class_axis(self, self.axis, rank)
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
@@ -806,8 +806,8 @@ class ClassLoss(Loss):
         return weights if counted is None else weights * counted
 
     def pick(self, op: GraphBuilder, values: Value, y_true: Value) -> Value:
-        """Return, of values with an axis of classes, those of the labels; some number where a label
-        is ignored.
+        """Return, of `values` with an axis of classes, those of the labels `y_true`; some number
+        where a label is ignored. `op` builds the graph.
         """
         axis = self.class_axis(values.rank)
         return op.Squeeze(

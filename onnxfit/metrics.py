@@ -168,8 +168,8 @@ class MeanMetric(Metric):
 
     @abstractmethod
     def values(self, y_true: Array, y_pred: Array) -> Array:
-        """Return one value per row or element, shape `(batch, ...)`; in a masked array, masked
-        values count nowhere.
+        """Return one value per row or element, shape `(batch, ...)`, for labels `y_true` and
+        outputs `y_pred`; in a masked array, masked values count nowhere.
         """
 
     @_quiet

@@ -179,10 +179,10 @@ class Optimizer(ABC):
         >>> [v.name for v in graph.output]
         ['weight/next', 'weight/velocity/next']
         """
-        # Imported late: an optimizer is a formula, and does not need what builds steps.
-        from onnxfit.step.update import update_function
+        # Imported late: an optimizer is a formula, and does not need what builds graphs around it.
+        from onnxfit.gradients import functions
 
-        return update_function(self, shape, dtype, name)
+        return functions.update_function(self, shape, dtype, name)
 
 
 @dataclass(frozen=True)

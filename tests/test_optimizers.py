@@ -20,6 +20,7 @@ import pytest
 import onnxfit.optimizers
 import onnxfit.schedules
 from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.gradients.update import apply_update
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import (
     SGD,
@@ -44,7 +45,7 @@ from onnxfit.registry import from_config, registry, to_config
 from onnxfit.runtime.backends.full import FullBackend
 from onnxfit.schedules import Cosine, Warmup
 from onnxfit.step import update as step_update
-from onnxfit.step.update import apply_update, clip_gradients
+from onnxfit.step.update import clip_gradients
 from onnxfit.trainer import Trainer
 from tests.builds import needs_builder
 from tests.models import mlp

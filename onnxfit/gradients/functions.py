@@ -17,18 +17,26 @@ rules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.gradients import gradient_source
-from onnxfit.graph import names
+from onnxfit.gradients.update import apply_update
+from onnxfit.graph import names, scopes
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.opset import IR_VERSION, OPSET
+from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.optimizers import Optimizer, initial_slots
 from onnxfit.registry import snake_case
 
-__all__ = ["finished", "new_function"]
+__all__ = ["finished", "new_function", "update_function"]
 
 
 def new_function(piece: object) -> GraphBuilder:
@@ -58,3 +66,51 @@ def finished(op: GraphBuilder, differentiate: tuple[str, str] | None = None) -> 
     proto = ir.to_proto(model)
     proto.producer_name = "onnxfit"
     return proto
+
+
+def update_function(
+    optimizer: Optimizer, shape: Sequence[Dim], dtype: npt.DTypeLike, name: str
+) -> onnx.ModelProto:
+    """Build the update of one weight as a model; `Optimizer.build_onnx_function` describes it."""
+    op = new_function(optimizer)
+    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    w = op.input("weight", dtype, shape)
+    g = op.input("gradient", dtype, shape)
+    lr = op.input("learning_rate", wide, ())
+    done = op.input("step", np.int64, ())
+    slots = {
+        spec.name: op.input(names.slot("weight", spec.name), spec.dtype, spec.shape or ())
+        for spec in _slot_specs(optimizer, name, shape, w.dtype)
+    }
+    with op.scope(scopes.OPTIMIZER):
+        step = op.cast(done, np.float64) + 1
+    weights, next_slots = apply_update(op, optimizer, {name: w}, {name: g}, {name: slots}, lr, step)
+    op.output(names.updated("weight"), weights[name])
+    for slot, value in next_slots[name].items():
+        op.output(names.updated(names.slot("weight", slot)), value)
+    return finished(op)
+
+
+def _slot_specs(
+    optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]
+) -> list[TensorSpec]:
+    """The slots of a weight whose sizes may be names.
+
+    A slot's size that changes with the weight's sizes is the size of the weight's axis.
+    """
+    small, large = (
+        initial_slots(
+            optimizer, name, np.zeros([d if isinstance(d, int) else size for d in shape], dtype)
+        )
+        for size in (2, 3)
+    )
+    specs = []
+    for slot, array in small.items():
+        sizes: list[Dim] = []
+        for axis, (size, other) in enumerate(zip(array.shape, large[slot].shape)):
+            if size == other:
+                sizes.append(size)
+            else:
+                sizes.append(shape[axis] if array.ndim == len(shape) else None)
+        specs.append(TensorSpec(slot, array.dtype, tuple(sizes)))
+    return specs

@@ -5,22 +5,18 @@ slot.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import SettingError
-from onnxfit.gradients import functions
+from onnxfit.gradients.update import apply_update, optimizer_for
 from onnxfit.graph import names, scopes
-from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.optimizers import EMA_SLOT, Optimizer, initial_slots
+from onnxfit.optimizers import Optimizer
 from onnxfit.step.recipe import Recipe
 
 Array = npt.NDArray[Any]
@@ -158,107 +154,6 @@ def clip_gradients(
     return {name: g * factors[g.dtype] for name, g in clipped.items()}
 
 
-# ---------------------------------------------------------------------- weights and slots
-
-
-def apply_update(
-    op: GraphBuilder,
-    optimizer: Optimizer,
-    weights: Mapping[str, Value],
-    gradients: Mapping[str, Value],
-    slots: Mapping[str, Mapping[str, Value]],
-    lr: Value,
-    step: Value,
-    *,
-    scaled: bool = False,
-) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
-    """Return the next value of every weight and of every slot.
-
-    - `slots`: weight -> slot -> value, in the order of `initial_slots(optimizer, name, w)`.
-    - `lr`: a scalar, the learning rate before the optimizer's multipliers.
-    - `step`: a float64 scalar, 1 for the first update.
-    - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
-      `is_plain_sgd`.
-
-    Raise SettingError where the optimizer's `update` returns another number of values, or a value
-    of another type or shape, than it was given.
-    """
-    # Weights of one element type, learning rate and weight decay share these scalars.
-    shared: dict[Any, tuple[Value | None, tuple[Value, ...]]] = {}
-    next_weights: dict[str, Value] = {}
-    next_slots: dict[str, dict[str, Value]] = {}
-    for name, w in weights.items():
-        rule, factor = _optimizer_for(optimizer, name)
-        group = (w.dtype, factor, rule.weight_decay)
-        if group not in shared:
-            shared[group] = _shared_scalars(op, rule, factor, lr, step, w)
-        undecayed, coefficients = shared[group]
-        own = dict(slots[name])
-        average = own.pop(EMA_SLOT, None) if rule.ema_momentum is not None else None
-        with op.scope(scopes.update_of(name)):
-            decayed = w if undecayed is None else undecayed * w
-            g = gradients[name]
-            if scaled:
-                result: Any = decayed - (g if factor == 1 else g * factor)
-            else:
-                result = rule.update(op, decayed, g, *coefficients, *own.values())
-            new, *rest = result if isinstance(result, tuple) else (result,)
-            _check_returned(rule, name, {name: w, **own}, [new, *rest])
-            next_slots[name] = dict(zip(own, rest))
-            if average is not None and rule.ema_momentum is not None:
-                momentum = rule.ema_momentum
-                next_slots[name][EMA_SLOT] = momentum * average + (1 - momentum) * new
-        next_weights[name] = new
-    return next_weights, next_slots
-
-
-def _shared_scalars(
-    op: GraphBuilder, rule: Optimizer, factor: float, lr: Value, step: Value, w: Value
-) -> tuple[Value | None, tuple[Value, ...]]:
-    """The factor that decays a weight, None without weight decay, and the rule's coefficients."""
-    with op.scope(scopes.OPTIMIZER):
-        rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
-        undecayed = None
-        if rule.weight_decay and not rule.applies_weight_decay:
-            undecayed = 1 - rate * rule.weight_decay
-        return undecayed, rule.coefficients(op, rate, step)
-
-
-def _optimizer_for(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
-    """The optimizer with its settings for the weight `name`, and the multiplier of the weight's
-    learning rate.
-    """
-    factor = 1.0
-    for pattern, multiplier in optimizer.learning_rate_multipliers.items():
-        if fnmatchcase(name, pattern):
-            factor = float(multiplier)
-            break
-    excluded = any(fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay)
-    if optimizer.weight_decay and excluded:
-        optimizer = replace(optimizer, weight_decay=0.0)
-    return optimizer, factor
-
-
-def _check_returned(
-    optimizer: Optimizer, name: str, before: Mapping[str, Value], after: Sequence[Value]
-) -> None:
-    method = f"{type(optimizer).__name__}.update for {name!r}"
-    if len(after) != len(before):
-        slots = ", ".join(list(before)[1:]) or "no slots"
-        raise SettingError(
-            f"{method} returned {len(after)} values, expected {len(before)}: the weight and"
-            f" {slots}."
-        )
-    for key, old, new in zip(before, before.values(), after):
-        other_shape = None not in (old.shape, new.shape) and old.shape != new.shape
-        if old.dtype != new.dtype or other_shape:
-            was, became = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
-            raise SettingError(
-                f"{method} made {key!r} {became}; it was {was}. Keep shapes, and cast numbers made"
-                " of `step` to w.dtype."
-            )
-
-
 # ---------------------------------------------------------------------- fused weights
 
 
@@ -273,7 +168,7 @@ def fused_weights(
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
         if _can_be_fused(optimizer, w, slots[name]):
-            rule, factor = _optimizer_for(optimizer, name)
+            rule, factor = optimizer_for(optimizer, name)
             alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
     groups = [group for members in alike.values() for group in _bounded_groups(members, weights)]
     return [group for group in groups if len(group) > 1]
@@ -301,54 +196,3 @@ def _bounded_groups(members: Sequence[str], weights: Mapping[str, Array]) -> lis
         groups[-1].append(name)
         room -= size
     return groups
-
-
-# ---------------------------------------------------------------------- an update on its own
-
-
-def update_function(
-    optimizer: Optimizer, shape: Sequence[Dim], dtype: npt.DTypeLike, name: str
-) -> onnx.ModelProto:
-    """Build the update of one weight as a model; `Optimizer.build_onnx_function` describes it."""
-    op = functions.new_function(optimizer)
-    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
-    w = op.input("weight", dtype, shape)
-    g = op.input("gradient", dtype, shape)
-    lr = op.input("learning_rate", wide, ())
-    done = op.input("step", np.int64, ())
-    slots = {
-        spec.name: op.input(names.slot("weight", spec.name), spec.dtype, spec.shape or ())
-        for spec in _slot_specs(optimizer, name, shape, w.dtype)
-    }
-    with op.scope(scopes.OPTIMIZER):
-        step = op.cast(done, np.float64) + 1
-    weights, next_slots = apply_update(op, optimizer, {name: w}, {name: g}, {name: slots}, lr, step)
-    op.output(names.updated("weight"), weights[name])
-    for slot, value in next_slots[name].items():
-        op.output(names.updated(names.slot("weight", slot)), value)
-    return functions.finished(op)
-
-
-def _slot_specs(
-    optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]
-) -> list[TensorSpec]:
-    """The slots of a weight whose sizes may be names.
-
-    A slot's size that changes with the weight's sizes is the size of the weight's axis.
-    """
-    small, large = (
-        initial_slots(
-            optimizer, name, np.zeros([d if isinstance(d, int) else size for d in shape], dtype)
-        )
-        for size in (2, 3)
-    )
-    specs = []
-    for slot, array in small.items():
-        sizes: list[Dim] = []
-        for axis, (size, other) in enumerate(zip(array.shape, large[slot].shape)):
-            if size == other:
-                sizes.append(size)
-            else:
-                sizes.append(shape[axis] if array.ndim == len(shape) else None)
-        specs.append(TensorSpec(slot, array.dtype, tuple(sizes)))
-    return specs

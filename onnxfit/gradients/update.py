@@ -1,0 +1,111 @@
+"""The next value of every weight and its slots, as operators, from the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from onnxfit.errors import SettingError
+from onnxfit.graph import scopes
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.optimizers import EMA_SLOT, Optimizer
+
+
+def apply_update(
+    op: GraphBuilder,
+    optimizer: Optimizer,
+    weights: Mapping[str, Value],
+    gradients: Mapping[str, Value],
+    slots: Mapping[str, Mapping[str, Value]],
+    lr: Value,
+    step: Value,
+    *,
+    scaled: bool = False,
+) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
+    """Return the next value of every weight and of every slot.
+
+    - `slots`: weight -> slot -> value, in the order of `initial_slots(optimizer, name, w)`.
+    - `lr`: a scalar, the learning rate before the optimizer's multipliers.
+    - `step`: a float64 scalar, 1 for the first update.
+    - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
+      `is_plain_sgd`.
+
+    Raise SettingError where the optimizer's `update` returns another number of values, or a value
+    of another type or shape, than it was given.
+    """
+    # Weights of one element type, learning rate and weight decay share these scalars.
+    shared: dict[Any, tuple[Value | None, tuple[Value, ...]]] = {}
+    next_weights: dict[str, Value] = {}
+    next_slots: dict[str, dict[str, Value]] = {}
+    for name, w in weights.items():
+        rule, factor = optimizer_for(optimizer, name)
+        group = (w.dtype, factor, rule.weight_decay)
+        if group not in shared:
+            shared[group] = _shared_scalars(op, rule, factor, lr, step, w)
+        undecayed, coefficients = shared[group]
+        own = dict(slots[name])
+        average = own.pop(EMA_SLOT, None) if rule.ema_momentum is not None else None
+        with op.scope(scopes.update_of(name)):
+            decayed = w if undecayed is None else undecayed * w
+            g = gradients[name]
+            if scaled:
+                result: Any = decayed - (g if factor == 1 else g * factor)
+            else:
+                result = rule.update(op, decayed, g, *coefficients, *own.values())
+            new, *rest = result if isinstance(result, tuple) else (result,)
+            _check_returned(rule, name, {name: w, **own}, [new, *rest])
+            next_slots[name] = dict(zip(own, rest))
+            if average is not None and rule.ema_momentum is not None:
+                momentum = rule.ema_momentum
+                next_slots[name][EMA_SLOT] = momentum * average + (1 - momentum) * new
+        next_weights[name] = new
+    return next_weights, next_slots
+
+
+def _shared_scalars(
+    op: GraphBuilder, rule: Optimizer, factor: float, lr: Value, step: Value, w: Value
+) -> tuple[Value | None, tuple[Value, ...]]:
+    """The factor that decays a weight, None without weight decay, and the rule's coefficients."""
+    with op.scope(scopes.OPTIMIZER):
+        rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
+        undecayed = None
+        if rule.weight_decay and not rule.applies_weight_decay:
+            undecayed = 1 - rate * rule.weight_decay
+        return undecayed, rule.coefficients(op, rate, step)
+
+
+def optimizer_for(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
+    """Return the optimizer with its settings for the weight `name`, and the multiplier of the
+    weight's learning rate.
+    """
+    factor = 1.0
+    for pattern, multiplier in optimizer.learning_rate_multipliers.items():
+        if fnmatchcase(name, pattern):
+            factor = float(multiplier)
+            break
+    excluded = any(fnmatchcase(name, pattern) for pattern in optimizer.exclude_from_weight_decay)
+    if optimizer.weight_decay and excluded:
+        optimizer = replace(optimizer, weight_decay=0.0)
+    return optimizer, factor
+
+
+def _check_returned(
+    optimizer: Optimizer, name: str, before: Mapping[str, Value], after: Sequence[Value]
+) -> None:
+    method = f"{type(optimizer).__name__}.update for {name!r}"
+    if len(after) != len(before):
+        slots = ", ".join(list(before)[1:]) or "no slots"
+        raise SettingError(
+            f"{method} returned {len(after)} values, expected {len(before)}: the weight and"
+            f" {slots}."
+        )
+    for key, old, new in zip(before, before.values(), after):
+        other_shape = None not in (old.shape, new.shape) and old.shape != new.shape
+        if old.dtype != new.dtype or other_shape:
+            was, became = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
+            raise SettingError(
+                f"{method} made {key!r} {became}; it was {was}. Keep shapes, and cast numbers made"
+                " of `step` to w.dtype."
+            )
