@@ -38,7 +38,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputTarget:
     """An output that has labels: where they enter the graph, and how its loss wants them."""
 
     output: TensorSpec

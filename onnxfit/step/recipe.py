@@ -23,7 +23,7 @@ from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.objectives import (
     Objective,
     OutputMetric,
-    Target,
+    OutputTarget,
     get_objectives,
     get_output_metrics,
 )
@@ -161,11 +161,11 @@ class Recipe:
         return tuple(dict.fromkeys(metric.output for metric in self.metrics))
 
     @cached_property
-    def targets(self) -> dict[str, Target]:
+    def targets(self) -> dict[str, OutputTarget]:
         """The labels that a batch needs, by output."""
         outputs = self.outputs
         return {
-            output: Target(outputs[output], objective.loss)
+            output: OutputTarget(outputs[output], objective.loss)
             for output, objective in self.objectives.items()
         }
 
