@@ -98,7 +98,7 @@ def main(chosen: list[str]) -> int:
             count = (
                 1
                 if table is DECOMPOSITIONS
-                else len(line.signature.inputs) + 2 * line.signature.many_inputs
+                else len(line.signature.inputs) + 2 * line.signature.variadic_inputs
             )
             for entry in range(count):
                 mutant = Mutant(line.function, entry)

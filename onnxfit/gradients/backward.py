@@ -230,7 +230,7 @@ def _by_rule(
     op: GraphBuilder, rule: Rule, path_node: PathNode, dys: list[Value | None]
 ) -> dict[int, Value]:
     node, signature = path_node.node, rule.signature
-    inputs = _matched(op, node.inputs, signature.inputs, signature.many_inputs, node)
+    inputs = _matched(op, node.inputs, signature.inputs, signature.variadic_inputs, node)
     if rule.all_outputs:
         _complete(op, node, len(signature.outputs))
         dys += [None] * (len(node.outputs) - len(dys))
@@ -238,10 +238,10 @@ def _by_rule(
         op,
         [v if v.name else None for v in node.outputs],
         signature.outputs,
-        signature.many_outputs,
+        signature.variadic_outputs,
         node,
     )
-    arriving = _matched(op, dys, signature.outputs, signature.many_outputs, node)
+    arriving = _matched(op, dys, signature.outputs, signature.variadic_outputs, node)
     given = rule.function(op, *inputs, *outputs, *arriving, **_attributes(op, node, signature))
     entries: tuple[InputGradient, ...] = given if isinstance(given, tuple) else (given,)
     if len(entries) < len(node.inputs):
@@ -348,7 +348,7 @@ def _rewritten(op: GraphBuilder, node: ir.Node) -> bool:
     with op.replacing(node) as replace:
         if key in DECOMPOSITIONS:
             form = DECOMPOSITIONS[key].signature
-            inputs = _matched(op, node.inputs, form.inputs, form.many_inputs, node)
+            inputs = _matched(op, node.inputs, form.inputs, form.variadic_inputs, node)
             made = DECOMPOSITIONS[key].function(op, *inputs, **_attributes(op, node, form))
         if made is None:
             body = function_body(node, op.graph)

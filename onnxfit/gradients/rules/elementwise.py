@@ -261,16 +261,3 @@ def erf(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
 @gradient("Sigmoid")
 def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y * (1 - y)
-
-
-@gradient("Range")
-def range_(
-    op: GraphBuilder, start: Value, limit: Value, step: Value, y: Value, dy: Value
-) -> Gradients:
-    """y_i = start + i step; the limit decides only how many there are."""
-
-    def of_step() -> Value:
-        steps = op.cast(op.Range(0, op.Size(y), op.constant(1, np.int64)), dy.dtype)
-        return op.ReduceSum(dy * steps, keepdims=0)
-
-    return lambda: op.ReduceSum(dy, keepdims=0), None, of_step

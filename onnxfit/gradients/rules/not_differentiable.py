@@ -8,7 +8,13 @@ here.
 
 from __future__ import annotations
 
-from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Gradients, NoGradientError, Values, gradient
+from onnxfit.gradients.table import (
+    Gradients,
+    NoGradientError,
+    Values,
+    gradient,
+    not_differentiable,
+)
 from onnxfit.graph.values import GraphBuilder, Value
 
 STEPS = "it rounds: its derivative is zero wherever there is one"
@@ -30,9 +36,8 @@ _REASONS = {
     FIXED: "Constant SequenceEmpty BlackmanWindow HammingWindow HannWindow",
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
 }
-NOT_DIFFERENTIABLE.update(
-    {("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()}
-)
+for _reason, _op_types in _REASONS.items():
+    not_differentiable(__name__, _reason, *_op_types.split())
 
 
 @gradient("QLinearConv")
