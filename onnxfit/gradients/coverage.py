@@ -10,9 +10,9 @@ import onnx
 
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
-from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of forms
+from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of lowerings
 from onnxfit.gradients.onnxruntime.coverage import TABLE
-from onnxfit.gradients.onnxruntime.forms import FORMS
+from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.opset import OPSET
 
@@ -82,7 +82,7 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
 def operator(key: Key) -> Operator:
     """One operator and how it is differentiated."""
     domain, op_type = key
-    by_builder = not domain and (op_type in TABLE or op_type in FORMS)
+    by_builder = not domain and (op_type in TABLE or op_type in LOWERINGS)
     return Operator(domain, op_type, _gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder)
 
 
