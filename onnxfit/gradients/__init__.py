@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of a graph, by one of two sources with the same signature.
 
-`register` and `decompose` add an operator; `gradients/table.py` explains how. Everything else here
-is used by onnxfit itself.
+`register` and `decompose` add an operator, with `NoGradientError` and `same_type`,
+`same_type_and_rank`, `same_type_and_shape` as their helpers; `gradients/table.py` explains how.
+Everything else here is used by onnxfit itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from onnxfit.gradients.pullback import (
 )
 from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.gradients.table import gradient as register
+from onnxfit.graph.inference import same_type, same_type_and_rank, same_type_and_shape
 
 __all__ = [
     "SOURCES",
@@ -38,6 +40,9 @@ __all__ = [
     "reachable",
     "refuse",
     "register",
+    "same_type",
+    "same_type_and_rank",
+    "same_type_and_shape",
 ]
 
 SOURCES = ("auto", "onnx", "onnxruntime")

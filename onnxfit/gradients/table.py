@@ -7,8 +7,8 @@ input that has none. onnxruntime has an operator `CDist` for the distances betwe
 matrices, for which onnxfit has no rule:
 
     >>> import numpy as np, onnx, onnxfit, onnxruntime
-    >>> from onnxfit.gradients import NoGradientError, register, table
-    >>> @register("CDist", "com.microsoft")
+    >>> from onnxfit.gradients import NoGradientError, register, same_type, table
+    >>> @register("CDist", "com.microsoft", infer=same_type)
     ... def cdist(op, a, b, y, dy, *, metric="sqeuclidean"):
     ...     if metric != "sqeuclidean":
     ...         raise NoGradientError(f"metric={metric!r} has no rule", "metric='sqeuclidean'")
@@ -46,6 +46,7 @@ from typing import Any, Union
 
 import onnx_ir as ir
 
+from onnxfit.graph.inference import InferenceFunction, register_inference
 from onnxfit.graph.values import Value
 
 Values = tuple[Value, ...]
@@ -126,7 +127,12 @@ NOT_DIFFERENTIABLE: dict[Key, str] = {}
 
 
 def gradient(
-    op_type: str, domain: str = "", *, broadcasts: bool = False, all_outputs: bool = False
+    op_type: str,
+    domain: str = "",
+    *,
+    broadcasts: bool = False,
+    all_outputs: bool = False,
+    infer: InferenceFunction | None = None,
 ) -> Callable[[Any], Any]:
     """Register the decorated function as the gradient rule of an operator.
 
@@ -140,6 +146,9 @@ def gradient(
       shape of the input. Otherwise an entry has the shape of its input.
     - `all_outputs=True` gives the node all its optional outputs, for a rule that needs them.
       Otherwise an absent optional output is None.
+    - `infer` sets the type and shape of the outputs of an operator that ONNX does not know. It is
+      called with the `onnx_ir.Node`; `onnxfit.gradients` has `same_type`, `same_type_and_rank` and
+      `same_type_and_shape`, which copy those of the first input.
 
     An absent optional input is None. So is the gradient of an output that has no gradient; the only
     output of an operator always has one. A last input (output) parameter annotated `Values` takes
@@ -163,12 +172,16 @@ def gradient(
         rule = Rule(op_type, domain, function, broadcasts, all_outputs)
         _clear((domain, op_type), function.__module__)
         RULES[domain, op_type] = rule
+        if infer is not None:
+            register_inference(op_type, domain)(infer)
         return function
 
     return register
 
 
-def decompose(op_type: str, domain: str = "") -> Callable[[Any], Any]:
+def decompose(
+    op_type: str, domain: str = "", *, infer: InferenceFunction | None = None
+) -> Callable[[Any], Any]:
     """Register the decorated function as the way to write an operator in simpler operators.
 
     The simpler operators replace the node before anything is differentiated; they have rules, or
@@ -178,6 +191,7 @@ def decompose(op_type: str, domain: str = "") -> Callable[[Any], Any]:
     may raise `NoGradientError`. It replaces a rule or decomposition that is there.
 
     - `op_type` and `domain` name the operator; "" is ONNX's own domain.
+    - `infer` sets the type and shape of the outputs, as for `register`.
 
     >>> import onnx, onnxfit
     >>> from onnxfit.gradients import decompose, table
@@ -196,6 +210,8 @@ def decompose(op_type: str, domain: str = "") -> Callable[[Any], Any]:
         decomposition = Decomposition(op_type, domain, function)
         _clear((domain, op_type), function.__module__)
         DECOMPOSITIONS[domain, op_type] = decomposition
+        if infer is not None:
+            register_inference(op_type, domain)(infer)
         return function
 
     return register

@@ -1,7 +1,8 @@
 """Element types and shapes of the outputs of an operator.
 
 `infer_outputs` asks ONNX's own inference and completes it by the functions registered here: for
-operators that ONNX does not know, and for those of which its inference tells too little.
+operators that ONNX does not know, and for those of which its inference tells too little. Operators
+of com.microsoft are registered beside their gradient rules, by `infer=`.
 """
 
 from __future__ import annotations
@@ -116,45 +117,6 @@ def same_type_and_rank(node: ir.Node) -> None:
 
 def _first_input(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if node.inputs else None
-
-
-# --------------------------------------------------------------------------------------------------
-# Operators that only onnxruntime knows
-
-register_inference("SimplifiedLayerNormalization")(same_type_and_shape)
-register_inference("SimplifiedLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("SkipLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("SkipSimplifiedLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("Gelu", "com.microsoft")(same_type_and_shape)
-register_inference("FastGelu", "com.microsoft")(same_type_and_shape)
-register_inference("QuickGelu", "com.microsoft")(same_type_and_shape)
-register_inference("BiasGelu", "com.microsoft")(same_type_and_shape)
-register_inference("BiasAdd", "com.microsoft")(same_type_and_shape)
-register_inference("BiasSoftmax", "com.microsoft")(same_type_and_shape)
-register_inference("Trilu", "com.microsoft")(same_type_and_shape)
-register_inference("Inverse", "com.microsoft")(same_type_and_shape)
-register_inference("RotaryEmbedding", "com.microsoft")(same_type_and_shape)
-register_inference("Attention", "com.microsoft")(same_type_and_rank)
-register_inference("MultiHeadAttention", "com.microsoft")(same_type_and_rank)
-register_inference("GroupQueryAttention", "com.microsoft")(same_type_and_rank)
-register_inference("BiasSplitGelu", "com.microsoft")(same_type_and_rank)
-register_inference("FusedMatMul", "com.microsoft")(same_type)
-register_inference("TransposeMatMul", "com.microsoft")(same_type)
-register_inference("FusedGemm", "com.microsoft")(same_type)
-register_inference("FusedConv", "com.microsoft")(same_type)
-
-
-@register_inference("EmbedLayerNormalization", "com.microsoft")
-def _embed_layer_normalization(node: ir.Node) -> None:
-    """Set the outputs: embeddings (batch, length, hidden), lengths (batch,), embeddings again."""
-    ids = _first_input(node)
-    embedding = node.inputs[2] if len(node.inputs) > 2 else None
-    if ids is None or embedding is None:
-        return
-    for i, out in enumerate(node.outputs):
-        out.type = out.type or (ir.TensorType(ir.DataType.INT32) if i == 1 else embedding.type)
-        if out.shape is None and ids.shape is not None and embedding.shape is not None:
-            out.shape = ir.Shape(ids.shape[:1] if i == 1 else [*ids.shape, embedding.shape[-1]])
 
 
 # --------------------------------------------------------------------------------------------------

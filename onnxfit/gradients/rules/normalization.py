@@ -16,6 +16,7 @@ import numpy as np
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.building import MICROSOFT, per_channel, trailing_size
 from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.graph.inference import same_type_and_shape
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -147,8 +148,8 @@ def mean_variance_normalization(op: GraphBuilder, x: Value, *, axes: Sequence[in
     return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes)) + 1e-9)
 
 
-@decompose("SimplifiedLayerNormalization")
-@decompose("SimplifiedLayerNormalization", MICROSOFT)
+@decompose("SimplifiedLayerNormalization", infer=same_type_and_shape)
+@decompose("SimplifiedLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -164,7 +165,7 @@ def simplified_layer_normalization(
     return x * inverse * scale, inverse
 
 
-@decompose("SkipLayerNormalization", MICROSOFT)
+@decompose("SkipLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def skip_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -182,7 +183,7 @@ def skip_layer_normalization(
     return y, mean, inverse, total
 
 
-@decompose("SkipSimplifiedLayerNormalization", MICROSOFT)
+@decompose("SkipSimplifiedLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def skip_simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,
