@@ -172,7 +172,7 @@ def _gathered(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_size: 
 
 
 # Products of integers
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @gradient("MatMulInteger", broadcasts=True)
