@@ -52,11 +52,12 @@ SOURCES = ("auto", "onnx", "onnxruntime")
 class GradientSource:
     """A source of gradients; `name` is what the user asked for, one of SOURCES.
 
-    `add_gradients(model, loss, weights)` returns a new model with one more value per weight, of the
-    weight's type and shape, and weight -> name of that value. The loss is a scalar output, the
-    weights are inputs. `add_pullback` takes float outputs in the place of the loss. Both raise
-    BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` finds
-    them for a loss and drops the gradients.
+    Each of the functions takes a model, the name of its loss, and the names of its weights. The
+    loss is a scalar output, the weights are inputs. `add_gradients` returns a new model with one
+    more value per weight, of the weight's type and shape, and weight -> name of that value.
+    `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
+    BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
+    these nodes.
     """
 
     name: str
@@ -66,7 +67,7 @@ class GradientSource:
 
 
 def gradient_source(gradient: str) -> GradientSource:
-    """The source that `Trainer(gradient=)` names.
+    """The source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
 
     "onnx" is the table of rules, which runs on any onnxruntime. "onnxruntime" is the gradient
     builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
@@ -89,7 +90,11 @@ def gradient_source(gradient: str) -> GradientSource:
 def choose_source(
     gradient: str, model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[str, Sequence[Blocker]]:
-    """The source that differentiates a model, "onnx" or "onnxruntime", and what blocks it."""
+    """The source that differentiates a model, "onnx" or "onnxruntime", and what blocks it.
+
+    `gradient` is what the user asked for; `model`, the scalar output `loss` and the inputs
+    `weights` are those of a GradientSource.
+    """
     if gradient != "auto":
         return gradient, gradient_source(gradient).blockers(model, loss, weights)
     blocking = backward.blockers(model, loss, weights)

@@ -54,7 +54,7 @@ class BlockedError(GradientError):
 
 
 def refuse(blockers: Sequence[Blocker]) -> None:
-    """Raise a BlockedError that lists all blockers, if there are any."""
+    """Raise a BlockedError that lists `blockers`, if there are any."""
     if blockers:
         raise BlockedError(blockers)
 

@@ -63,8 +63,9 @@ def differentiable_path(
 
 
 def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str]:
-    """The candidates (inputs or initializers of the main graph) with a gradient path to the loss,
-    in their order.
+    """The candidates with a gradient path to the loss, in their order.
+
+    `loss` is the name of an output of `model`, `candidates` are names of inputs or initializers.
 
     >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["": 21]>
     ...     g (float[2] a, float[2] b) => (float[2] y) { c = Floor(b) y = Add(a, c) }''')

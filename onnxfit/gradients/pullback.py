@@ -24,8 +24,8 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 class Pullback:
     """A model with an input for each gradient that arrives, and an output for each that leaves.
 
-    `arriving` is output -> name of that input, `leaving` input -> name of that output; both are
-    `<name>_grad`, with a number if that name is taken.
+    `model` is that model, `arriving` is output -> name of the added input, `leaving` is input ->
+    name of the added output. Both names are `<name>_grad`, with a number if that is taken.
     """
 
     model: ir.Model

@@ -81,7 +81,7 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def same_type(node: ir.Node) -> None:
-    """Give the outputs the type of the first input."""
+    """Give the outputs of `node` the type of its first input."""
     first = _first_input(node)
     if first is not None:
         for out in node.outputs:
@@ -89,7 +89,7 @@ def same_type(node: ir.Node) -> None:
 
 
 def same_type_and_shape(node: ir.Node) -> None:
-    """Give the outputs type and shape of the first input.
+    """Give the outputs of `node` type and shape of its first input.
 
     The second and third output are the statistics of a normalization, of which only the type is
     set.
@@ -102,7 +102,7 @@ def same_type_and_shape(node: ir.Node) -> None:
 
 
 def same_type_and_rank(node: ir.Node) -> None:
-    """Give the first output the sizes of the first input, with an unknown last one.
+    """Give the first output of `node` the sizes of its first input, with an unknown last one.
 
     An input of five axes is left out: it is the packed heads of an attention, whose output has
     three.

@@ -100,7 +100,7 @@ def _training_operator(
     hidden = node.attribute("hidden_size")
     attributes: dict[str, Any] = {"hidden_size": hidden}
     assert x.shape is not None
-    time, batch = x.shape[0], x.shape[1]
+    time, batch = x.shape[:2]
     if node.op_type == "GRU":
         attributes["linear_before_reset"] = node.attribute("linear_before_reset", 0)
         intermediate = [[time, 1, batch, 3 * hidden]]
