@@ -19,6 +19,7 @@ from onnxfit.errors import (
     UnknownNameError,
 )
 from onnxfit.gradients.gradient_model import gradient_model
+from onnxfit.gradients.inspection import inspect
 from onnxfit.imports import versions
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
@@ -45,6 +46,7 @@ __all__ = [
     "callbacks",
     "draw",
     "gradient_model",
+    "inspect",
     "losses",
     "metrics",
     "optimizers",

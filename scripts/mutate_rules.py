@@ -1,9 +1,9 @@
-"""Plant a 1 % error into every entry of every gradient rule in turn: some case must fail each time.
+"""Plant an error of 1 % into every gradient of every rule in turn: a test must fail each time.
 
     python scripts/mutate_rules.py [operator ...]
 
-Exit code 1 if an error goes unnoticed. What is multiplied is the value that a rule returns for one
-input; a rewriting is tested through its first output.
+Exit code 1 if an error goes unnoticed. The value that a rule returns for one input is multiplied;
+of a decomposition, the first output is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import onnxruntime
 import pytest
 
 from onnxfit.gradients import rules  # noqa: F401
-from onnxfit.gradients.table import DECOMPOSITIONS, RULES, SUBGRAPHS
+from onnxfit.gradients.table import DECOMPOSITIONS, RULES, SUBGRAPHS, Decomposition, Key, Rule
 from tests.gradients.rules.cases import Case, built, families, judged, same
 
 ERROR = 1.01
-# where a rule has no judge in float64, its own tests are stronger than its cases, if it has any
+# For operators without a judge in float64, these tests are stronger than the cases.
 TESTS = {
     "tests/gradients/rules/test_quantization.py": (
         "QuantizeLinear DequantizeLinear DynamicQuantizeLinear MatMulInteger ConvInteger"
@@ -36,32 +36,33 @@ TESTS = {
 
 
 class Mutant:
-    """A rule with one of its entries 1 % too large;
+    """A rule that returns one of its gradients 1 % too large.
 
-    `reached` once that entry was asked for, and was a value.
+    `reached` tells whether that gradient was needed, and was a value.
     """
 
     def __init__(self, function: Callable[..., Any], entry: int) -> None:
-        self.function, self.entry, self.reached = function, entry, False
+        self.function = function
+        self.entry = entry
+        self.reached = False
 
     def __call__(self, op: Any, *args: Any, **attributes: Any) -> Any:
-        entries = self.function(op, *args, **attributes)
-        alone = not isinstance(entries, tuple)
-        changed = [entries] if alone else list(entries)
-        if self.entry < len(changed) and changed[self.entry] is not None:
-            right = changed[self.entry]
-            changed[self.entry] = (
-                (lambda: self.wrong(right())) if callable(right) else self.wrong(right)
-            )
-        return changed[0] if alone else tuple(changed)
+        result = self.function(op, *args, **attributes)
+        entries = list(result) if isinstance(result, tuple) else [result]
+        if self.entry < len(entries) and entries[self.entry] is not None:
+            correct = entries[self.entry]
+            if callable(correct):
+                entries[self.entry] = lambda: self.wrong(correct())
+            else:
+                entries[self.entry] = self.wrong(correct)
+        return tuple(entries) if isinstance(result, tuple) else entries[0]
 
     def wrong(self, value: Any) -> Any:
         self.reached = True
         return value * ERROR
 
 
-def notices(case: Case) -> bool:
-    """Whether a case fails."""
+def case_fails(case: Case) -> bool:
     judged.cache_clear()
     try:
         feeds, arriving, expected = judged(case)
@@ -72,53 +73,64 @@ def notices(case: Case) -> bool:
     return False
 
 
-def tests_notice(op_type: str) -> bool:
-    """Whether one of the operator's own tests fails, run in this process, where the table is wrong."""
+def own_tests_fail(op_type: str) -> bool:
+    """Whether a test of the operator fails, run in this process, where the table is wrong."""
     files = [file for file, operators in TESTS.items() if op_type in operators.split()]
     with contextlib.redirect_stdout(io.StringIO()):
         return any(pytest.main(["-x", "-q", "-p", "no:cacheprovider", file]) == 1 for file in files)
 
 
+def cases_of(op_type: str) -> list[Case]:
+    """The cases whose model has the operator."""
+    cases = []
+    for family in families().values():
+        for case in family:
+            body = case.body.replace(" ", "")
+            if f"{op_type}(" in body or f"{op_type}<" in body:
+                cases.append(case)
+    return cases
+
+
+def entry_count(rule: Rule | Decomposition) -> int:
+    """How many entries errors are planted in; a variadic rule is tested with three inputs."""
+    if isinstance(rule, Decomposition):
+        return 1
+    return len(rule.signature.inputs) + 2 * rule.signature.variadic_inputs
+
+
 def main(chosen: list[str]) -> int:
     onnxruntime.set_default_logger_severity(4)
-    cases = [case for family in families().values() for case in family]
-    missed, caught, idle = [], 0, []
-    for table in (RULES, DECOMPOSITIONS):
-        for key in sorted(table):
-            op_type = key[1]
-            if chosen and op_type not in chosen:
-                continue
-            line = table[key]
-            own = [
-                c
-                for c in cases
-                if f"{op_type}(" in c.body.replace(" ", "")
-                or f"{op_type}<" in c.body.replace(" ", "")
-            ]
-            count = (
-                1
-                if table is DECOMPOSITIONS
-                else len(line.signature.inputs) + 2 * line.signature.many_inputs
-            )
-            for entry in range(count):
-                mutant = Mutant(line.function, entry)
-                table[key] = dataclasses.replace(line)
-                object.__setattr__(table[key], "function", mutant)
-                seen = any(notices(case) for case in own) or tests_notice(op_type)
-                table[key] = line
-                if not mutant.reached:
-                    idle.append(f"{op_type}[{entry}]")  # no gradient there, or always refused
-                    continue
-                caught += seen
-                if not seen:
-                    missed.append(f"{op_type}[{entry}]")
-                    print(f"unnoticed: {missed[-1]}", flush=True)
+    noticed = 0
+    unnoticed = []
+    unreached = []
+    entries: list[tuple[dict[Key, Any], Key, int]] = [
+        (table, key, entry)
+        for table in (RULES, DECOMPOSITIONS)
+        for key in sorted(table)
+        if not chosen or key[1] in chosen
+        for entry in range(entry_count(table[key]))
+    ]
+    for table, key, entry in entries:
+        op_type = key[1]
+        rule = table[key]
+        mutant = Mutant(rule.function, entry)
+        table[key] = dataclasses.replace(rule)
+        object.__setattr__(table[key], "function", mutant)
+        fails = any(case_fails(case) for case in cases_of(op_type)) or own_tests_fail(op_type)
+        table[key] = rule
+        if not mutant.reached:
+            unreached.append(f"{op_type}[{entry}]")  # it has no gradient, or always an error
+        elif fails:
+            noticed += 1
+        else:
+            unnoticed.append(f"{op_type}[{entry}]")
+            print(f"unnoticed: {unnoticed[-1]}", flush=True)
     print(
-        f"{caught} of {caught + len(missed)} planted errors noticed; {len(SUBGRAPHS)} operators"
-        " with bodies have cases of their own."
+        f"{noticed} of {noticed + len(unnoticed)} planted errors noticed; {len(SUBGRAPHS)} operators"
+        " with subgraphs have cases of their own."
     )
-    print(f"nothing to plant in: {' '.join(idle)}")
-    return 1 if missed else 0
+    print(f"nothing to plant in: {' '.join(unreached)}")
+    return 1 if unnoticed else 0
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def table_of_rules_restored() -> Iterator[None]:
     """The table of gradients as it was, after a test that changes it."""
-    tables = (table.RULES, table.DECOMPOSITIONS, table.NOT_DIFFERENTIABLE)
+    tables = (table.RULES, table.DECOMPOSITIONS, table.SUBGRAPHS, table.NOT_DIFFERENTIABLE)
     before = [dict(t) for t in tables]
     yield
     for changed, old in zip(tables, before):

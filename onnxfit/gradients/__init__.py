@@ -1,4 +1,9 @@
-"""Reverse-mode differentiation of a graph: one signature, two sources."""
+"""Reverse-mode differentiation of a graph, by one of two sources with the same signature.
+
+`register` and `decompose` add an operator, with `NoGradientError` and `same_type`,
+`same_type_and_rank`, `same_type_and_shape` as their helpers; `gradients/table.py` explains how.
+Everything else here is used by onnxfit itself.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,33 @@ from onnxfit.errors import GradientError, InstallationError, UnknownNameError
 from onnxfit.gradients import backward
 from onnxfit.gradients.blocker import BlockedError, Blocker, refuse
 from onnxfit.gradients.paths import reachable
-from onnxfit.gradients.pullback import AddGradients, AddPullback, Pullback, by_rules, through_a_loss
+from onnxfit.gradients.pullback import (
+    AddGradients,
+    AddPullback,
+    Pullback,
+    add_pullback,
+    pullback_from_gradients,
+)
 from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.gradients.table import gradient as register
+from onnxfit.graph.inference import same_type, same_type_and_rank, same_type_and_shape
 
 __all__ = [
     "SOURCES",
+    "BlockedError",
     "Blocker",
     "GradientSource",
     "NoGradientError",
     "Pullback",
+    "choose_source",
     "decompose",
     "gradient_source",
     "reachable",
     "refuse",
     "register",
+    "same_type",
+    "same_type_and_rank",
+    "same_type_and_shape",
 ]
 
 SOURCES = ("auto", "onnx", "onnxruntime")
@@ -33,13 +50,14 @@ SOURCES = ("auto", "onnx", "onnxruntime")
 
 @dataclass(frozen=True)
 class GradientSource:
-    """Where gradients come from; `name` is what the user asked for.
+    """A source of gradients; `name` is what the user asked for, one of SOURCES.
 
-    `add_gradients` takes a model, the name of its scalar loss, and the names of its weights, which
-    are inputs; it gives a new model with one more value per weight, of its type and shape, and
-    weight -> name of that value. `add_pullback` takes float outputs in place of the loss.
-    GradientError lists what blocks them; `blockers` lists that without running anything, for a
-    loss.
+    Each of the functions takes a model, the name of its loss, and the names of its weights. The
+    loss is a scalar output, the weights are inputs. `add_gradients` returns a new model with one
+    more value per weight, of the weight's type and shape, and weight -> name of that value.
+    `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
+    BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
+    these nodes.
     """
 
     name: str
@@ -49,25 +67,45 @@ class GradientSource:
 
 
 def gradient_source(gradient: str) -> GradientSource:
-    """The source that `Trainer(gradient=)` names.
+    """The source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
 
-    "onnx" is the table of rules, which runs on any onnxruntime; "onnxruntime" the builder of its
-    training build; "auto" takes the table, and the builder where the table does not know an
-    operator, the builder is installed, and all it would do is known to be right.
+    "onnx" is the table of rules, which runs on any onnxruntime. "onnxruntime" is the gradient
+    builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
+    is installed and differentiates all of them correctly, it is the builder.
     """
     if gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     if gradient == "onnx":
-        return GradientSource(gradient, backward.add_gradients, by_rules, backward.blockers)
+        return GradientSource(gradient, backward.add_gradients, add_pullback, backward.blockers)
     if gradient == "auto":
         return GradientSource(gradient, _add_best_gradients, _add_best_pullback, _best_blockers)
-    # lazily: an inference build of onnxruntime has no gradients to offer
+    # imported late: an inference build of onnxruntime has no gradient builder
     from onnxfit.gradients.onnxruntime import builder
 
     builder.require_builder()
-    return GradientSource(
-        gradient, builder.add_gradients, through_a_loss(builder.add_gradients), builder.blockers
-    )
+    by_builder = pullback_from_gradients(builder.add_gradients)
+    return GradientSource(gradient, builder.add_gradients, by_builder, builder.blockers)
+
+
+def choose_source(
+    gradient: str, model: ir.Model, loss: str, weights: Sequence[str]
+) -> tuple[str, Sequence[Blocker]]:
+    """The source that differentiates a model, "onnx" or "onnxruntime", and what blocks it.
+
+    `gradient` is what the user asked for; `model`, the scalar output `loss` and the inputs
+    `weights` are those of a GradientSource.
+    """
+    if gradient != "auto":
+        return gradient, gradient_source(gradient).blockers(model, loss, weights)
+    blocking = backward.blockers(model, loss, weights)
+    builder = _installed_builder() if blocking else None
+    if builder is None or builder.blockers(model, loss, weights):
+        return "onnx", blocking
+    return "onnxruntime", ()
+
+
+def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
+    return choose_source("auto", model, loss, weights)[1]
 
 
 def _add_best_gradients(
@@ -76,34 +114,32 @@ def _add_best_gradients(
     try:
         return backward.add_gradients(model, loss, weights)
     except BlockedError:
-        builder = _builder()
-        if builder is None or builder.blockers(model, loss, weights):
-            raise  # the table's list of blockers: the builder knows less
-        return builder.add_gradients(model, loss, weights)
+        builder = _installed_builder()
+        if builder is None:
+            raise
+        try:
+            return builder.add_gradients(model, loss, weights)
+        except BlockedError:
+            pass  # the error of the table says more
+        raise
 
 
 def _add_best_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
     try:
-        return by_rules(model, outputs, wrt)
+        return add_pullback(model, outputs, wrt)
     except BlockedError:
-        builder = _builder()
+        builder = _installed_builder()
         if builder is None:
             raise
         try:
             return builder.add_pullback(model, outputs, wrt)
         except GradientError:
-            pass  # the builder knows less: the table's list of blockers stands
+            pass  # the error of the table says more
         raise
 
 
-def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
-    found = backward.blockers(model, loss, weights)
-    builder = _builder() if found else None
-    return found if builder is None or builder.blockers(model, loss, weights) else []
-
-
-def _builder() -> GradientSource | None:
-    """onnxruntime's builder, where it is installed."""
+def _installed_builder() -> GradientSource | None:
+    """The gradient builder of onnxruntime, None if the installed onnxruntime has none."""
     try:
         return gradient_source("onnxruntime")
     except InstallationError:

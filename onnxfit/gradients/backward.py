@@ -1,8 +1,9 @@
 """Reverse-mode differentiation of a graph by the table of rules.
 
-First every node on the way is brought into operators that have rules (`prepare`); then the nodes
-are walked once, from the outputs back: each passes the sum of the gradients that arrived at its
-outputs on to its inputs (the "tape" of Wengert 1964, as in autograd and JAX).
+First, every node on the gradient path that has no rule is replaced by operators that have one
+(`prepare`). Then the nodes are walked once, from the outputs back: each passes the sum of the
+gradients that arrived at its outputs on to its inputs (the tape of Wengert 1964, as in autograd and
+JAX).
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import onnx_ir as ir
 
 from onnxfit.errors import GradientError, OnnxfitError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table
-from onnxfit.gradients.blocker import FITTING, STATIC, TYPED, Blocker, check_ends, refuse
+from onnxfit.gradients.blocker import (
+    FITTING,
+    STATIC,
+    TYPED,
+    BlockedError,
+    Blocker,
+    check_ends,
+    refuse,
+    without_consequences,
+)
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.paths import FLOATS, PathNode, differentiable_inputs, differentiable_path
 from onnxfit.gradients.table import (
@@ -36,121 +46,132 @@ from onnxfit.graph.bodies import function_body
 from onnxfit.graph.inference import InputsError, UnknownRankError, infer_outputs, schema_of
 from onnxfit.graph.values import GraphBuilder, Value
 
+# Errors of a rule, or of ONNX's inference, at a node whose attributes and inputs contradict each
+# other: rules count axes and sizes, which ONNX's checker does not compare.
+_CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, MemoryError)
+
 
 def add_gradients(
     model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    """The model with one more value per weight, the gradient of the loss, as a new model; and those
-    values' names.
+    """Add one value per weight to a copy of the model: the gradient of the loss.
 
-    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs
-    keep their names and order. Raises GradientError with all blockers.
+    Returns the copy and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
+    scalar float output, the opset is 21. Inputs and outputs keep their names and order. Raises
+    BlockedError with all blockers.
     """
-    work, found, blocking = _differentiated(model, loss, weights)
-    refuse(blocking)
-    return work, found
-
-
-def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated, found without running
-    anything.
-    """
-    return _differentiated(model, loss, weights)[2]
-
-
-def _differentiated(
-    model: ir.Model, loss: str, weights: Sequence[str]
-) -> tuple[ir.Model, dict[str, str], list[Blocker]]:
     check_ends(model, loss, weights)
     work = model.clone()
     op = GraphBuilder(work.graph)
     position = next(i for i, v in enumerate(work.graph.outputs) if v.name == loss)
     one = op.constant(1, op.wrap(work.graph.outputs[position]).dtype)
     inputs = {v.name: v for v in work.graph.inputs}
-    found, blocking = gradients(op, {position: one}, [inputs[w] for w in weights])
-    for w in weights:
-        if inputs[w] not in found:  # all its derivatives are zero
-            found[inputs[w]] = zeros_like(op, op.wrap(inputs[w]))
-    causes = [b for b in blocking if b.fix != TYPED]  # behind an unknown operator, no type is known
-    return work, {w: found[inputs[w]].name for w in weights}, causes or blocking
+    by_value, blocking = gradients(op, {position: one}, [inputs[w] for w in weights])
+    for weight in weights:
+        if inputs[weight] not in by_value:  # all its derivatives are zero
+            by_value[inputs[weight]] = zeros_like(op, op.wrap(inputs[weight]))
+    refuse(without_consequences(blocking))
+    return work, {weight: by_value[inputs[weight]].name for weight in weights}
+
+
+def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
+    """Every node between `weights` and `loss` that cannot be differentiated.
+
+    Nothing is run, but the gradient is built and dropped: whoever needs it, too, should call
+    `add_gradients` and read `BlockedError.blockers`.
+    """
+    try:
+        add_gradients(model, loss, weights)
+    except BlockedError as error:
+        return error.blockers
+    return ()
 
 
 @dataclass
 class Tape:
-    """One differentiation under way: the builder of the graph, and the nodes that turned out to
-    block it.
-    """
+    """State of one differentiation: the builder of the graph, and the nodes that block it."""
 
     op: GraphBuilder
     blockers: dict[ir.Node, NoGradientError] = field(default_factory=dict)
 
     def inner(self, op: GraphBuilder) -> Tape:
-        """The same for a subgraph."""
+        """The tape of a subgraph, which adds its blockers to this one's."""
         return Tape(op, self.blockers)
 
 
 def gradients(
     op: GraphBuilder, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
 ) -> tuple[dict[ir.Value, Value], list[Blocker]]:
-    """The gradient of sum(output_i * arriving_i) with respect to each value of `wrt`, appended to
-    the graph; and what blocks it.
+    """Append the gradient of sum(output_i * arriving_i) with respect to each value of `wrt`.
 
-    `arriving` is by position among the graph's outputs. Values that the outputs do not depend on
-    are missing in the result. If there are blockers, the result and the graph are of no use.
+    `arriving` is by position among the graph's outputs. Returns value -> gradient, without the
+    values that the outputs do not depend on, and the nodes that block the gradient. If there are
+    any, the gradients and the graph must not be used.
     """
     tape = Tape(op)
     prepare(tape, arriving, wrt)
-    found = backward(tape, arriving, wrt)
-    place = {node: i for i, node in enumerate(ir.traversal.RecursiveGraphIterator(op.graph))}
-    blocking = sorted(tape.blockers.items(), key=lambda item: place.get(item[0], len(place)))
-    return found, [
-        Blocker(node.name or "", node.op_type, why.reason, why.fix) for node, why in blocking
+    by_value = backward(tape, arriving, wrt)
+    nodes = ir.traversal.RecursiveGraphIterator(op.graph)
+    order = {node: i for i, node in enumerate(nodes)}
+    blocking = sorted(tape.blockers.items(), key=lambda item: order.get(item[0], len(order)))
+    return by_value, [
+        Blocker(node.name or "", node.op_type, error.reason, error.fix) for node, error in blocking
     ]
 
 
 def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> None:
-    """Write every node on the way in operators that have rules, in place."""
-    op, wrt = tape.op, list(wrt)
-    waiting = True
-    while waiting:
-        waiting = False
-        on_gradient_path = {path_node.node for path_node in _path(op, arriving, wrt)}
+    """Replace, in place, every node on the gradient path by operators that have rules."""
+    op = tape.op
+    leaves = list(wrt)
+    changed = True
+    while changed:
+        changed = False
+        on_gradient_path = {path_node.node for path_node in _path(op, arriving, leaves)}
         for node in list(op.graph):
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
-                # it came after an operator that ONNX does not know, which may be written out by now
+                # an operator unknown to ONNX came before it, which may be decomposed by now
                 infer_outputs(op.graph, node)
             if node in on_gradient_path and node not in tape.blockers and _has_no_rule(node):
-                try:
-                    waiting |= _rewritten(op, node)
-                except NoGradientError as refused:
-                    tape.blockers[node] = refused
-                except OnnxfitError:
-                    raise
-                except (
-                    _MISFITS
-                ) as error:  # ONNX's inference, of what the node's simpler form would compute
-                    tape.blockers[node] = _misfit(error)
+                changed |= _decompose_or_block(tape, node)
+
+
+def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
+    """Decompose a node, or note why that is impossible. Returns whether the node was replaced."""
+    try:
+        _decompose(tape.op, node)
+        return True
+    except OnnxfitError:
+        raise
+    except NoGradientError as error:
+        tape.blockers[node] = error
+    except _CONTRADICTIONS as error:
+        tape.blockers[node] = _contradiction(error)
+    return False
 
 
 def backward(
     tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
 ) -> dict[ir.Value, Value]:
-    """The walk, over a prepared graph. Of values captured from outside a subgraph, too."""
+    """Walk a prepared graph from its outputs back, and return value -> gradient.
+
+    `wrt` may contain values that a subgraph captures from outside.
+    """
     op = tape.op
     pending: dict[ir.Value, list[Value]] = {}
     for i, dy in arriving.items():
         pending.setdefault(op.graph.outputs[i], []).append(dy)
     for path_node in reversed(_path(op, arriving, wrt)):
+        node = path_node.node
         dys = [
-            _total(op, pending, v) if i in path_node.outputs else None
-            for i, v in enumerate(path_node.node.outputs)
+            _sum(op, pending, v) if i in path_node.outputs else None
+            for i, v in enumerate(node.outputs)
         ]
         if any(dy is not None for dy in dys):
-            with op.scope(scopes.gradient_of(path_node.node.name or path_node.node.op_type)):
-                for i, dx in _entries(tape, path_node, dys).items():
-                    pending.setdefault(_input(path_node.node, i), []).append(dx)
-    found = {v: _total(op, pending, v) for v in wrt}
-    return {v: total for v, total in found.items() if total is not None}
+            with op.scope(scopes.gradient_of(node.name or node.op_type)):
+                for i, dx in _input_gradients(tape, path_node, dys).items():
+                    pending.setdefault(_input(node, i), []).append(dx)
+    sums = {v: _sum(op, pending, v) for v in wrt}
+    return {v: total for v, total in sums.items() if total is not None}
 
 
 def _path(op: GraphBuilder, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> list[PathNode]:
@@ -158,34 +179,34 @@ def _path(op: GraphBuilder, arriving: Iterable[int], wrt: Iterable[ir.Value]) ->
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:
-    """The input at a position, counting on through what the node's subgraphs capture."""
-    given = node.inputs[index] if index < len(node.inputs) else None
-    return (
-        given
-        if given is not None
-        else next(v for i, v in differentiable_inputs(node) if i == index)
-    )
+    """The input at a position; positions go on through the values that subgraphs capture."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is not None:
+        return value
+    return next(v for i, v in differentiable_inputs(node) if i == index)
 
 
-def _total(
+def _sum(
     op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.Value
 ) -> Value | None:
-    """The sum of the gradients that arrived at a value."""
-    parts = pending.get(value)
-    if not parts:
+    """The sum of the gradients that arrived at a value; it replaces them in `pending`."""
+    terms = pending.get(value)
+    if not terms:
         return None
-    if len(parts) > 1:
+    if len(terms) > 1:
         with op.scope(scopes.GRADIENT_SUM):
-            parts[:] = [parts[0] + parts[1] if len(parts) == 2 else op.Sum(*parts)]
-            _know(parts[0], value)
-    return parts[0]
+            total = terms[0] + terms[1] if len(terms) == 2 else op.Sum(*terms)
+            _refine_shape(total, value)
+            terms[:] = [total]
+    return terms[0]
 
 
-def _entries(tape: Tape, path_node: PathNode, dys: list[Value | None]) -> dict[int, Value]:
-    """What a node's rule says, by position of the input; only for inputs that derivatives flow
-    through.
-    """
-    op, node = tape.op, path_node.node
+def _input_gradients(
+    tape: Tape, path_node: PathNode, dys: Sequence[Value | None]
+) -> dict[int, Value]:
+    """The gradients of a node's inputs by position, for the inputs on the gradient path."""
+    op = tape.op
+    node = path_node.node
     try:
         if node in tape.blockers:
             raise tape.blockers[node]
@@ -196,29 +217,23 @@ def _entries(tape: Tape, path_node: PathNode, dys: list[Value | None]) -> dict[i
             return SUBGRAPHS[key_of(node)](tape, path_node, dys)
         return _by_rule(op, RULES[key_of(node)], path_node, dys)
     except OnnxfitError:
-        raise  # of whoever wrote the rule
-    except (NoGradientError, *_MISFITS) as error:
-        tape.blockers.setdefault(
-            node, error if isinstance(error, NoGradientError) else _misfit(error)
-        )
-        # go on with any number, to find the other blockers as well
-        return {
-            i: zeros_like(op, op.wrap(_input(node, i)))
-            for i in path_node.inputs
-            if isinstance(_input(node, i).type, ir.TensorType)
-        }
+        raise  # a mistake of the rule, not of the model
+    except NoGradientError as error:
+        tape.blockers.setdefault(node, error)
+    except _CONTRADICTIONS as error:
+        tape.blockers.setdefault(node, _contradiction(error))
+    # the walk goes on with zeros, to find the other blockers as well
+    return {
+        i: zeros_like(op, op.wrap(_input(node, i)))
+        for i in path_node.inputs
+        if isinstance(_input(node, i).type, ir.TensorType)
+    }
 
 
-# What a rule meets at a node whose attributes and inputs contradict each other: it counts axes and
-# sizes, which the checker does not compare.
-_MISFITS = (ValueError, LookupError, ArithmeticError, MemoryError)
-
-
-def _misfit(error: Exception) -> NoGradientError:
+def _contradiction(error: Exception) -> NoGradientError:
     if isinstance(error, InputsError):
-        return NoGradientError(
-            str(error).rstrip("."), STATIC if isinstance(error, UnknownRankError) else FITTING
-        )
+        fix = STATIC if isinstance(error, UnknownRankError) else FITTING
+        return NoGradientError(str(error).rstrip("."), fix)
     return NoGradientError(
         f"its attributes and the sizes of its inputs do not fit each other ({type(error).__name__}:"
         f" {error})",
@@ -227,149 +242,162 @@ def _misfit(error: Exception) -> NoGradientError:
 
 
 def _by_rule(
-    op: GraphBuilder, rule: Rule, path_node: PathNode, dys: list[Value | None]
+    op: GraphBuilder, rule: Rule, path_node: PathNode, dys: Sequence[Value | None]
 ) -> dict[int, Value]:
-    node, signature = path_node.node, rule.signature
-    inputs = _matched(op, node.inputs, signature.inputs, signature.many_inputs, node)
+    """Call a rule, and return the gradients of the inputs on the gradient path by position."""
+    node = path_node.node
+    signature = rule.signature
+    inputs = _arguments(op, node.inputs, signature.inputs, signature.variadic_inputs)
     if rule.all_outputs:
-        _complete(op, node, len(signature.outputs))
-        dys += [None] * (len(node.outputs) - len(dys))
-    outputs = _matched(
+        _add_optional_outputs(op, node, len(signature.outputs))
+    outputs = _arguments(
         op,
         [v if v.name else None for v in node.outputs],
         signature.outputs,
-        signature.many_outputs,
-        node,
+        signature.variadic_outputs,
     )
-    arriving = _matched(op, dys, signature.outputs, signature.many_outputs, node)
-    given = rule.function(op, *inputs, *outputs, *arriving, **_attributes(op, node, signature))
-    entries: tuple[InputGradient, ...] = given if isinstance(given, tuple) else (given,)
+    missing = [None] * (len(node.outputs) - len(dys))
+    arriving = _arguments(op, [*dys, *missing], signature.outputs, signature.variadic_outputs)
+    result = rule.function(op, *inputs, *outputs, *arriving, **_attributes(op, node, signature))
+    entries: tuple[InputGradient, ...] = result if isinstance(result, tuple) else (result,)
     if len(entries) < len(node.inputs):
         raise GradientError(
             f"The rule of {rule.op_type} returned {len(entries)} entries for the {len(node.inputs)}"
             f" inputs of {node.name!r}; it returns one per input, None where there is no gradient."
         )
-    found = {}
+    by_position = {}
     for i in path_node.inputs:
         entry = entries[i]
         dx = entry() if callable(entry) else entry
         if dx is not None:
-            found[i] = _fitted(op, rule, dx, op.wrap(_input(node, i)))
-    return found
+            by_position[i] = _as_gradient(op, rule, dx, op.wrap(_input(node, i)))
+    return by_position
 
 
-def _fitted(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
-    """A rule's gradient in the type and shape of its input."""
-    # other numbers on the way stand for floats that were quantised, and so does their gradient
+def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
+    """A rule's gradient in the type of its input; GradientError if its shape is another."""
+    # an integer on the gradient path is a quantized float, whose gradient is a float
     if x.ir.dtype in FLOATS:
         dx = op.cast(dx, x.dtype)
     if rule.broadcasts:
         dx = reduce_to(op, dx, x)
-    _know(dx, x.ir)
-    have, want = dx.shape, x.shape
-    if have is not None and want is not None:
-        differ = len(have) != len(want) or any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(have, want)
+    _refine_shape(dx, x.ir)
+    if not may_be_equal(dx.ir.shape, x.ir.shape):
+        raise GradientError(
+            f"The rule of {rule.op_type} returned a gradient of shape {dx.shape} for an input of"
+            f" shape {x.shape}."
         )
-        if differ:
-            raise GradientError(
-                f"The rule of {rule.op_type} returned a gradient of shape {have} for an input of"
-                f" shape {want}."
-            )
     return dx
 
 
-def _know(dx: Value, x: ir.Value) -> None:
-    """A gradient has the shape of its value, which may be known better than inference found."""
-    have = dx.ir.shape
-    if (
-        dx.ir.producer() is not None
-        and x.shape is not None
-        and (have is None or (len(have) == len(x.shape) and not have.is_static()))
-    ):
+def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
+    """Whether no known size of one shape contradicts the other shape."""
+    if shape is None or other is None:
+        return True
+    if len(shape) != len(other):
+        return False
+    pairs = zip(shape, other)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def _refine_shape(dx: Value, x: ir.Value) -> None:
+    """Give a gradient the shape of its value, where inference knows less of the gradient's."""
+    shape = dx.ir.shape
+    if dx.ir.producer() is None or x.shape is None:
+        return
+    if shape is None or (len(shape) == len(x.shape) and not shape.is_static()):
         dx.ir.shape = x.shape.copy()
 
 
-def _matched(
-    op: GraphBuilder, given: Sequence[Any], names: Sequence[str], many: bool, node: ir.Node
+def _arguments(
+    op: GraphBuilder, values: Sequence[Any], parameters: Sequence[str], variadic: bool
 ) -> list[Any]:
-    """Inputs, outputs or gradients as a rule's parameters want them: absent ones None, the rest of
-    a variadic one a tuple.
-    """
-    values = [op.wrap(v) if isinstance(v, ir.Value) else v for v in given]
-    if many:
-        alone = len(names) - 1
-        return [*(values + [None] * alone)[:alone], tuple(values[alone:])]
-    if any(v is not None for v in values[len(names) :]):
-        raise NoGradientError(f"its rule knows {len(names)} of its {len(values)} inputs or outputs")
-    return (values + [None] * len(names))[: len(names)]
+    """One argument per parameter: None for an absent value, a tuple for a variadic parameter."""
+    wrapped = [op.wrap(v) if isinstance(v, ir.Value) else v for v in values]
+    if variadic:
+        single = len(parameters) - 1
+        return [*(wrapped + [None] * single)[:single], tuple(wrapped[single:])]
+    if any(v is not None for v in wrapped[len(parameters) :]):
+        raise NoGradientError(
+            f"its rule knows {len(parameters)} of its {len(wrapped)} inputs or outputs"
+        )
+    return (wrapped + [None] * len(parameters))[: len(parameters)]
 
 
-def _complete(op: GraphBuilder, node: ir.Node, count: int) -> None:
+def _add_optional_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
     """Give a node all its optional outputs."""
     if len(node.outputs) < count:
         node.resize_outputs(count)
-    bare = [v for v in node.outputs if not v.name]
-    for v in bare:
-        v.name = op.unique_name(f"{node.op_type}.out")
-    if bare:
+    unnamed = [v for v in node.outputs if not v.name]
+    for value in unnamed:
+        value.name = op.unique_name(f"{node.op_type}.out")
+    if unnamed:
         infer_outputs(op.graph, node)
 
 
 def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
-    """A node's attributes as a rule's keywords, with the defaults of the operator's definition."""
+    """A node's attributes as a rule's keywords, with the defaults of the operator's schema."""
     schema = schema_of(node, op.graph)
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for name in signature.attributes:
         attribute = node.attributes.get(name)
-        if attribute is None and schema is not None and name in schema.attributes:
-            default = schema.attributes[name].default_value
-            if default.type != onnx.AttributeProto.UNDEFINED:
-                attribute = ir.serde.deserialize_attribute(default)
+        if attribute is None:
+            attribute = _schema_default(schema, name)
         if attribute is not None:
-            found[name] = (
-                attribute.value.numpy()
-                if attribute.type == ir.AttributeType.TENSOR
-                else attribute.value
-            )
+            tensor = attribute.type == ir.AttributeType.TENSOR
+            keywords[name] = attribute.value.numpy() if tensor else attribute.value
         elif name not in signature.optional:
-            found[name] = None
-    return found
+            keywords[name] = None
+    return keywords
+
+
+def _schema_default(schema: onnx.defs.OpSchema | None, name: str) -> ir.Attr | None:
+    """The default of an attribute in an operator's schema, None if it has none."""
+    if schema is None or name not in schema.attributes:
+        return None
+    default = schema.attributes[name].default_value
+    if default.type == onnx.AttributeProto.UNDEFINED:
+        return None
+    return ir.serde.deserialize_attribute(default)
 
 
 def _has_no_rule(node: ir.Node) -> bool:
     return key_of(node) not in RULES and key_of(node) not in SUBGRAPHS
 
 
-def _rewritten(op: GraphBuilder, node: ir.Node) -> bool:
-    """Put simpler operators in the place of a node. Refused where there is no way."""
-    key = key_of(node)
-    made: Any = None
+def _decompose(op: GraphBuilder, node: ir.Node) -> None:
+    """Replace a node by simpler operators; NoGradientError if nobody says which."""
     with op.replacing(node) as replace:
-        if key in DECOMPOSITIONS:
-            form = DECOMPOSITIONS[key].signature
-            inputs = _matched(op, node.inputs, form.inputs, form.many_inputs, node)
-            made = DECOMPOSITIONS[key].function(op, *inputs, **_attributes(op, node, form))
-        if made is None:
-            body = function_body(node, op.graph)
-            if body is None:
-                raise NoGradientError(_why_not(key))
-            made = body(op)
-        outputs = made if isinstance(made, tuple) else (made,)
-        for i, old in enumerate(node.outputs):
-            if (old.uses() or old.is_graph_output()) and (i >= len(outputs) or outputs[i] is None):
+        outputs = _simpler_outputs(op, node)
+        for i, output in enumerate(node.outputs):
+            used = output.uses() or output.is_graph_output()
+            if used and (i >= len(outputs) or outputs[i] is None):
                 raise NoGradientError(
-                    f"its output {old.name!r} is used, which its simpler form does not compute"
+                    f"its output {output.name!r} is used, which its decomposition does not compute"
                 )
         replace(*outputs)
-    return True
 
 
-def _why_not(key: Key) -> str:
+def _simpler_outputs(op: GraphBuilder, node: ir.Node) -> tuple[Any, ...]:
+    """A node's outputs by its decomposition, else by the ONNX function that defines it."""
+    key = key_of(node)
+    outputs: Any = None
+    if key in DECOMPOSITIONS:
+        signature = DECOMPOSITIONS[key].signature
+        inputs = _arguments(op, node.inputs, signature.inputs, signature.variadic_inputs)
+        attributes = _attributes(op, node, signature)
+        outputs = DECOMPOSITIONS[key].function(op, *inputs, **attributes)
+    if outputs is None:
+        body = function_body(node, op.graph)
+        if body is None:
+            raise NoGradientError(_missing_rule(key))
+        outputs = body(op)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _missing_rule(key: Key) -> str:
     domain, op_type = key
     if key in NOT_DIFFERENTIABLE:
         return NOT_DIFFERENTIABLE[key]
-    return (
-        f"there is no rule for {f'{domain}::' if domain else ''}{op_type};"
-        " onnxfit.gradients.register adds one"
-    )
+    name = f"{domain}::{op_type}" if domain else op_type
+    return f"there is no rule for {name}; onnxfit.gradients.register adds one"

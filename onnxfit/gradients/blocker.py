@@ -1,4 +1,4 @@
-"""What stands in the way of a gradient."""
+"""Nodes that cannot be differentiated, and the error that lists them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxfit.errors import GradientError
 from onnxfit.gradients.paths import reachable
 
+# Fixes that code looks for: see `Blocker.needs_sizes` and `without_consequences`.
 STATIC = "static shapes: fix the sizes of the model's inputs"
 TYPED = "a model whose types can be inferred"
 FITTING = "inputs that the operator accepts"
@@ -17,7 +18,10 @@ FITTING = "inputs that the operator accepts"
 
 @dataclass(frozen=True)
 class Blocker:
-    """A node between the weights and the loss that cannot be differentiated correctly."""
+    """A node on the gradient path that cannot be differentiated correctly.
+
+    `node` is its name, `op_type` its operator, `reason` says why, `fix` what the user can do.
+    """
 
     node: str
     op_type: str
@@ -26,7 +30,7 @@ class Blocker:
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether it would do with every size known."""
+        """Whether the node can be differentiated once every size is known."""
         return self.fix == STATIC
 
     def __str__(self) -> str:
@@ -34,46 +38,67 @@ class Blocker:
 
 
 class BlockedError(GradientError):
-    """Nodes block the gradient; another source may know them."""
+    """Nodes block the gradient of one source; another source may differentiate them.
+
+    `blockers` are all of them, so that a caller that builds the gradient need not ask for them
+    first, which would build it twice.
+    """
 
     def __init__(self, blockers: Sequence[Blocker]) -> None:
-        heading = "These nodes between the weights and the loss cannot be differentiated:"
-        super().__init__("\n  ".join([heading, *map(str, blockers)]))
+        title = "These nodes between the weights and the loss cannot be differentiated:"
+        super().__init__("\n  ".join([title, *map(str, blockers)]))
         self.blockers = tuple(blockers)
 
+    def __reduce__(self) -> tuple[type[BlockedError], tuple[tuple[Blocker, ...]]]:
+        return BlockedError, (self.blockers,)  # by default, the message would be the argument
 
-def refuse(found: Sequence[Blocker]) -> None:
-    """GradientError that lists all blockers, if there are any."""
-    if found:
-        raise BlockedError(found)
+
+def refuse(blockers: Sequence[Blocker]) -> None:
+    """Raise a BlockedError that lists `blockers`, if there are any."""
+    if blockers:
+        raise BlockedError(blockers)
+
+
+def without_consequences(blockers: Sequence[Blocker]) -> list[Blocker]:
+    """The blockers without those that only lie behind another one.
+
+    The outputs of an unknown operator have no type, so every node behind it is a blocker as well.
+    """
+    causes = [blocker for blocker in blockers if blocker.fix != TYPED]
+    return causes or list(blockers)
 
 
 def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
-    """GradientError unless the loss is a scalar output that depends smoothly on every weight, and
-    the weights are inputs.
+    """Check that the loss is a scalar float output, and that each weight is an input on its path.
+
+    Raises GradientError if not.
     """
-    outputs, inputs = (
-        {v.name: v for v in model.graph.outputs},
-        {v.name: v for v in model.graph.inputs},
-    )
+    outputs = {v.name: v for v in model.graph.outputs}
+    inputs = {v.name: v for v in model.graph.inputs}
     if loss not in outputs or loss in inputs:
         raise GradientError(
             f"The graph computes no output {loss!r} to differentiate; its outputs are"
             f" {', '.join(map(str, outputs))}."
         )
-    shape, dtype = outputs[loss].shape, outputs[loss].dtype
+    shape = outputs[loss].shape
+    dtype = outputs[loss].dtype
     if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise GradientError(
             f"A loss is a scalar in float32 or float64; {loss!r} is"
             f" {dtype}{'[?]' if shape is None else list(shape)}. A model in half precision must be"
             " converted to float32 before it is trained."
         )
-    missing = [w for w in weights if w not in inputs]
+    missing = [name for name in weights if name not in inputs]
     if missing:
-        raise GradientError(f"Gradients are taken of graph inputs; {', '.join(missing)} is none.")
-    lost = set(weights) - set(reachable(model, loss, weights))
-    if lost:
+        subject = "it is not a graph input" if len(missing) == 1 else "they are not graph inputs"
         raise GradientError(
-            f"The loss {loss!r} does not depend on {', '.join(w for w in weights if w in lost)} in"
-            " a differentiable way."
+            f"Cannot differentiate with respect to {', '.join(map(repr, missing))}: {subject}. The"
+            f" graph's inputs are {', '.join(map(str, inputs))}."
+        )
+    connected = set(reachable(model, loss, weights))
+    disconnected = [name for name in weights if name not in connected]
+    if disconnected:
+        raise GradientError(
+            f"The loss {loss!r} does not depend on {', '.join(disconnected)} in a differentiable"
+            " way."
         )

@@ -1,4 +1,4 @@
-"""What every rule and the walk need: zeros, and the way back from a broadcast."""
+"""Zeros like a value, and the gradient of broadcasting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-MAX_SUMMED_ROWS = 1 << 20  # the ones that sum them are a constant of the graph
+MAX_SUMMED_ROWS = 1 << 20  # by a product with as many ones, a constant of the graph
 
 
 def zeros_like(op: GraphBuilder, x: Value) -> Value:
-    """Zero in the shape and type of a value."""
+    """Zeros in the shape and type of a value."""
     return op.Expand(op.constant(0, x.dtype), op.shape(x))
 
 
@@ -31,7 +31,7 @@ def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
         rows = [d for d in dx.shape[: len(axes)] if isinstance(d, int)]
         if not axes:
             return dx
-        if all(dx.shape[axis] == 1 for axis in axes):  # leading ones that x does not have
+        if all(dx.shape[axis] == 1 for axis in axes):  # leading axes of size 1 that x lacks
             return op.Reshape(dx, op.shape(x))
         if (
             axes == list(range(len(axes)))
@@ -42,7 +42,7 @@ def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
             return total if x.rank == 1 else op.Reshape(total, op.shape(x))
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))
         return dx if extra in (0, len(axes)) else op.Reshape(dx, op.shape(x))
-    # summing over an axis on which x has one element is right whether it was broadcast or not
+    # the axes of size 1 in x are summed over; if they were not broadcast, this changes nothing
     missing = op.Shape(op.Shape(dx)) - op.Shape(op.Shape(x))
     padded = op.Concat(op.ConstantOfShape(missing, value=ir.tensor([1])), op.shape(x), axis=0)
     axes_ = op.Reshape(op.NonZero(padded == op.constant(np.int64(1))), [-1])
@@ -57,8 +57,8 @@ def _broadcast_is_known(x: Sequence[int | str | None], y: Sequence[int | str | N
 
 
 def sum_of_rows(op: GraphBuilder, matrix: Value) -> Value:
-    """The gradient of a bias: as a product with a row of ones it takes 0.1 to 0.7 of ReduceSum's
-    time.
+    """The sum of the rows, as a product with a row of ones: this takes 0.1 to 0.7 of the time of
+    ReduceSum.
     """
     rows = None if matrix.shape is None else matrix.shape[0]
     if not isinstance(rows, int) or rows > MAX_SUMMED_ROWS:

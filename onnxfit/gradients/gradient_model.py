@@ -23,21 +23,26 @@ def gradient_model(
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> onnx.ModelProto:
-    r"""The model that also computes its vector-Jacobian product, $\sum_i g_i^T \partial y_i /
-    \partial x$, for gradients $g_i$ that arrive at $y_i$.
+    r"""Return a model that also computes the vector-Jacobian product of a model.
 
-    Its inputs are the model's, and `<output>_grad` for each of `outputs` (default: every float
-    output), in the output's type and shape. Its outputs are the model's, and `<name>_grad` for each
-    name of `wrt`: inputs or initializers (default: every float input and every weight that the
-    outputs depend on), in the type and shape of that. Where a name is taken, as it is when a
-    gradient is differentiated again, the new one is followed by `_2`, `_3`, …
+    The product is $\sum_i g_i^T \partial y_i / \partial x$, for gradients $g_i$ that arrive at the
+    outputs $y_i$. The new model has the inputs of the old one, and an input `<output>_grad` for
+    each of `outputs`, in the type and shape of that output. It has the outputs of the old one, and
+    an output `<name>_grad` for each name of `wrt`, in the type and shape of that tensor. Where such
+    a name is taken, as it is when a gradient is differentiated again, the new one is followed by
+    `_2`, `_3`, ... Dropout and BatchNormalization compute as in inference.
 
-    It has no other operators than ONNX's own (opset 21), so it runs in any onnxruntime, unless
-    `gradient="onnxruntime"` asks for those of the training build ("auto" does only where the table
-    of rules does not suffice). Dropout and BatchNormalization are as in inference.
+    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`, which is not changed.
+    - `wrt` names inputs or initializers; None takes every float input and every weight that the
+      outputs depend on.
+    - `outputs` names float outputs; None takes all of them.
+    - `gradient` is the source of gradients, as in `Trainer`. "onnx" and, wherever the table of
+      rules suffices, "auto" use ONNX's own operators (opset 21) only, so that the model runs in any
+      onnxruntime; "onnxruntime" also uses those of the training build.
 
-    Raises UnknownNameError for a name that the model has not, GradientError with every node that
-    cannot be differentiated, or with the names in `wrt` that the outputs do not depend on smoothly.
+    Raises UnknownNameError for a name that the model does not have, and GradientError with every
+    node that cannot be differentiated, or with the names in `wrt` that the outputs do not depend on
+    in a differentiable way.
 
     >>> import numpy as np, onnx.parser, onnxruntime
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -47,76 +52,68 @@ def gradient_model(
     (['x', 'y_grad'], ['y', 'x_grad'])
     >>> twice = gradient_model(once, "x", outputs="x_grad")
     >>> session = onnxruntime.InferenceSession(twice.SerializeToString())
-    >>> x, one = np.array([1, 2], np.float32), np.ones(2, np.float32)
-    >>> {o.name: a.tolist() for o, a in zip(twice.graph.output, session.run(None, {"x": x, "y_grad": one, "x_grad_grad": one}))}
+    >>> x = np.array([1, 2], np.float32)
+    >>> one = np.ones(2, np.float32)
+    >>> results = session.run(None, {"x": x, "y_grad": one, "x_grad_grad": one})
+    >>> {output.name: array.tolist() for output, array in zip(twice.graph.output, results)}
     {'y': [1.0, 8.0], 'x_grad': [3.0, 12.0], 'x_grad_2': [6.0, 12.0]}
     """
     source = gradient_source(gradient)
     work = normalize(read_model(model_onnx))
-    differentiated = _outputs(work, outputs)
-    leaves = _leaves(work, wrt, differentiated)
-    kept = {
-        name: work.graph.initializers[name].const_value
-        for name in leaves
-        if name in work.graph.initializers
-    }
-    for name in kept:
-        value = work.graph.initializers.pop(name)
+    targets = _targets(work, outputs)
+    leaves = _leaves(work, wrt, targets)
+    initializers = work.graph.initializers
+    tensors = {name: initializers[name].const_value for name in leaves if name in initializers}
+    for name in tensors:  # sources of gradients take inputs
+        value = initializers.pop(name)
         value.const_value = None
         work.graph.inputs.append(value)
-    made = source.add_pullback(work, differentiated, leaves).model
-    for value in [v for v in made.graph.inputs if v.name in kept]:
-        made.graph.inputs.remove(value)
-        value.const_value = kept[value.name or ""]
-        made.graph.register_initializer(value)
-    TopologicalSortPass()(made)
-    RemoveUnusedNodesPass()(made)
-    proto = ir.to_proto(made)
+    pullback = source.add_pullback(work, targets, leaves).model
+    for value in [v for v in pullback.graph.inputs if v.name in tensors]:
+        pullback.graph.inputs.remove(value)
+        value.const_value = tensors[value.name or ""]
+        pullback.graph.register_initializer(value)
+    TopologicalSortPass()(pullback)
+    RemoveUnusedNodesPass()(pullback)
+    proto = ir.to_proto(pullback)
     proto.producer_name = "onnxfit"
     return proto
 
 
-def _outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
+def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:
+    """The outputs to differentiate."""
     floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
-    if wanted is None:
+    if outputs is None:
         if not floats:
             raise GradientError("The model has no float output to differentiate.")
         return floats
-    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
-    for name in wanted:
+    chosen = [outputs] if isinstance(outputs, str) else list(outputs)
+    for name in chosen:
         if name not in floats:
             raise UnknownNameError("float output", name, floats)
-    if not wanted:
+    if not chosen:
         raise SettingError(
             "outputs=[] leaves nothing to differentiate; None takes every float output."
         )
-    return wanted
+    return chosen
 
 
-def _leaves(
-    work: ir.Model, wanted: Sequence[str] | str | None, outputs: Sequence[str]
-) -> list[str]:
+def _leaves(work: ir.Model, wrt: Sequence[str] | str | None, targets: Sequence[str]) -> list[str]:
+    """The inputs and initializers to differentiate with respect to."""
     inputs = [v.name or "" for v in work.graph.inputs if is_float(v)]
-    floats = [*inputs, *(n for n, v in work.graph.initializers.items() if is_float(v))]
-    chosen = (
-        [*inputs, *all_weights(work)]
-        if wanted is None
-        else [wanted]
-        if isinstance(wanted, str)
-        else list(wanted)
-    )
+    floats = [*inputs, *(name for name, v in work.graph.initializers.items() if is_float(v))]
+    if wrt is None:
+        chosen = [*inputs, *all_weights(work)]
+    else:
+        chosen = [wrt] if isinstance(wrt, str) else list(wrt)
     for name in chosen:
         if name not in floats:
             raise UnknownNameError("float input or initializer", name, floats)
-    depends = reachable_values(work, outputs, chosen)
-    lost = [n for n in chosen if n not in depends]
-    if wanted is not None and lost:
-        raise GradientError(
-            f"{', '.join(outputs)} does not depend on {', '.join(lost)} in a differentiable way."
-        )
-    if not depends:
-        raise GradientError(
-            f"{', '.join(outputs)} does not depend on any float input or weight in a differentiable"
-            " way."
-        )
-    return depends
+    reached = reachable_values(work, targets, chosen)
+    unreached = [name for name in chosen if name not in reached]
+    if reached and (wrt is None or not unreached):
+        return reached
+    subject = "any float input or weight" if wrt is None or not unreached else ", ".join(unreached)
+    raise GradientError(
+        f"{', '.join(targets)} does not depend on {subject} in a differentiable way."
+    )

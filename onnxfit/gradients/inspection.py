@@ -1,4 +1,4 @@
-"""What of a model trains, and what does not: every operator, before anything runs."""
+"""Report, before anything runs, whether a model trains: every operator, and what blocks it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,40 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfit.errors import UnknownNameError
-from onnxfit.gradients import gradient_source
+from onnxfit.errors import ModelError, UnknownNameError
+from onnxfit.gradients import choose_source, gradient_source
 from onnxfit.gradients.blocker import Blocker
-from onnxfit.gradients.coverage import WAYS, operator
+from onnxfit.gradients.coverage import GRADIENTS, operator
 from onnxfit.gradients.paths import (
+    carries_gradient,
     differentiable_path,
     is_float,
     leaves_of,
     outputs_of,
     reachable_values,
+    stopping_nodes,
 )
-from onnxfit.gradients.table import key_of
+from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes, model_errors, normalize
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
 
+MAX_NODES_LISTED = 5  # nodes at which gradients stop, in full
+
+DIFFERENTIATED_BY = {
+    "onnx": "the table of rules",
+    "onnxruntime": "onnxruntime's gradient builder",
+}
+
 
 @dataclass(frozen=True)
 class OperatorUse:
-    """One kind of operator in a model: how many nodes, how many of them between weights and
-    outputs, how the gradient passes.
+    """One kind of operator in a model.
+
+    `operator` is its name, `nodes` counts its nodes, `on_gradient_path` those between the weights
+    and the outputs. `gradient` says how it is differentiated, or "BLOCKED".
     """
 
     operator: str
@@ -40,13 +51,18 @@ class OperatorUse:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found.
+    """The result of `onnxfit.inspect`; printed, it is a table and a verdict.
 
-    `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the
-    builder).
-
-    `idle` are the weights that no output depends on in a way that has a derivative: a Trainer
-    leaves them as they are.
+    - `weights` are the weights that train.
+    - `idle` are selected weights without a gradient path to an output; a Trainer leaves them as
+      they are.
+    - `outputs` are the float outputs that were differentiated.
+    - `source` is what differentiates the model: "onnx" (the table of rules) or "onnxruntime" (the
+      builder).
+    - `operators` has one OperatorUse per kind of operator, sorted by name.
+    - `blockers` are the nodes on the gradient path that cannot be differentiated, each with a
+      `reason` and a `fix`.
+    - `problems` are sentences that say what else keeps the model from training, and how to fix it.
     """
 
     weights: tuple[str, ...]
@@ -55,50 +71,44 @@ class Inspection:
     source: str
     operators: tuple[OperatorUse, ...]
     blockers: tuple[Blocker, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
-        """Whether there are weights to train, and nothing stands between them and the outputs."""
+        """Whether there are weights to train, and every node on their gradient path has one."""
         return bool(self.weights) and not self.blockers
 
     def __str__(self) -> str:
-        rows = [("operator", "nodes", "on the way", "gradient")]
-        rows += [
-            (use.operator, str(use.nodes), str(use.on_gradient_path or ""), use.gradient)
-            for use in self.operators
-        ]
+        return "\n".join([*self._table(), "", *self._verdict()])
+
+    def _table(self) -> list[str]:
+        rows = [("operator", "nodes", "on the path", "gradient")]
+        for use in self.operators:
+            on_path = str(use.on_gradient_path or "")
+            rows.append((use.operator, str(use.nodes), on_path, use.gradient))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [
             f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip()
             for a, b, c, d in rows
         ]
-        lines.insert(1, "  ".join("─" * w for w in widths))
-        who = {"onnx": "the table of rules", "onnxruntime": "onnxruntime's gradient builder"}[
-            self.source
-        ]
-        verdict = (
-            f"Trains: {len(self.weights)} weight{'s' * (len(self.weights) != 1)}, differentiated by"
-            f" {who}."
-        )
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        return lines
+
+    def _verdict(self) -> list[str]:
         if self.blockers:
-            verdict = "\n  ".join(
-                [
-                    (
-                        "Does not train. These nodes between the weights and the outputs block the"
-                        " gradient:"
-                    ),
-                    *map(str, self.blockers),
-                ]
-            )
+            lines = ["Does not train. These nodes between weights and outputs block the gradient:"]
+            lines += [f"  {blocker}" for blocker in self.blockers]
         elif not self.weights:
-            verdict = (
-                "Does not train: no output depends on a weight in a way that has a derivative."
-            )
+            lines = ["Does not train: no output depends on a weight in a differentiable way."]
+            lines += [f"  {problem}" for problem in self.problems]
+        else:
+            plural = "s" if len(self.weights) > 1 else ""
+            by = DIFFERENTIATED_BY[self.source]
+            lines = [f"Trains: {len(self.weights)} weight{plural}, differentiated by {by}."]
         if self.idle:
-            verdict += (
-                f"\nNo output depends on {', '.join(self.idle)} in a way that has a derivative."
-            )
-        return "\n".join([*lines, "", verdict])
+            idle = ", ".join(self.idle)
+            lines.append(f"No output depends on {idle} in a differentiable way.")
+        return lines
 
 
 def inspect(
@@ -108,82 +118,193 @@ def inspect(
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> Inspection:
-    """Every operator of a model, whether the gradient of `outputs` (default: all float outputs)
-    passes on its way to `weights`, and how.
+    """Report for every operator of a model whether and how it is differentiated.
 
-    Nothing is run. Printed, it is a table; `blockers` has for each node in the way the reason and
-    the cure. Raises UnknownNameError for an output or a weight that the model has not.
+    Nothing is run or changed. A model that cannot train is no error: the Inspection says why, and
+    how to fix it.
+
+    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`.
+    - `weights` selects the weights to train, as in `Trainer`: names or patterns, "!pattern"
+      excludes; None selects all weights.
+    - `outputs` names the outputs that losses will be of; None takes every float output.
+    - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
+
+    Raises ModelError if the model cannot be read or converted, UnknownNameError for a weight that
+    the model does not have or an output that is no float output of it, SettingError if `weights`
+    selects nothing, and InstallationError for `gradient="onnxruntime"` without the training build.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
-    ...     g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { h = MatMul(x, w) y = Relu(h) }''')
+    ...     g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+    ...     { h = MatMul(x, w) y = Relu(h) }''')
     >>> print(inspect(model))
-    operator  nodes  on the way  gradient
-    ────────  ─────  ──────────  ─────────────────
-    MatMul        1           1  a rule of its own
-    Relu          1           1  a rule of its own
+    operator  nodes  on the path  gradient
+    ────────  ─────  ───────────  ─────────────────
+    MatMul        1            1  a rule of its own
+    Relu          1            1  a rule of its own
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """
     work = normalize(read_model(model_onnx))
-    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
-    chosen = floats if outputs is None else [outputs] if isinstance(outputs, str) else list(outputs)
-    for name in chosen:
-        if name not in floats:
-            raise UnknownNameError("float output", name, floats)
-    return inspect_working(work, select_weights(work, weights), chosen, gradient)
+    chosen = _float_outputs(work, outputs)
+    try:
+        selected = select_weights(work, weights)
+    except ModelError as error:
+        problem = _missing_weights(work, error)
+        return inspect_working(work, (), chosen, gradient, problems=[problem])
+    return inspect_working(work, selected, chosen, gradient)
 
 
 @model_errors()
 def inspect_working(
-    work: ir.Model, weights: Sequence[str], outputs: Sequence[str], gradient: str
+    work: ir.Model,
+    weights: Sequence[str],
+    outputs: Sequence[str],
+    gradient: str,
+    *,
+    problems: Sequence[str] = (),
 ) -> Inspection:
-    """The same for a model in its working form."""
+    """The same for a normalized model.
+
+    `weights` are initializers, `outputs` float outputs, `problems` what is known to be wrong.
+    """
+    gradient_source(gradient)  # an unknown or missing one is an error, whatever the model is
     work = work.clone()
-    blockers = gradient_source(gradient).blockers
     reached = reachable_values(work, outputs, weights)
-    ways = {
-        s.node
-        for s in differentiable_path(
-            work.graph, outputs_of(work.graph, *outputs), leaves_of(work.graph, reached)
-        )
-    }
-    source = gradient if gradient != "auto" else "onnx"
-    found: list[Blocker] = []
+    source = "onnx" if gradient == "auto" else gradient
+    blocking: Sequence[Blocker] = ()
     if reached:
-        total = _with_a_loss(work, outputs, reached)
-        found = list(gradient_source(source).blockers(total, names.TOTAL, reached))
-        if found and gradient == "auto" and not blockers(total, names.TOTAL, reached):
-            source, found = "onnxruntime", []
-    uses = []
-    kinds = dict.fromkeys(
-        key_of(node) for node in work.graph if not names.reserved(node.name or "")
+        total = _with_total_loss(work, outputs, reached)
+        source, blocking = choose_source(gradient, total, names.TOTAL, reached)
+    problems = list(problems)
+    if not outputs:
+        problems.append(_missing_outputs(work))
+    elif weights and not reached:
+        problems.append(_missing_path(work, outputs, weights))
+    return Inspection(
+        weights=tuple(reached),
+        idle=tuple(name for name in weights if name not in reached),
+        outputs=tuple(outputs),
+        source=source,
+        operators=_operator_uses(work, outputs, reached, source, blocking),
+        blockers=tuple(blocking),
+        problems=tuple(problems),
     )
-    for key in sorted(kinds):
-        nodes = [node for node in work.graph if key_of(node) == key]
-        on_gradient_path = sum(node in ways for node in nodes)
-        known = operator(key)
-        blocked = next((b for b in found if b.op_type == key[1]), None)
-        text = (
-            "BLOCKED"
-            if blocked
-            else (
-                "not needed"
-                if not on_gradient_path
-                else WAYS[known.way]
-                if source == "onnx"
-                else "by the builder"
-            )
+
+
+def _float_outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
+    """The wanted outputs; UnknownNameError for one that is no float output."""
+    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
+    if wanted is None:
+        return floats
+    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in chosen:
+        if name not in floats:
+            raise UnknownNameError("float output", name, floats)
+    return chosen
+
+
+def _operator_uses(
+    work: ir.Model,
+    outputs: Sequence[str],
+    weights: Sequence[str],
+    source: str,
+    blocking: Sequence[Blocker],
+) -> tuple[OperatorUse, ...]:
+    targets = outputs_of(work.graph, *outputs)
+    path = differentiable_path(work.graph, targets, leaves_of(work.graph, weights))
+    on_path = {path_node.node for path_node in path}
+    blocked = {blocker.op_type for blocker in blocking}
+    nodes: dict[Key, list[ir.Node]] = {}
+    for node in work.graph:
+        nodes.setdefault(key_of(node), []).append(node)
+    uses = []
+    for key, same in sorted(nodes.items()):
+        if all(names.reserved(node.name or "") for node in same):
+            continue
+        count = sum(node in on_path for node in same)
+        text = _gradient_text(key, source, needed=count > 0, blocked=key[1] in blocked)
+        uses.append(OperatorUse(operator(key).name, len(same), count, text))
+    return tuple(uses)
+
+
+def _gradient_text(key: Key, source: str, *, needed: bool, blocked: bool) -> str:
+    gradient = operator(key).gradient
+    if blocked:
+        return "BLOCKED"
+    if gradient == "not_differentiable":
+        return GRADIENTS[gradient]
+    if not needed:
+        return "not needed"
+    return GRADIENTS[gradient] if source == "onnx" else "by the builder"
+
+
+def _missing_weights(work: ir.Model, error: ModelError) -> str:
+    """Explain a model without weights; `error` is what selecting them raised."""
+    constants = any(node.op_type == "Constant" for node in work.graph)
+    inside = any(graph.initializers for graph in work.graph.subgraphs())
+    if any(is_float(v) for v in work.graph.initializers.values()) or constants or inside:
+        return str(error)  # it says how to fix it
+    if work.graph.initializers:
+        fix = "train the model in floats, and quantize it afterwards"
+    else:
+        fix = "export the model with its parameters, as initializers"
+    return f"{error} Fix: {fix}."
+
+
+def _missing_outputs(work: ir.Model) -> str:
+    """Explain why there is no output to differentiate, and name a value that could be one."""
+    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
+    if floats:
+        return f"No output was selected. Fix: outputs=None selects {', '.join(floats)}."
+    types = ", ".join(f"{v.name} ({v.dtype or v.type})" for v in work.graph.outputs)
+    problem = f"None of the outputs is a float tensor: {types}."
+    for output in work.graph.outputs:
+        node = output.producer()
+        while node is not None:
+            inputs = [v for v in node.inputs if v is not None and is_float(v)]
+            if inputs:
+                return (
+                    f"{problem} Fix: make {inputs[0].name!r}, the input of {node.op_type}"
+                    f" {node.name!r}, an output of the model."
+                )
+            producers = [v.producer() for v in node.inputs if v is not None]
+            node = next((producer for producer in producers if producer is not None), None)
+    return f"{problem} Fix: add a float output that a loss can be of."
+
+
+def _missing_path(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> str:
+    """Explain why no weight has a gradient path to an output."""
+    targets = outputs_of(work.graph, *outputs)
+    stops = stopping_nodes(work.graph, targets, leaves_of(work.graph, weights))
+    if not stops:
+        return (
+            f"{', '.join(outputs)} cannot be computed from {', '.join(weights)}. Fix: select other"
+            " weights or other outputs."
         )
-        if known.way == "flat" and not blocked:
-            text = WAYS["flat"]
-        uses.append(OperatorUse(known.name, len(nodes), on_gradient_path, text))
-    idle = tuple(name for name in weights if name not in reached)
-    return Inspection(tuple(reached), idle, tuple(outputs), source, tuple(uses), tuple(found))
+    listed = "; ".join(
+        f"{node.op_type} {node.name!r} ({_stop_reason(node)})" for node in stops[:MAX_NODES_LISTED]
+    )
+    if len(stops) > MAX_NODES_LISTED:
+        listed += f"; and {len(stops) - MAX_NODES_LISTED} more"
+    return (
+        f"No gradient passes {listed}. Fix: make a value before it an output, or let the gradient"
+        " pass with onnxfit.gradients.register."
+    )
 
 
-def _with_a_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> ir.Model:
-    """The sum of the outputs as a loss, and the weights as inputs: what sources of gradients take."""
+def _stop_reason(node: ir.Node) -> str:
+    if key_of(node) in NOT_DIFFERENTIABLE:
+        return NOT_DIFFERENTIABLE[key_of(node)]
+    if not any(carries_gradient(v) for v in node.outputs):
+        return "its output is not a float"
+    return "it uses its input only to count, or to tell a type"
+
+
+def _with_total_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> ir.Model:
+    """A copy in the form that gradient sources differentiate: the weights as inputs, and the sum of
+    the outputs as a loss.
+    """
     copy = work.clone()
     for name in weights:
         value = copy.graph.initializers.pop(name)

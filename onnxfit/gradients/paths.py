@@ -1,5 +1,5 @@
-"""Where derivatives flow in a graph: from which leaves to the loss, through which inputs and
-outputs of which nodes.
+"""The gradient path: the nodes, inputs and outputs of a graph through which gradients flow from the
+loss to the leaves.
 """
 
 from __future__ import annotations
@@ -12,24 +12,31 @@ import onnx_ir as ir
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
 
 FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
-INTEGERS = {
-    ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8, ir.DataType.UINT16,
-    ir.DataType.UINT32, ir.DataType.UINT64, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.BOOL, ir.DataType.STRING,
-}  # fmt: skip
+NOT_FLOATS = {
+    ir.DataType.INT4,
+    ir.DataType.INT8,
+    ir.DataType.INT16,
+    ir.DataType.INT32,
+    ir.DataType.INT64,
+    ir.DataType.UINT4,
+    ir.DataType.UINT8,
+    ir.DataType.UINT16,
+    ir.DataType.UINT32,
+    ir.DataType.UINT64,
+    ir.DataType.BOOL,
+    ir.DataType.STRING,
+}
 
-# (operator, input) of float inputs of which only the type, or the value rounded to an integer, is
-# looked at.
+# (operator, input): float inputs of which the operator uses only the type, or rounds the value.
 NOT_DIFFERENTIABLE_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
-# Quantising is flat too, but whoever trains through it expects something else: never a silent zero,
-# so it stays on the path.
+# A quantizer rounds, too, but stays on the path: who trains through it expects the straight-through
+# estimator, and must never get zeros without being told.
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 @dataclass(frozen=True)
 class PathNode:
-    """A node between leaves and loss, with the positions of the inputs and outputs that derivatives
-    flow through.
-    """
+    """A node on the gradient path, with the positions of its inputs and outputs on the path."""
 
     node: ir.Node
     inputs: frozenset[int]
@@ -45,27 +52,24 @@ def differentiable_path(
     Leaves are inputs or initializers of the graph; of a subgraph, also values that it captures from
     outside.
     """
-    values = _between(graph, targets, leaves)
-    found = []
+    on_path = _values_on_path(graph, targets, leaves)
+    path = []
     for node in graph:
-        outputs = frozenset(i for i, v in enumerate(node.outputs) if v in values)
+        outputs = frozenset(i for i, v in enumerate(node.outputs) if v in on_path)
         if outputs:
-            found.append(
-                PathNode(
-                    node,
-                    frozenset(i for i, v in differentiable_inputs(node) if v in values),
-                    outputs,
-                )
-            )
-    return found
+            inputs = frozenset(i for i, v in differentiable_inputs(node) if v in on_path)
+            path.append(PathNode(node, inputs, outputs))
+    return path
 
 
 def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str]:
-    """The candidates (inputs or initializers of the main graph) from which a differentiable path
-    leads to the loss, in their order.
+    """The candidates with a gradient path to the loss, in their order.
 
-    >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] a, float[2] b) => (float[2] y) { c = Floor(b) y = Add(a, c) }'
-    >>> reachable(ir.from_onnx_text(text), "y", ["a", "b"])
+    `loss` is the name of an output of `model`, `candidates` are names of inputs or initializers.
+
+    >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["": 21]>
+    ...     g (float[2] a, float[2] b) => (float[2] y) { c = Floor(b) y = Add(a, c) }''')
+    >>> reachable(model, "y", ["a", "b"])
     ['a']
     """
     return reachable_values(model, [loss], candidates)
@@ -74,15 +78,41 @@ def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str
 def reachable_values(
     model: ir.Model, outputs: Iterable[str], candidates: Iterable[str]
 ) -> list[str]:
-    """The candidates from which a differentiable path leads to one of the outputs."""
+    """The candidates with a gradient path to one of the outputs, in their order."""
     candidates = list(candidates)
-    found = {
-        v.name
-        for v in _between(
-            model.graph, outputs_of(model.graph, *outputs), leaves_of(model.graph, candidates)
-        )
-    }
-    return [name for name in candidates if name in found]
+    targets = outputs_of(model.graph, *outputs)
+    on_path = _values_on_path(model.graph, targets, leaves_of(model.graph, candidates))
+    names = {v.name for v in on_path}
+    return [name for name in candidates if name in names]
+
+
+def stopping_nodes(
+    graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
+) -> list[ir.Node]:
+    """The nodes at which every gradient path from the targets to the leaves ends.
+
+    They depend on the leaves, and the targets on them, but they have no derivative. An empty list
+    means that the targets do not depend on the leaves at all.
+    """
+    varying = set(leaves)
+    stops = []
+    for node in graph:
+        inputs = [v for v in (*node.inputs, *_captured_by(node)) if v in varying]
+        if not inputs:
+            continue
+        outputs = _varying_outputs(node, varying)
+        varying.update(outputs)
+        if not outputs:
+            stops.append(node)
+    needed: set[ir.Node] = set()
+    pending = [v.producer() for v in targets]
+    while pending:
+        producer = pending.pop()
+        if producer is not None and producer not in needed:
+            needed.add(producer)
+            inputs = [v for v in (*producer.inputs, *_captured_by(producer)) if v is not None]
+            pending += [v.producer() for v in inputs]
+    return [node for node in stops if node in needed]
 
 
 def leaves_of(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
@@ -98,77 +128,77 @@ def outputs_of(graph: ir.Graph, *names: str) -> list[ir.Value]:
 
 def captured(graph: ir.Graph) -> list[ir.Value]:
     """The values of outer graphs that a subgraph uses, each once, in the order of use."""
-    inner = {
-        graph,
-        *(
-            g
-            for node in ir.traversal.RecursiveGraphIterator(graph)
-            for a in node.attributes.values()
-            for g in _graphs(a)
-        ),
-    }
-    used = [
-        v
-        for node in ir.traversal.RecursiveGraphIterator(graph)
-        for v in node.inputs
-        if v is not None
-    ]
-    for one in inner:
-        used.extend(one.outputs)  # a branch may hand on a captured value as it is
-    return list(dict.fromkeys(v for v in used if v.graph is not None and v.graph not in inner))
-
-
-def _between(
-    graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
-) -> set[ir.Value]:
-    """The values that change smoothly with the leaves, and the targets with them."""
-    varying = set(leaves)
-    for node in graph:
-        moving = [v for _, v in differentiable_inputs(node) if v in varying]
-        if moving:
-            # downstream of a quantizer the integers stand for floats
-            integers = node.op_type in QUANTIZERS or any(not carries_gradient(v) for v in moving)
-            varying.update(v for v in node.outputs if integers or carries_gradient(v))
-    waiting = [v for v in targets if v in varying]
-    between: set[ir.Value] = set()
-    while waiting:
-        value = waiting.pop()
-        if value in varying and value not in between:
-            between.add(value)
-            producer = value.producer()
-            if producer is not None and producer.graph is graph:
-                waiting += [v for _, v in differentiable_inputs(producer)]
-    return between
+    nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+    graphs = dict.fromkeys([graph, *(inner for node in nodes for inner in _subgraphs(node))])
+    used = [v for node in nodes for v in node.inputs if v is not None]
+    for inner in graphs:
+        used.extend(inner.outputs)  # a branch may return a captured value as it is
+    return list(dict.fromkeys(v for v in used if v.graph is not None and v.graph not in graphs))
 
 
 def carries_gradient(value: ir.Value) -> bool:
-    """Whether a value can carry a derivative; one of unknown type may."""
-    return value.dtype is None or value.dtype not in INTEGERS
+    """Whether a value can have a gradient; a value of unknown type can."""
+    return value.dtype is None or value.dtype not in NOT_FLOATS
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether a value is a tensor of floats, as what gradients are taken of or arrive at must be; a
-    sequence of such tensors is not.
+    """Whether a value is a float tensor, of which gradients can be taken or arrive; a sequence of
+    tensors is not.
     """
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
 
 
 def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
-    """The inputs that derivatives flow through, by position, and what subgraphs capture, numbered
-    on from there.
+    """The inputs that an operator can be differentiated with respect to, by position; positions go
+    on through the values that its subgraphs capture.
     """
     if key_of(node) in NOT_DIFFERENTIABLE:
         return
     for i, value in enumerate(node.inputs):
         if value is not None and (node.op_type, i) not in NOT_DIFFERENTIABLE_INPUTS:
             yield i, value
-    inside = dict.fromkeys(
-        v for a in node.attributes.values() for graph in _graphs(a) for v in captured(graph)
-    )
-    yield from enumerate(inside, start=len(node.inputs))
+    yield from enumerate(_captured_by(node), start=len(node.inputs))
 
 
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []
+def _values_on_path(
+    graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
+) -> set[ir.Value]:
+    """The values that have a derivative by the leaves, and by which the targets have one."""
+    varying = set(leaves)
+    for node in graph:
+        varying.update(_varying_outputs(node, varying))
+    pending = [v for v in targets if v in varying]
+    on_path: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        if value in varying and value not in on_path:
+            on_path.add(value)
+            producer = value.producer()
+            if producer is not None and producer.graph is graph:
+                pending += [v for _, v in differentiable_inputs(producer)]
+    return on_path
+
+
+def _varying_outputs(node: ir.Node, varying: set[ir.Value]) -> list[ir.Value]:
+    """The outputs that have a derivative by the varying values."""
+    inputs = [v for _, v in differentiable_inputs(node) if v in varying]
+    if not inputs:
+        return []
+    # behind a quantizer, integers stand for floats
+    quantized = node.op_type in QUANTIZERS or any(not carries_gradient(v) for v in inputs)
+    return [v for v in node.outputs if quantized or carries_gradient(v)]
+
+
+def _captured_by(node: ir.Node) -> list[ir.Value]:
+    """The values that a node's subgraphs capture, each once."""
+    return list(dict.fromkeys(v for graph in _subgraphs(node) for v in captured(graph)))
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    graphs: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs.extend(attribute.as_graphs())
+    return graphs

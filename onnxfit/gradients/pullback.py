@@ -22,11 +22,10 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 
 @dataclass(frozen=True)
 class Pullback:
-    """A model with one more input for each gradient that arrives, and one more output for each that
-    leaves.
+    """A model with an input for each gradient that arrives, and an output for each that leaves.
 
-    `arriving` is output -> name of that input, `leaving` input -> name of that output; both are
-    `<name>_grad` where that is free.
+    `model` is that model, `arriving` is output -> name of the added input, `leaving` is input ->
+    name of the added output. Both names are `<name>_grad`, with a number if that is taken.
     """
 
     model: ir.Model
@@ -37,31 +36,31 @@ class Pullback:
 AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
 
 
-def by_rules(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
-    """By the table of rules.
+def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
+    """The pullback by the table of rules.
 
-    `outputs` are float outputs, `wrt` are float inputs. GradientError with all blockers.
+    `outputs` are float outputs, `wrt` are float inputs. Raises BlockedError with all blockers.
     """
     work = model.clone()
     op = GraphBuilder(work.graph)
-    arriving = _seeds(op, outputs)
+    arriving = _add_seeds(op, outputs)
     inputs = {v.name: v for v in work.graph.inputs}
-    found, blocking = gradients(op, arriving, [inputs[name] for name in wrt])
+    by_value, blocking = gradients(op, arriving, [inputs[name] for name in wrt])
     refuse(blocking)
     leaving = {}
     for name in wrt:
         value = inputs[name]
-        leaving[name] = found[value] if value in found else zeros_like(op, op.wrap(value))
-    return _handed_out(op, arriving, leaving)
+        leaving[name] = by_value[value] if value in by_value else zeros_like(op, op.wrap(value))
+    return _with_outputs(op, arriving, leaving)
 
 
-def through_a_loss(add_gradients: AddGradients) -> AddPullback:
-    """By a source of gradients that only knows scalars: the gradient of sum(y * dy)."""
+def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
+    """The pullback by a source that differentiates scalars only: the gradient of sum(y * dy)."""
 
     def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
         work = model.clone()
         op = GraphBuilder(work.graph)
-        arriving = _seeds(op, outputs)
+        arriving = _add_seeds(op, outputs)
         terms = [
             op.ReduceSum(op.wrap(work.graph.outputs[i]) * dy, keepdims=0)
             for i, dy in arriving.items()
@@ -70,46 +69,51 @@ def through_a_loss(add_gradients: AddGradients) -> AddPullback:
         for term in terms[1:]:
             total = total + op.cast(term, total.dtype)
         op.output(names.TOTAL, total)
-        made, found = add_gradients(infer_shapes(work), names.TOTAL, wrt)
-        made.graph.outputs[:] = [v for v in made.graph.outputs if v.name != names.TOTAL]
-        values = values_of(made.graph)
-        op = GraphBuilder(made.graph)
+        differentiated, gradient_names = add_gradients(infer_shapes(work), names.TOTAL, wrt)
+        graph = differentiated.graph
+        graph.outputs[:] = [v for v in graph.outputs if v.name != names.TOTAL]
+        values = values_of(graph)
+        op = GraphBuilder(graph)
         seeds = {i: op.wrap(values[dy.name]) for i, dy in arriving.items()}
-        return _handed_out(op, seeds, {name: op.wrap(values[found[name]]) for name in wrt})
+        leaving = {name: op.wrap(values[gradient_names[name]]) for name in wrt}
+        return _with_outputs(op, seeds, leaving)
 
     return add_pullback
 
 
-def _seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
-    """An input for the gradient that arrives at each output, by the output's position."""
+def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
+    """Add an input for the gradient that arrives at each output; by the output's position."""
     arriving: dict[int, Value] = {}
-    wanted = dict.fromkeys(outputs)
+    remaining = set(outputs)
     for i, value in enumerate(list(op.graph.outputs)):
-        if value.name in wanted:
-            del wanted[value.name]  # a model may list an output twice
+        if value.name in remaining:
+            remaining.remove(value.name)  # a model may list an output twice
             y = op.wrap(value)
             if y.shape is None:
                 raise GradientError(
                     f"The rank of output {value.name!r} is unknown, so is that of its gradient."
                 )
-            arriving[i] = op.input(_free(op, names.gradient(value.name)), y.dtype, y.shape)
+            name = _unused_name(op, names.gradient(value.name))
+            arriving[i] = op.input(name, y.dtype, y.shape)
     return arriving
 
 
-def _handed_out(
+def _with_outputs(
     op: GraphBuilder, arriving: Mapping[int, Value], leaving: Mapping[str, Value]
 ) -> Pullback:
-    ends = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
-    found = {
-        name: op.output(_free(op, names.gradient(name)), dx).name for name, dx in leaving.items()
-    }
-    return Pullback(ir.Model(op.graph, ir_version=10), ends, found)
+    """Add an output for each gradient that leaves."""
+    arriving_names = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
+    leaving_names = {}
+    for name, dx in leaving.items():
+        leaving_names[name] = op.output(_unused_name(op, names.gradient(name)), dx).name
+    return Pullback(ir.Model(op.graph, ir_version=10), arriving_names, leaving_names)
 
 
-def _free(op: GraphBuilder, name: str) -> str:
-    """The name, with a number where it is taken."""
-    found, count = name, 1
-    while op.has_name(found):
+def _unused_name(op: GraphBuilder, name: str) -> str:
+    """The name, followed by a number if it is taken."""
+    unused = name
+    count = 1
+    while op.has_name(unused):
         count += 1
-        found = f"{name}_{count}"
-    return found
+        unused = f"{name}_{count}"
+    return unused

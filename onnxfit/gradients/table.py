@@ -1,25 +1,40 @@
 """The table of gradients: one rule per operator, written in plain ONNX operators.
 
-A rule says how a gradient passes one node, in the words of every textbook: inputs `x`, outputs `y`,
-arriving gradients `dy`.
+A rule is the derivative of one operator as a textbook writes it. Its parameters are the graph
+builder `op`, one name per input, one per output, and `d` + name for the gradient that arrives at
+each output; attributes are keyword-only parameters. It returns one gradient per input, None for an
+input that has none. onnxruntime has an operator `CDist` for the distances between the rows of two
+matrices, for which onnxfit has no rule:
 
-    @gradient("Sigmoid")
-    def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-        return dy * y * (1 - y)
+    >>> import numpy as np, onnx, onnxfit, onnxruntime
+    >>> from onnxfit.gradients import NoGradientError, register, same_type, table
+    >>> @register("CDist", "com.microsoft", infer=same_type)
+    ... def cdist(op, a, b, y, dy, *, metric="sqeuclidean"):
+    ...     if metric != "sqeuclidean":
+    ...         raise NoGradientError(f"metric={metric!r} has no rule", "metric='sqeuclidean'")
+    ...     def of(x, other, dy):  # y = |a - b|^2
+    ...         return 2 * (x * op.ReduceSum(dy, [1]) - dy @ other)
+    ...     return lambda: of(a, b, dy), lambda: of(b, a, op.Transpose(dy, perm=[1, 0]))
+    >>> model = onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+    ...     distances (float[2, 1] a, float[3, 1] b) => (float[2, 3] y)
+    ...     { y = com.microsoft.CDist<metric = "sqeuclidean">(a, b) }''')
+    >>> slope = onnxfit.gradient_model(model, "a", gradient="onnx")
+    >>> session = onnxruntime.InferenceSession(slope.SerializeToString())
+    >>> a, b = np.array([[1], [2]], np.float32), np.array([[0], [4], [5]], np.float32)
+    >>> y, da = session.run(None, {"a": a, "b": b, "y_grad": np.ones((2, 3), np.float32)})
+    >>> y.tolist(), da.tolist()
+    ([[1.0, 9.0, 16.0], [4.0, 4.0, 9.0]], [[-12.0], [-6.0]])
+    >>> del table.RULES["com.microsoft", "CDist"]  # for this page only
 
-    @gradient("MatMul", broadcasts=True)
-    def matmul(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
-        return lambda: dy @ op.swap(b), lambda: op.swap(a) @ dy
+The driver (`backward.py`) does what would otherwise be repeated in each rule: it reduces the
+gradient of a broadcast input (`broadcasts=True`), adds up the gradients of a value with several
+uses, casts to the type of the input, and calls only the functions whose results are needed.
 
-Its parameters are `op`, one per input, one per output, and one per arriving gradient, called `d` +
-the name of its output; attributes are keyword-only parameters. What the driver (`backward.py`) sees
-to, so that no rule has to: broadcasting (`broadcasts=True`), summing where a value is used several
-times, element types, and asking for no gradient that nobody needs.
-
-An operator whose gradient is best taken through others has a `decompose` instead: the same in
-simpler operators, which then have rules. What has no derivative stands in `NOT_DIFFERENTIABLE`,
-with the reason. An operator in none of the three is differentiated through its ONNX function body,
-if it has one; else it blocks the gradient, and the user is told.
+There are three other entries for an operator. `decompose` writes it in simpler operators, which
+have rules. `NOT_DIFFERENTIABLE` says why it has no derivative. Without any entry, it is
+differentiated through the ONNX function that defines it; if there is no such function, the operator
+blocks the gradient, and an error names it.
 """
 
 from __future__ import annotations
@@ -31,40 +46,51 @@ from typing import Any, Union
 
 import onnx_ir as ir
 
+from onnxfit.graph.inference import InferenceFunction, register_inference
 from onnxfit.graph.values import Value
 
 Values = tuple[Value, ...]
 InputGradient = Union[Value, Callable[[], Value], None]
 Gradients = Union[InputGradient, tuple[InputGradient, ...]]
+SubgraphRule = Callable[..., dict[int, Value]]
 
 Key = tuple[str, str]  # domain, operator
 
 
 class NoGradientError(Exception):
-    """What a rule raises about a node whose gradient it cannot give: why, and what would help."""
+    """Raised by a rule about a node that it cannot differentiate.
+
+    `reason` says why, `fix` what the user can do. The driver collects them: the user sees one
+    GradientError for all nodes that block the gradient.
+    """
 
     def __init__(
         self, reason: str, fix: str = "freeze the weights before it, or replace the operator"
     ) -> None:
         super().__init__(reason)
-        self.reason, self.fix = reason, fix
+        self.reason = reason
+        self.fix = fix
 
 
 @dataclass(frozen=True)
 class RuleSignature:
-    """What a rule wants to be given: its parameters, read off its signature."""
+    """The parameters of a rule, read from its Python signature.
+
+    A variadic rule takes all remaining inputs (outputs) as one tuple, in its last input (output)
+    parameter. `optional` are the attributes for which the rule itself has a default.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[str, ...]
-    optional: frozenset[str]  # attributes for which the rule has a default of its own
-    many_inputs: bool  # the last input parameter takes all that are left
-    many_outputs: bool
+    optional: frozenset[str]
+    variadic_inputs: bool
+    variadic_outputs: bool
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the table."""
+    """An entry of the table: the function that differentiates an operator, and how to call it."""
 
     op_type: str
     domain: str
@@ -74,12 +100,12 @@ class Rule:
     signature: RuleSignature = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signature", _signature(self.function))
+        object.__setattr__(self, "signature", _rule_signature(self.function))
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """An operator in terms of others."""
+    """An entry of the table: the function that writes an operator in simpler ones."""
 
     op_type: str
     domain: str
@@ -87,117 +113,212 @@ class Decomposition:
     signature: RuleSignature = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signature", _signature(self.function, outputs=False))
+        object.__setattr__(self, "signature", _decomposition_signature(self.function))
 
 
 RULES: dict[Key, Rule] = {}
-SUBGRAPHS: dict[Key, Callable[..., dict[int, Value]]] = {}  # If, Loop, Scan: see rules/control.py
 DECOMPOSITIONS: dict[Key, Decomposition] = {}
+SUBGRAPHS: dict[Key, SubgraphRule] = {}  # If, Loop, Scan: see rules/control.py
 
-# Operators whose float results do not change with their inputs, or whose derivative is zero
-# wherever it exists: what comes out counts as a constant. Through integers, booleans and strings
-# nothing flows in any case, so comparisons or ArgMax stand here for the reader.
+# Operators whose float outputs do not change with their inputs, or whose derivative is zero
+# wherever it exists, with the reason: the output counts as a constant. No gradient passes through
+# integers, booleans and strings anyway, so comparisons and ArgMax are listed for the reader only.
 NOT_DIFFERENTIABLE: dict[Key, str] = {}
 
 
 def gradient(
-    op_type: str, domain: str = "", *, broadcasts: bool = False, all_outputs: bool = False
+    op_type: str,
+    domain: str = "",
+    *,
+    broadcasts: bool = False,
+    all_outputs: bool = False,
+    infer: InferenceFunction | None = None,
 ) -> Callable[[Any], Any]:
-    """Enter the decorated rule into the table, in place of one that is there.
+    """Register the decorated function as the gradient rule of an operator.
 
-    The rule is called as `rule(op, *inputs, *outputs, *arriving, **attributes)` and returns one
-    entry per input (of an operator with one input: the entry itself): a value, None for no
-    gradient, or a function without arguments that makes the value if it is needed.
+    A rule of your own replaces one that is there. The rule is called as
+    `rule(op, *inputs, *outputs, *arriving, **attributes)`. It returns one entry per input, or the
+    entry itself for an operator with one input. An entry is a value, None for no gradient, or a
+    function without arguments that makes the value; it is called only if the value is needed.
 
-    - An absent optional input is None, so is the gradient of an output that nobody uses; of an
-      operator with one output it never is. An absent optional output is None too, unless
-      `complete=True`: then the node gets all its outputs.
-    - A parameter annotated `Values` takes all inputs (outputs, gradients) that are left, as a
-      tuple; the entries of such inputs stand flat in the returned tuple.
-    - Attributes come with the defaults of the operator's schema filled in: numbers, strings,
-      tuples, arrays; None where there is neither.
-    - With `broadcasts=True` an entry may have the broadcast shape: the driver sums it down to its
-      input's. Else it has its input's shape.
-    - Every operator a rule uses on floats has a rule itself, so that gradients can be
-      differentiated again.
+    - `op_type` and `domain` name the operator; "" is ONNX's own domain.
+    - `broadcasts=True` allows an entry to have the broadcast shape: the driver sums it down to the
+      shape of the input. Otherwise an entry has the shape of its input.
+    - `all_outputs=True` gives the node all its optional outputs, for a rule that needs them.
+      Otherwise an absent optional output is None.
+    - `infer` sets the type and shape of the outputs of an operator that ONNX does not know. It is
+      called with the `onnx_ir.Node`; `onnxfit.gradients` has `same_type`, `same_type_and_rank` and
+      `same_type_and_shape`, which copy those of the first input.
 
-    >>> @gradient("Double", "my.domain")
-    ... def double(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-    ...     return 2 * dy
-    >>> del RULES["my.domain", "Double"]
+    An absent optional input is None. So is the gradient of an output that has no gradient; the only
+    output of an operator always has one. A last input (output) parameter annotated `Values` takes
+    all remaining inputs (outputs, gradients) as a tuple, and the returned tuple has one entry for
+    each of them. An attribute that the node does not set has the default of the operator's schema,
+    else that of the parameter, else None.
+
+    Every operator that a rule uses on floats needs a rule, too, so that gradients can be
+    differentiated again. Raise `NoGradientError` for a node that the rule cannot differentiate.
+    The decorator raises TypeError if the parameters are not those of a rule.
+
+    >>> from onnxfit.gradients import register, table
+    >>> @register("RoundToHalf", "my.domain")
+    ... def straight_through(op, x, y, dy):  # as if it did not round
+    ...     return dy
+    >>> table.RULES.pop(("my.domain", "RoundToHalf")).signature.inputs
+    ('x',)
     """
 
-    def enter(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        RULES[domain, op_type] = Rule(op_type, domain, function, broadcasts, all_outputs)
-        DECOMPOSITIONS.pop((domain, op_type), None)
-        NOT_DIFFERENTIABLE.pop((domain, op_type), None)
+    def register(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        rule = Rule(op_type, domain, function, broadcasts, all_outputs)
+        _clear((domain, op_type), function.__module__)
+        RULES[domain, op_type] = rule
+        if infer is not None:
+            register_inference(op_type, domain)(infer)
         return function
 
-    return enter
+    return register
 
 
-def decompose(op_type: str, domain: str = "") -> Callable[[Any], Any]:
-    """Enter the decorated function as the way to write an operator in simpler ones, before anything
-    is differentiated.
+def decompose(
+    op_type: str, domain: str = "", *, infer: InferenceFunction | None = None
+) -> Callable[[Any], Any]:
+    """Register the decorated function as the way to write an operator in simpler operators.
 
-    It is called as `function(op, *inputs, **attributes)`, like a rule without its outputs, and
-    returns the output or a tuple of outputs (None for those it cannot compute, which then must not
-    be in use).
+    The simpler operators replace the node before anything is differentiated; they have rules, or
+    decompositions again. The function is called as `function(op, *inputs, **attributes)`, with
+    inputs and attributes as in a rule (see `register`). It returns the output, or a tuple of
+    outputs with None for an output that it does not compute; such an output must not be used. It
+    may raise `NoGradientError`. It replaces a rule or decomposition that is there.
+
+    - `op_type` and `domain` name the operator; "" is ONNX's own domain.
+    - `infer` sets the type and shape of the outputs, as for `register`.
+
+    >>> import onnx, onnxfit
+    >>> from onnxfit.gradients import decompose, table
+    >>> @decompose("Swish", "my.domain")
+    ... def swish(op, x, *, beta=1.0):
+    ...     return x * op.Sigmoid(beta * x)
+    >>> model = onnx.parser.parse_model('''
+    ...     <ir_version: 8, opset_import: ["": 17, "my.domain": 1]>
+    ...     g (float[2] x) => (float[2] y) { y = my.domain.Swish<beta = 2.0>(x) }''')
+    >>> [node.op_type for node in onnxfit.gradient_model(model, gradient="onnx").graph.node][:3]
+    ['Mul', 'Sigmoid', 'Mul']
+    >>> del table.DECOMPOSITIONS["my.domain", "Swish"]
     """
 
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        DECOMPOSITIONS[domain, op_type] = Decomposition(op_type, domain, function)
-        RULES.pop((domain, op_type), None)
-        NOT_DIFFERENTIABLE.pop((domain, op_type), None)
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        decomposition = Decomposition(op_type, domain, function)
+        _clear((domain, op_type), function.__module__)
+        DECOMPOSITIONS[domain, op_type] = decomposition
+        if infer is not None:
+            register_inference(op_type, domain)(infer)
         return function
 
-    return enter
+    return register
 
 
 def subgraph_gradient(op_type: str) -> Callable[[Any], Any]:
-    """Enter the decorated function as the rule of an operator that has bodies:
+    """Register the decorated function as the rule of an operator with subgraphs.
 
-    `function(tape, site, dys) -> position of input -> gradient`.
+    It is called as `function(tape, path_node, dys)`, `dys` being the gradients that arrive at the
+    outputs, and returns position of input -> gradient.
     """
 
-    def enter(function: Callable[..., dict[int, Value]]) -> Callable[..., dict[int, Value]]:
+    def register(function: SubgraphRule) -> SubgraphRule:
+        _clear(("", op_type), function.__module__)
         SUBGRAPHS["", op_type] = function
         return function
 
-    return enter
+    return register
 
 
-def _signature(function: Callable[..., Any], *, outputs: bool = True) -> RuleSignature:
-    """The parameters of a rule; TypeError where its signature is none of a rule."""
-    parameters = list(inspect.signature(function).parameters.values())
-    plain = [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY][1:]
-    keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    names = [p.name for p in plain]
-    many = {p.name for p in plain if p.annotation in ("Values", Values)}
-    count = 0
-    if outputs:
-        while count < len(names) and names[len(names) - 1 - count].startswith("d"):
-            count += 1
-        while count and names[-count:] != ["d" + n for n in names[-2 * count : -count]]:
-            count -= 1
-        if not count:
-            raise TypeError(
-                "The parameters of a rule are op, its inputs, its outputs, and 'd' + name for each"
-                f" output, as in (op, x, y, dy); {function.__name__} has"
-                f" ({', '.join(p.name for p in parameters)})."
-            )
-    inputs = tuple(names[: len(names) - 2 * count])
-    results = tuple(names[len(inputs) : len(inputs) + count])
-    return RuleSignature(
-        inputs,
-        results,
-        tuple(p.name for p in keywords),
-        frozenset(p.name for p in keywords if p.default is not inspect.Parameter.empty),
-        bool(inputs) and inputs[-1] in many,
-        bool(results) and results[-1] in many,
-    )
+def not_differentiable(module: str, reason: str, *op_types: str) -> None:
+    """Enter the operators into NOT_DIFFERENTIABLE, on behalf of the module of this name."""
+    for op_type in op_types:
+        _clear(("", op_type), module)
+        NOT_DIFFERENTIABLE["", op_type] = reason
 
 
 def key_of(node: ir.Node) -> Key:
-    """Where the table has a node's operator."""
+    """The key of a node's operator in the table."""
     return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+
+
+def _clear(key: Key, module: str) -> None:
+    """Remove the entry of an operator, which `module` replaces.
+
+    Users replace entries of onnxfit. Two entries within onnxfit are a mistake: whichever module is
+    imported first would be dead code.
+    """
+    previous = _module_of(key)
+    if previous is not None and _is_own(previous) and _is_own(module):
+        raise RuntimeError(
+            f"{key[1]} is registered twice: in {previous} and in {module}. Delete one of them."
+        )
+    for table in (RULES, DECOMPOSITIONS, SUBGRAPHS, NOT_DIFFERENTIABLE):
+        table.pop(key, None)
+
+
+def _module_of(key: Key) -> str | None:
+    """The name of the module that registered an operator; None if there is no entry."""
+    entry = RULES.get(key) or DECOMPOSITIONS.get(key)
+    if entry is not None:
+        return entry.function.__module__
+    if key in SUBGRAPHS:
+        return SUBGRAPHS[key].__module__
+    return "onnxfit.gradients.rules.not_differentiable" if key in NOT_DIFFERENTIABLE else None
+
+
+def _is_own(module: str) -> bool:
+    return module.startswith("onnxfit.")
+
+
+def _rule_signature(function: Callable[..., Any]) -> RuleSignature:
+    """The parameters of a rule; TypeError if the gradients do not mirror the outputs."""
+    positional, keywords = _parameters(function)
+    names = [p.name for p in positional]
+    # the longest tail (y, z, dy, dz) in which the second half is "d" + the first half
+    for count in range(len(names) // 2, 0, -1):
+        outputs = names[-2 * count : -count]
+        if names[-count:] == ["d" + name for name in outputs]:
+            inputs = len(names) - 2 * count
+            return _signature(positional[:inputs], positional[inputs : inputs + count], keywords)
+    everything = ", ".join(inspect.signature(function).parameters)
+    raise TypeError(
+        "The parameters of a rule are op, its inputs, its outputs, and 'd' + name for each output,"
+        f" as in (op, x, y, dy); {function.__name__} has ({everything})."
+    )
+
+
+def _decomposition_signature(function: Callable[..., Any]) -> RuleSignature:
+    positional, keywords = _parameters(function)
+    return _signature(positional, [], keywords)
+
+
+def _parameters(
+    function: Callable[..., Any],
+) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """The parameters after `op` that are passed by position, and the keyword-only ones."""
+    parameters = list(inspect.signature(function).parameters.values())
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    positional = [p for p in parameters if p.kind is not keyword_only]
+    return positional[1:], [p for p in parameters if p.kind is keyword_only]
+
+
+def _signature(
+    inputs: list[inspect.Parameter],
+    outputs: list[inspect.Parameter],
+    keywords: list[inspect.Parameter],
+) -> RuleSignature:
+    return RuleSignature(
+        tuple(p.name for p in inputs),
+        tuple(p.name for p in outputs),
+        tuple(p.name for p in keywords),
+        frozenset(p.name for p in keywords if p.default is not inspect.Parameter.empty),
+        bool(inputs) and _is_variadic(inputs[-1]),
+        bool(outputs) and _is_variadic(outputs[-1]),
+    )
+
+
+def _is_variadic(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in ("Values", Values)

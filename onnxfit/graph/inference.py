@@ -1,7 +1,8 @@
 """Element types and shapes of the outputs of an operator.
 
 `infer_outputs` asks ONNX's own inference and completes it by the functions registered here: for
-operators that ONNX does not know, and for those of which its inference tells too little.
+operators that ONNX does not know, and for those of which its inference tells too little. Operators
+of com.microsoft are registered beside their gradient rules, by `infer=`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def same_type(node: ir.Node) -> None:
-    """Give the outputs the type of the first input."""
+    """Give the outputs of `node` the type of its first input."""
     first = _first_input(node)
     if first is not None:
         for out in node.outputs:
@@ -88,7 +89,7 @@ def same_type(node: ir.Node) -> None:
 
 
 def same_type_and_shape(node: ir.Node) -> None:
-    """Give the outputs type and shape of the first input.
+    """Give the outputs of `node` type and shape of its first input.
 
     The second and third output are the statistics of a normalization, of which only the type is
     set.
@@ -101,7 +102,7 @@ def same_type_and_shape(node: ir.Node) -> None:
 
 
 def same_type_and_rank(node: ir.Node) -> None:
-    """Give the first output the sizes of the first input, with an unknown last one.
+    """Give the first output of `node` the sizes of its first input, with an unknown last one.
 
     An input of five axes is left out: it is the packed heads of an attention, whose output has
     three.
@@ -116,45 +117,6 @@ def same_type_and_rank(node: ir.Node) -> None:
 
 def _first_input(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if node.inputs else None
-
-
-# --------------------------------------------------------------------------------------------------
-# Operators that only onnxruntime knows
-
-register_inference("SimplifiedLayerNormalization")(same_type_and_shape)
-register_inference("SimplifiedLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("SkipLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("SkipSimplifiedLayerNormalization", "com.microsoft")(same_type_and_shape)
-register_inference("Gelu", "com.microsoft")(same_type_and_shape)
-register_inference("FastGelu", "com.microsoft")(same_type_and_shape)
-register_inference("QuickGelu", "com.microsoft")(same_type_and_shape)
-register_inference("BiasGelu", "com.microsoft")(same_type_and_shape)
-register_inference("BiasAdd", "com.microsoft")(same_type_and_shape)
-register_inference("BiasSoftmax", "com.microsoft")(same_type_and_shape)
-register_inference("Trilu", "com.microsoft")(same_type_and_shape)
-register_inference("Inverse", "com.microsoft")(same_type_and_shape)
-register_inference("RotaryEmbedding", "com.microsoft")(same_type_and_shape)
-register_inference("Attention", "com.microsoft")(same_type_and_rank)
-register_inference("MultiHeadAttention", "com.microsoft")(same_type_and_rank)
-register_inference("GroupQueryAttention", "com.microsoft")(same_type_and_rank)
-register_inference("BiasSplitGelu", "com.microsoft")(same_type_and_rank)
-register_inference("FusedMatMul", "com.microsoft")(same_type)
-register_inference("TransposeMatMul", "com.microsoft")(same_type)
-register_inference("FusedGemm", "com.microsoft")(same_type)
-register_inference("FusedConv", "com.microsoft")(same_type)
-
-
-@register_inference("EmbedLayerNormalization", "com.microsoft")
-def _embed_layer_normalization(node: ir.Node) -> None:
-    """Set the outputs: embeddings (batch, length, hidden), lengths (batch,), embeddings again."""
-    ids = _first_input(node)
-    embedding = node.inputs[2] if len(node.inputs) > 2 else None
-    if ids is None or embedding is None:
-        return
-    for i, out in enumerate(node.outputs):
-        out.type = out.type or (ir.TensorType(ir.DataType.INT32) if i == 1 else embedding.type)
-        if out.shape is None and ids.shape is not None and embedding.shape is not None:
-            out.shape = ir.Shape(ids.shape[:1] if i == 1 else [*ids.shape, embedding.shape[-1]])
 
 
 # --------------------------------------------------------------------------------------------------

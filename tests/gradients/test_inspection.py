@@ -116,6 +116,11 @@ class TestInspect:
         )
         assert inspect(model).outputs == ("y",)
 
+    def test_outputs_that_name_nothing(self) -> None:
+        found = inspect(mlp(), outputs=[])
+        assert not found.trains
+        assert "outputs=None selects" in str(found)
+
     def test_nothing_is_changed(self) -> None:
         model = mlp()
         before = model.SerializeToString(deterministic=True)
@@ -123,21 +128,105 @@ class TestInspect:
         assert model.SerializeToString(deterministic=True) == before
 
 
+WITHOUT_INITIALIZERS = "g (float[N,2] x, float[2,2] w) => (float[N,2] y) { y = MatMul(x, w) }"
+WITH_CONSTANTS = """g (float[N,2] x) => (float[N,2] y) {
+    w = Constant<value = float[2,2] {1,2,3,4}>() y = MatMul(x, w) }"""
+INTEGERS = """g (int8[N,2] x) => (int32[N,2] y) <int8[2,2] w = {1,2,3,4}> {
+    y = MatMulInteger(x, w) }"""
+ONLY_SCALARS = "g (float[N] x) => (float[N] y) <float c = {2}> { y = Mul(x, c) }"
+LABELS = """g (float[N,2] x) => (int64[N] label) <float[2,2] w = {1,2,3,4}> {
+    scores = MatMul(x, w) best = ArgMax<axis = 1, keepdims = 0>(scores) label = Identity(best) }"""
+ROUNDED = """g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1,2,3,4}> {
+    h = MatMul(x, w) r = Round(h) y = Tanh(r) }"""
+COUNTED = """g (float[N,2] x) => (float[M] y) <float[2] w = {1,2}> {
+    s = Shape(w) f = Cast<to = 1>(s) y = Relu(f) }"""
+UNUSED = """g (float[N,2] x) => (float[N,2] y) <float[2] w = {1,2}> {
+    u = Exp(w) y = Tanh(x) }"""
+
+
+class TestModelsThatCannotTrain:
+    """They are explained, with a fix; nothing is raised."""
+
+    @pytest.mark.parametrize("gradient", ["auto", "onnx"])
+    @pytest.mark.parametrize(
+        ("graph", "reason", "fix"),
+        [
+            (WITHOUT_INITIALIZERS, "has no float weights", "Fix: export the model with its param"),
+            (WITH_CONSTANTS, "has no float weights", "lift them into initializers"),
+            (INTEGERS, "none of its 1 initializers is float", "Fix: train the model in floats"),
+            (ONLY_SCALARS, "its float initializers (c) are constants", "Name those to train"),
+            (LABELS, "None of the outputs is a float tensor: label", "make 'scores', the input of"),
+            (ROUNDED, "No gradient passes Round", "onnxfit.gradients.register"),
+            (COUNTED, "No gradient passes Shape", "make a value before it an output"),
+            (UNUSED, "y cannot be computed from w", "select other weights"),
+        ],
+        ids=str,
+    )
+    def test_the_text_says_why_and_how_to_fix_it(
+        self, graph: str, reason: str, fix: str, gradient: str
+    ) -> None:
+        found = onnxfit.inspect(parse(graph), gradient=gradient)
+        assert not found.trains
+        assert found.weights == ()
+        assert found.blockers == ()
+        text = str(found)
+        assert "Does not train: no output depends on a weight" in text
+        assert any(reason in problem and fix in problem for problem in found.problems), text
+        assert all(problem in text for problem in found.problems)
+        assert {use.operator for use in found.operators} >= {
+            node.op_type for node in parse(graph).graph.node if node.op_type != "Constant"
+        }
+
+    def test_integers_name_both_problems(self) -> None:
+        problems = onnxfit.inspect(parse(INTEGERS)).problems
+        assert len(problems) == 2
+        assert "None of the outputs is a float tensor: y (INT32)" in problems[1]
+
+    def test_blocked_operators(self) -> None:
+        found = onnxfit.inspect(parse(BLOCKED))
+        assert not found.trains
+        assert str(found).count("Fix:") == 2
+        assert found.problems == ()
+
+    def test_weights_by_name_in_a_model_without_any(self) -> None:
+        assert not onnxfit.inspect(parse(WITHOUT_INITIALIZERS), ["w"]).trains
+
+    def test_mistakes_of_the_caller_are_errors(self) -> None:
+        with pytest.raises(UnknownNameError, match="No weight is called 'v'"):
+            onnxfit.inspect(parse(ROUNDED), ["v"])
+        with pytest.raises(UnknownNameError, match="No gradient source is called 'torch'"):
+            onnxfit.inspect(parse(ROUNDED), gradient="torch")
+
+    def test_the_command_line_prints_it(self, tmp_path: Path) -> None:
+        for graph in (WITHOUT_INITIALIZERS, INTEGERS, LABELS, ROUNDED, UNUSED):
+            model = parse(graph)
+            onnx.save(model, tmp_path / "m.onnx")
+            result = call("inspect", tmp_path / "m.onnx")
+            assert result.exit_code == 1
+            assert result.output.strip() == str(onnxfit.inspect(model))
+            found = json.loads(call("inspect", tmp_path / "m.onnx", "--json").output)
+            assert found["problems"]
+
+    def test_a_trainer_refuses_them_still(self) -> None:
+        with pytest.raises(onnxfit.ModelError, match="no float weights"):
+            Trainer(parse(WITHOUT_INITIALIZERS), loss="mean_squared_error")
+
+
 class TestCoverage:
     def test_every_operator_of_onnx_is_spoken_for(self) -> None:
         """A rule, a rewriting, a definition, or the reason why it has no derivative: never an
         omission.
         """
-        assert [o.name for o in coverage.operators() if o.way == "none"] == []
+        assert [o.name for o in coverage.operators() if o.gradient == "none"] == []
 
     def test_no_operator_stands_in_two_lists(self) -> None:
         lists = [set(t) for t in (RULES, DECOMPOSITIONS, SUBGRAPHS, NOT_DIFFERENTIABLE)]
         assert sum(map(len, lists)) == len(set().union(*lists))
 
     def test_a_definition_leads_to_operators_that_are_spoken_for(self) -> None:
-        known = {o.op_type: o.way for o in coverage.operators()}
+        known = {o.op_type: o.gradient for o in coverage.operators()}
         for o in coverage.operators():
-            if o.way == "function" and not o.domain:
+            if o.gradient == "function" and not o.domain:
                 schema = onnx.defs.get_schema(o.op_type, 21, "")
                 for node in schema.function_body.node if schema.has_function else ():
                     assert known[node.op_type] != "none"

@@ -1,9 +1,9 @@
 """Gradients from the builder of onnxruntime's training build.
 
-The builder is never shown a user's model. It gets the nodes between weights and loss alone, each in
-a form that the table in `onnxruntime_coverage` vouches for, and of its answer only the nodes it
-added are taken: the forward computation stays ours. So nothing beside the path can be changed by
-it, and what has no derivative (a comparison, a shape, a rounding) is a constant to it.
+The builder never sees a user's model. It gets the nodes between weights and loss alone, each as its
+lowering writes it and the table in `coverage.py` allows it. Of its answer, only the nodes it added
+are used; the forward pass stays as it was. So the builder cannot change what is not on the gradient
+path, and what has no derivative (a comparison, a shape, a rounding) is a constant to it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import GradientError, InstallationError
-from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse
+from onnxfit.gradients.blocker import TYPED, Blocker, check_ends, refuse, without_consequences
 
-# they register their forms
+# these modules register lowerings
 from onnxfit.gradients.onnxruntime import elementwise, layers, movement, recurrent  # noqa: F401
 from onnxfit.gradients.onnxruntime.coverage import check
-from onnxfit.gradients.onnxruntime.forms import FORMS
-from onnxfit.gradients.onnxruntime.subgraph import Part
+from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS, NodeToLower
+from onnxfit.gradients.onnxruntime.subgraph import ExtractedModel
 from onnxfit.gradients.paths import PathNode, differentiable_path, leaves_of, outputs_of
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.model import infer_shapes
@@ -31,35 +31,36 @@ from onnxfit.graph.values import GraphBuilder
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated correctly, found
-    without running anything.
+    """Every node between `weights` and `loss` that cannot be differentiated correctly.
+
+    Nothing is run, the builder neither.
     """
-    return _prepared(model, loss, weights)[2]
+    return LoweredModel(model, loss, weights).blockers
 
 
 def add_gradients(
     model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    """The model with one more value per weight, the gradient of the loss, as a new model; and those
-    values' names.
+    """Add one value per weight to a copy of the model: the gradient of the loss.
 
-    `weights` are graph inputs, `loss` is a scalar float output, the opset is 21. Inputs and outputs
-    keep their names and order. Raises GradientError with all blockers, InstallationError where the
-    installed onnxruntime has no builder.
+    Returns the copy and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
+    scalar float output, the opset is 21. Inputs and outputs keep their names and order. Raises
+    BlockedError with all blockers, and InstallationError if the installed onnxruntime has no
+    builder.
     """
     module = require_builder()
-    work, path, found = _prepared(model, loss, weights)
-    refuse(found)
-    if not path:
-        return work, {}
-    part = Part(work.graph, path, loss, weights)
-    return work, part.graft(_build(module, part, weights), weights)
+    lowered = LoweredModel(model, loss, weights)
+    refuse(lowered.blockers)
+    if not lowered.path:
+        return lowered.model, {}
+    extracted = ExtractedModel(lowered.model.graph, lowered.path, loss, weights)
+    return lowered.model, extracted.graft(_build(module, extracted, weights), weights)
 
 
 def require_builder() -> Any:
-    """onnxruntime's C module, which has the gradient builder;
+    """onnxruntime's C module, which has the gradient builder.
 
-    InstallationError that says how to get one.
+    Raises InstallationError, which says how to install one.
     """
     wheels = (
         "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up"
@@ -73,17 +74,17 @@ def require_builder() -> Any:
             f"onnxruntime cannot be imported ({error}): pip install {wheels}."
         ) from error
     if not hasattr(module, "GradientGraphBuilder"):
-        where = (
+        problem = (
             f"The installed onnxruntime {getattr(onnxruntime, '__version__', '')} is an inference"
             " build, which has no gradients."
         )
         if sys.version_info >= (3, 13):
             raise InstallationError(
-                f"{where} The training build has no wheel for Python"
+                f"{problem} The training build has no wheel for Python"
                 f" {sys.version_info[0]}.{sys.version_info[1]}: use {wheels}."
             )
         raise InstallationError(
-            f"{where} Where both builds are installed, one overwrites the other. Run\n"
+            f"{problem} Where both builds are installed, one overwrites the other. Run\n"
             "  pip uninstall -y onnxruntime onnxruntime-training onnxruntime-training-cpu\n"
             "  pip install --force-reinstall onnxruntime-training-cpu"
         )
@@ -91,83 +92,81 @@ def require_builder() -> Any:
     return module
 
 
-def _prepared(
-    model: ir.Model, loss: str, weights: Sequence[str]
-) -> tuple[ir.Model, list[PathNode], list[Blocker]]:
-    """A copy in the builder's forms, its nodes between weights and loss, and those of them that
-    cannot be differentiated.
-    """
-    work = ir.from_proto(ir.to_proto(model))
-    NameFixPass()(work)
-    check_ends(work, loss, weights)
-    op_types = {node.name or "": node.op_type for node in work.graph}
-    found: dict[str, Blocker] = {}
+class LoweredModel:
+    """A copy of a model in which every node on the gradient path is lowered.
 
-    def block(node: ir.Node, refused: NoGradientError) -> None:
-        owner = node.name or ""
-        while owner not in op_types and "/" in owner:  # what a form made is named after its node
-            owner = owner.rpartition("/")[0]
-        found.setdefault(
-            owner, Blocker(owner, op_types.get(owner, node.op_type), refused.reason, refused.fix)
+    - `model` is the copy, whose inputs and outputs have their old names.
+    - `path` are its nodes between weights and loss.
+    - `blockers` are the nodes of the original that cannot be differentiated.
+    """
+
+    def __init__(self, model: ir.Model, loss: str, weights: Sequence[str]) -> None:
+        self.loss = loss
+        self.weights = weights
+        self.model = ir.from_proto(ir.to_proto(model))
+        NameFixPass()(self.model)
+        check_ends(self.model, loss, weights)
+        self._op_types = {node.name or "": node.op_type for node in self.model.graph}
+        self._blocked: dict[str, Blocker] = {}
+        self._lower()
+        self.path = self._path()
+        for path_node in self.path:
+            try:
+                check(path_node)
+            except NoGradientError as error:
+                self._block(path_node.node, error)
+        self.blockers = without_consequences(list(self._blocked.values()))
+
+    def _path(self) -> list[PathNode]:
+        graph = self.model.graph
+        return differentiable_path(
+            graph, outputs_of(graph, self.loss), leaves_of(graph, self.weights)
         )
 
-    changed = True
-    while changed:
-        changed, op = False, GraphBuilder(work.graph)
-        found.clear()
-        for path_node in _path(work.graph, loss, weights):
-            try:
-                changed |= _into_form(op, path_node)
-            except NoGradientError as refused:
-                block(path_node.node, refused)
-        _one_use_each(op, set(weights))
-        work = infer_shapes(work)
-        changed &= bool(found)  # a form may tell a shape that another one needs
-    path = _path(work.graph, loss, weights)
-    for path_node in path:
-        try:
-            check(path_node)
-        except NoGradientError as refused:
-            block(path_node.node, refused)
-    # behind an unknown operator, no type is known
-    causes = [b for b in found.values() if b.fix != TYPED]
-    return work, path, causes or list(found.values())
+    def _lower(self) -> None:
+        """Lower every node on the path, again while that may tell shapes that others need."""
+        while True:
+            changed = False
+            self._blocked.clear()
+            op = GraphBuilder(self.model.graph)
+            for path_node in self._path():
+                try:
+                    changed |= _lower_node(op, path_node)
+                except NoGradientError as error:
+                    self._block(path_node.node, error)
+            _use_weights_once_per_node(op, set(self.weights))
+            self.model = infer_shapes(self.model)
+            if not changed or not self._blocked:
+                return
+
+    def _block(self, node: ir.Node, error: NoGradientError) -> None:
+        """Note why the node, or the original node that it comes from, has no gradient."""
+        origin = node.name or ""
+        while origin not in self._op_types and "/" in origin:
+            origin = origin.rpartition("/")[0]  # nodes of a lowering are named after its node
+        op_type = self._op_types.get(origin, node.op_type)
+        self._blocked.setdefault(origin, Blocker(origin, op_type, error.reason, error.fix))
 
 
-def _path(graph: ir.Graph, loss: str, weights: Sequence[str]) -> list[PathNode]:
-    return differentiable_path(graph, outputs_of(graph, loss), leaves_of(graph, weights))
-
-
-def _into_form(op: GraphBuilder, path_node: PathNode) -> bool:
-    """Bring a node into its form in place; its outputs keep their names.
-
-    Whether others took its place.
-    """
+def _lower_node(op: GraphBuilder, path_node: PathNode) -> bool:
+    """Lower a node in place; its outputs keep their names. Returns whether it was replaced."""
     node = path_node.node
-    if node.op_type not in FORMS or node.domain not in ("", "ai.onnx"):
+    if node.op_type not in LOWERINGS or node.domain not in ("", "ai.onnx"):
         return False
     untyped = next((v.name for v in node.inputs if v is not None and v.dtype is None), None)
     if untyped is not None:
         raise NoGradientError(f"the element type of {untyped!r} is unknown", TYPED)
     with op.replacing(node) as replace:
-        made = FORMS[node.op_type](op, path_node)
-        if made is None:
+        outputs = LOWERINGS[node.op_type](op, NodeToLower(op, path_node))
+        if outputs is None:
             return False
-        first, *others = made if isinstance(made, tuple) else (made,)
-        for old, new in zip(node.outputs[1:], others):
-            if old.uses() or old.is_graph_output():
-                assert new is not None
-                copy = op.Identity(new).ir
-                old.replace_all_uses_with(copy, replace_graph_outputs=True)
-                old.name, copy.name = copy.name, old.name
-        assert first is not None
-        replace(first)
+        replace(*(outputs if isinstance(outputs, tuple) else (outputs,)))
     return True
 
 
-def _one_use_each(op: GraphBuilder, weights: set[str]) -> None:
-    """Where a node takes a weight twice, the builder would define its gradient twice: the second
-    time it takes a copy.
+def _use_weights_once_per_node(op: GraphBuilder, weights: set[str]) -> None:
+    """Let a node that uses a weight twice use a copy the second time: the builder would define the
+    weight's gradient twice.
     """
     for node in list(op.graph):
         for i, value in enumerate(node.inputs):
@@ -176,22 +175,22 @@ def _one_use_each(op: GraphBuilder, weights: set[str]) -> None:
                     node.replace_input_with(i, op.Identity(op.wrap(value)).ir)
 
 
-def _build(module: Any, part: Part, weights: Sequence[str]) -> onnx.ModelProto:
+def _build(module: Any, extracted: ExtractedModel, weights: Sequence[str]) -> onnx.ModelProto:
+    """Run the builder on an extracted model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # the builder reports to stderr otherwise
+    options.log_severity_level = 4  # the builder writes to stderr otherwise
     try:
         builder = module.GradientGraphBuilder(
-            part.model.SerializeToString(),
-            {part.target},
-            {part.inner(w) for w in weights},
-            part.target,
+            extracted.model.SerializeToString(),
+            {extracted.loss},
+            {extracted.inner_name(weight) for weight in weights},
+            extracted.loss,
             options,
         )
         builder.build()
         return onnx.load_from_string(builder.get_model())
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
-        raise GradientError(
-            f"onnxruntime's gradient builder failed: {part.readable(str(error).strip())}"
-        ) from error
+        message = extracted.with_original_names(str(error).strip())
+        raise GradientError(f"onnxruntime's gradient builder failed: {message}") from error

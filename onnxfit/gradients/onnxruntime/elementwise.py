@@ -1,6 +1,4 @@
-"""Functions of elements, sums, choices, reductions and products in the form that onnxruntime's
-builder differentiates correctly.
-"""
+"""Lowerings of elementwise functions, sums, choices, reductions and products."""
 
 from __future__ import annotations
 
@@ -9,28 +7,27 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime.forms import (
-    attribute,
-    expanded,
-    form,
-    known,
-    needed,
-    rank,
-    result,
+from onnxfit.gradients.onnxruntime.lowerings import (
+    NodeToLower,
+    expand_to,
+    lowering,
+    require_rank,
+    require_size,
     same_shape,
-    size,
 )
-from onnxfit.gradients.paths import PathNode
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
 
-# Functions of each element
-# -----------------------------------------------------------------------------------------------------
+# Elementwise functions
+# --------------------------------------------------------------------------------------------------
+
+SELU_ALPHA = 1.67326319217681884765625
+SELU_GAMMA = 1.05070102214813232421875
 
 
-@form("Softplus")
-def softplus(op: GraphBuilder, path_node: PathNode) -> Value:
-    return _softplus(op, needed(op, path_node))
+@lowering("Softplus")
+def softplus(op: GraphBuilder, node: NodeToLower) -> Value:
+    return _softplus(op, node.input(0))
 
 
 def _softplus(op: GraphBuilder, x: Value) -> Value:
@@ -38,254 +35,287 @@ def _softplus(op: GraphBuilder, x: Value) -> Value:
     return op.Max(x, 0.0) + op.Log(1 + op.Exp(-abs(x)))
 
 
-@form("Mish")
-def mish(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Mish")
+def mish(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return x * op.Tanh(_softplus(op, x))
 
 
-@form("Softsign")
-def softsign(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Softsign")
+def softsign(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return x / (1 + abs(x))
 
 
-@form("HardSigmoid")
-def hard_sigmoid(op: GraphBuilder, path_node: PathNode) -> Value:
-    return op.Clip(
-        attribute(path_node, "alpha", 0.2) * needed(op, path_node)
-        + attribute(path_node, "beta", 0.5),
-        0.0,
-        1.0,
-    )
+@lowering("HardSigmoid")
+def hard_sigmoid(op: GraphBuilder, node: NodeToLower) -> Value:
+    alpha = node.attribute("alpha", 0.2)
+    beta = node.attribute("beta", 0.5)
+    return op.Clip(alpha * node.input(0) + beta, 0.0, 1.0)
 
 
-@form("HardSwish")
-def hard_swish(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("HardSwish")
+def hard_swish(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return x * op.Clip(x / 6 + 0.5, 0.0, 1.0)
 
 
-@form("Elu", "Celu", "Selu")
-def elu(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, kind = needed(op, path_node), path_node.node.op_type
-    alpha = attribute(path_node, "alpha", 1.67326319217681884765625 if kind == "Selu" else 1.0)
+@lowering("Elu")
+def elu(op: GraphBuilder, node: NodeToLower) -> Value:
+    alpha = node.attribute("alpha", 1.0)
+    return _exponential_below_zero(op, node.input(0), alpha)
+
+
+@lowering("Celu")
+def celu(op: GraphBuilder, node: NodeToLower) -> Value:
+    alpha = node.attribute("alpha", 1.0)
+    return _exponential_below_zero(op, node.input(0), alpha, scale=alpha)
+
+
+@lowering("Selu")
+def selu(op: GraphBuilder, node: NodeToLower) -> Value:
+    alpha = node.attribute("alpha", SELU_ALPHA)
+    gamma = node.attribute("gamma", SELU_GAMMA)
+    y: Value = gamma * _exponential_below_zero(op, node.input(0), alpha)
+    return y
+
+
+def _exponential_below_zero(
+    op: GraphBuilder, x: Value, alpha: float, scale: float | None = None
+) -> Value:
+    """x where x >= 0, else alpha (e^(x / scale) - 1); `scale` is 1 by default."""
     negative = x < 0
-    # e^x of a large x that is not chosen would still spoil the gradient
+    # the gradient of Where multiplies by 0, which e^x of a large positive x would make NaN
     below = op.Where(negative, x, 0.0)
-    y = op.Where(negative, alpha * (op.Exp(below / alpha if kind == "Celu" else below) - 1), x)
-    return attribute(path_node, "gamma", 1.05070102214813232421875) * y if kind == "Selu" else y
+    exponent = below if scale is None else below / scale
+    return op.Where(negative, alpha * (op.Exp(exponent) - 1), x)
 
 
-@form("ThresholdedRelu")
-def thresholded_relu(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
-    return op.Where(x > attribute(path_node, "alpha", 1.0), x, 0.0)
+@lowering("ThresholdedRelu")
+def thresholded_relu(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    return op.Where(x > node.attribute("alpha", 1.0), x, 0.0)
 
 
-@form("Shrink")
-def shrink(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, bias, bound = (
-        needed(op, path_node),
-        attribute(path_node, "bias", 0.0),
-        attribute(path_node, "lambd", 0.5),
-    )
+@lowering("Shrink")
+def shrink(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    bias = node.attribute("bias", 0.0)
+    bound = node.attribute("lambd", 0.5)
     return op.Where(x < -bound, x + bias, op.Where(x > bound, x - bias, 0.0))
 
 
-@form("PRelu")
-def prelu(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, slope = needed(op, path_node), needed(op, path_node, 1)
-    return op.Where(x < 0, expanded(op, slope, x) * x, x)
+@lowering("PRelu")
+def prelu(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    slope = node.input(1)
+    return op.Where(x < 0, expand_to(op, slope, x) * x, x)
 
 
-@form("Tan")
-def tan(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Tan")
+def tan(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return op.Sin(x) / op.Cos(x)
 
 
-@form("Sinh", "Cosh")
-def sinh(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
-    up, down = op.Exp(x), op.Exp(-x)
-    return (up - down if path_node.node.op_type == "Sinh" else up + down) * 0.5
+@lowering("Sinh")
+def sinh(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    return (op.Exp(x) - op.Exp(-x)) * 0.5
 
 
-@form("Asinh")
-def asinh(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Cosh")
+def cosh(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    return (op.Exp(x) + op.Exp(-x)) * 0.5
+
+
+@lowering("Asinh")
+def asinh(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     negative = x < 0
     size = op.Where(negative, -x, x)  # not Abs, whose slope at 0 is 0
     y = op.Log(size + op.Sqrt(size * size + 1))
     return op.Where(negative, -y, y)
 
 
-@form("Acosh")
-def acosh(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Acosh")
+def acosh(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return op.Log(x + op.Sqrt(x * x - 1))
 
 
-@form("Atanh")
-def atanh(op: GraphBuilder, path_node: PathNode) -> Value:
-    x = needed(op, path_node)
+@lowering("Atanh")
+def atanh(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
     return 0.5 * op.Log((1 + x) / (1 - x))
 
 
-@form("CastLike")
-def cast_like(op: GraphBuilder, path_node: PathNode) -> Value:
-    return op.cast(needed(op, path_node), needed(op, path_node, 1).dtype)
+@lowering("CastLike")
+def cast_like(op: GraphBuilder, node: NodeToLower) -> Value:
+    return op.cast(node.input(0), node.input(1).dtype)
 
 
-@form("Pow")
-def power(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    x, exponent = needed(op, path_node), needed(op, path_node, 1)
-    if 1 in path_node.inputs:
-        base = None if 0 in path_node.inputs else ir.convenience.get_const_tensor(x.ir)
-        if base is None or not (base.numpy() > 0).all():
-            raise NoGradientError(
-                "the builder drops the gradient of an exponent",
-                "Exp(exponent * Log(base)), where the base is positive",
-            )
-        return op.Exp(exponent * op.constant(np.log(base.numpy().astype(np.float64)), x.dtype))
+@lowering("Pow")
+def power(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    x = node.input(0)
+    exponent = node.input(1)
+    if 1 in node.path_inputs:
+        return _power_of_trained_exponent(op, node)
     constant = ir.convenience.get_const_tensor(exponent.ir)
     if constant is None or (constant.numpy() == 0).any():
         raise NoGradientError(
             "the exponent may be 0, where its gradient is not a number",
             "a constant exponent other than 0",
         )
-    if exponent.dtype == x.dtype and same_shape(x, result(op, path_node)):
+    if exponent.dtype == x.dtype and same_shape(x, node.first_output):
         return None
-    return op.Pow(expanded(op, x, result(op, path_node)), op.constant(constant.numpy(), x.dtype))
+    return op.Pow(expand_to(op, x, node.first_output), op.constant(constant.numpy(), x.dtype))
+
+
+def _power_of_trained_exponent(op: GraphBuilder, node: NodeToLower) -> Value:
+    """x^e as e^(e log x), for a constant and positive base."""
+    x = node.input(0)
+    base = None if 0 in node.path_inputs else ir.convenience.get_const_tensor(x.ir)
+    if base is None or not (base.numpy() > 0).all():
+        raise NoGradientError(
+            "the builder drops the gradient of an exponent",
+            "Exp(exponent * Log(base)), where the base is positive",
+        )
+    logarithm = np.log(base.numpy().astype(np.float64))
+    return op.Exp(node.input(1) * op.constant(logarithm, x.dtype))
 
 
 # Sums and choices
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
-@form("Sum", "Mean")
-def total(op: GraphBuilder, path_node: PathNode) -> Value:
-    terms = [op.wrap(v) for v in path_node.node.inputs if v is not None]
+@lowering("Sum", "Mean")
+def total(op: GraphBuilder, node: NodeToLower) -> Value:
+    terms = [op.wrap(v) for v in node.ir.inputs if v is not None]
+    if len(terms) == 1:
+        return op.Identity(terms[0])
     y = terms[0]
     for term in terms[1:]:
         y = y + term
-    if path_node.node.op_type == "Mean" and len(terms) > 1:
-        return y * (1 / len(terms))
-    return y if len(terms) > 1 else op.Identity(y)
+    return y * (1 / len(terms)) if node.op_type == "Mean" else y
 
 
-@form("Max", "Min")
-def extreme(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    return op.Identity(needed(op, path_node)) if len(path_node.node.inputs) == 1 else None
+@lowering("Max", "Min")
+def extreme(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    return op.Identity(node.input(0)) if len(node.ir.inputs) == 1 else None
 
 
-@form("Where")
-def where(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    y, condition = result(op, path_node), needed(op, path_node)
-    branches = [needed(op, path_node, i) for i in (1, 2)]
-    wide = [
-        expanded(op, b, y) if i in path_node.inputs else b for i, b in enumerate(branches, start=1)
+@lowering("Where")
+def where(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    y = node.first_output
+    branches = [node.input(1), node.input(2)]
+    expanded = [
+        expand_to(op, branch, y) if i in node.path_inputs else branch
+        for i, branch in enumerate(branches, start=1)
     ]
-    return None if all(a is b for a, b in zip(wide, branches)) else op.Where(condition, *wide)
+    if all(a is b for a, b in zip(expanded, branches)):
+        return None
+    return op.Where(node.input(0), *expanded)
 
 
-@form("Clip")
-def clip(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    if path_node.inputs != {0}:
+@lowering("Clip")
+def clip(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    if node.path_inputs != {0}:
         raise NoGradientError(
             "the gradient of its bounds is not known", "freeze the bounds, or use Min and Max"
         )
-    return op.Identity(needed(op, path_node)) if len(path_node.node.inputs) == 1 else None
+    return op.Identity(node.input(0)) if len(node.ir.inputs) == 1 else None
 
 
 # Reductions
-# ------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
-def _axes(op: GraphBuilder, path_node: PathNode) -> list[int] | None:
-    """The axes a reduction takes, in order; None where it takes none (`noop_with_empty_axes`)."""
-    x, axes = needed(op, path_node), known(op, path_node, 1)
-    if axes is None or axes.size == 0:
-        return None if attribute(path_node, "noop_with_empty_axes", 0) else list(range(rank(x)))
-    return sorted(int(a) % rank(x) for a in axes)
-
-
-@form(
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceL2",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-    "ReduceL1",
-    "ReduceLogSum",
-)
-def reduction(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    kind, x, axes, keep = (
-        path_node.node.op_type,
-        needed(op, path_node),
-        _axes(op, path_node),
-        attribute(path_node, "keepdims", 1),
-    )
-    if axes is None:
+def _reduced_axes(node: NodeToLower) -> list[int]:
+    """The axes of a reduction, in order; NoGradientError if `noop_with_empty_axes` leaves none."""
+    rank = require_rank(node.input(0))
+    axes = node.constant_input(1)
+    if axes is not None and axes.size:
+        return sorted(int(axis) % rank for axis in axes)
+    if node.attribute("noop_with_empty_axes", 0):
         raise NoGradientError("noop_with_empty_axes without axes", "remove the node")
-    named = known(op, path_node, 1)
-    if kind in ("ReduceSum", "ReduceMean") or (
-        kind in ("ReduceL2", "ReduceLogSumExp") and keep and named is not None and named.size
-    ):
+    return list(range(rank))
+
+
+@lowering("ReduceSum", "ReduceMean")
+def linear_reduction(op: GraphBuilder, node: NodeToLower) -> None:
+    _reduced_axes(node)  # or there is no gradient
+
+
+@lowering("ReduceL2", "ReduceLogSumExp", "ReduceSumSquare", "ReduceL1", "ReduceLogSum")
+def reduction(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    x = node.input(0)
+    axes = _reduced_axes(node)
+    keepdims = node.attribute("keepdims", 1)
+    op_type = node.op_type
+    named = node.constant_input(1)
+    if op_type in ("ReduceL2", "ReduceLogSumExp") and keepdims and named is not None and named.size:
         return None
 
     def reduce(op_type: str, value: Value) -> Value:
         if not axes:  # of a scalar
             return abs(value) if op_type == "ReduceL2" else value
         call: Callable[..., Value] = getattr(op, op_type)
-        y = call(value, axes, keepdims=1)
-        # the builder's rule for ReduceL2 is wrong where nothing is left
-        return y if keep else op.Squeeze(y, axes)
+        y = call(
+            value, axes, keepdims=1
+        )  # the builder's rule for ReduceL2 is wrong with keepdims=0
+        return y if keepdims else op.Squeeze(y, axes)
 
-    if kind == "ReduceSumSquare":
+    if op_type == "ReduceSumSquare":
         return reduce("ReduceSum", x * x)
-    if kind == "ReduceL1":
+    if op_type == "ReduceL1":
         return reduce("ReduceSum", abs(x))
-    if kind == "ReduceLogSum":
+    if op_type == "ReduceLogSum":
         return op.Log(reduce("ReduceSum", x))
-    return reduce(kind, x)
+    return reduce(op_type, x)
 
 
-@form("ReduceMax", "ReduceMin")
-def extreme_along(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, axes = needed(op, path_node), _axes(op, path_node)
-    if axes is None:
-        raise NoGradientError("noop_with_empty_axes without axes", "remove the node")
+@lowering("ReduceMax", "ReduceMin")
+def extreme_along(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    axes = _reduced_axes(node)
+    largest = int(node.op_type == "ReduceMax")
     for axis in axes:
-        x = op.TopK(
-            x, [1], _outputs=2, axis=axis, largest=int(path_node.node.op_type == "ReduceMax")
-        )[0]
-    return op.Identity(x) if attribute(path_node, "keepdims", 1) else op.Squeeze(x, axes)
+        x = op.TopK(x, [1], _outputs=2, axis=axis, largest=largest)[0]
+    return op.Identity(x) if node.attribute("keepdims", 1) else op.Squeeze(x, axes)
 
 
 # Products
-# --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
-@form("MatMul")
-def matmul(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    a, b = needed(op, path_node), needed(op, path_node, 1)
-    left, right = rank(a) == 1, rank(b) == 1
-    if not (left or right):
-        return None
-    y = (op.Unsqueeze(a, [0]) if left else a) @ (op.Unsqueeze(b, [1]) if right else b)
-    return op.Squeeze(y, [-2] * left + [-1] * right)
+@lowering("MatMul")
+def matmul(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    a = node.input(0)
+    b = node.input(1)
+    new_axes = []  # a vector becomes a matrix, and its new axis leaves the product again
+    if require_rank(a) == 1:
+        a = op.Unsqueeze(a, [0])
+        new_axes.append(-2)
+    if require_rank(b) == 1:
+        b = op.Unsqueeze(b, [1])
+        new_axes.append(-1)
+    return op.Squeeze(a @ b, new_axes) if new_axes else None
 
 
-@form("CumSum")
-def cumulated(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, axes = needed(op, path_node), known(op, path_node, 1)
+@lowering("CumSum")
+def cumulated(op: GraphBuilder, node: NodeToLower) -> Value:
+    """A product with a triangular matrix of ones."""
+    x = node.input(0)
+    axes = node.constant_input(1)
     assert axes is not None
-    axis = int(axes.reshape(-1)[0]) % rank(x)
-    ones = np.triu(np.ones((size(x, axis), size(x, axis))), k=attribute(path_node, "exclusive", 0))
-    perm = [i for i in range(rank(x)) if i != axis] + [axis]
-    y = op.Transpose(x, perm=perm) @ op.constant(
-        ones.T if attribute(path_node, "reverse", 0) else ones, x.dtype
-    )
-    return op.Transpose(y, perm=[int(i) for i in np.argsort(perm)])
+    rank = require_rank(x)
+    axis = int(axes.reshape(-1)[0]) % rank
+    size = require_size(x, axis)
+    ones = np.triu(np.ones((size, size)), k=node.attribute("exclusive", 0))
+    if node.attribute("reverse", 0):
+        ones = ones.T
+    axis_last = [i for i in range(rank) if i != axis] + [axis]
+    y = op.Transpose(x, perm=axis_last) @ op.constant(ones, x.dtype)
+    return op.Transpose(y, perm=[int(i) for i in np.argsort(axis_last)])

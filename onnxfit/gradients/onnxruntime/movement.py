@@ -1,156 +1,162 @@
-"""Operators that move elements, in the form that onnxruntime's builder differentiates correctly."""
+"""Lowerings of operators that move elements without changing them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from onnxfit.gradients.onnxruntime.forms import (
-    attribute,
-    form,
-    given,
-    known,
-    needed,
-    rank,
-    size,
-    text,
+from onnxfit.gradients.onnxruntime.lowerings import (
+    NodeToLower,
+    gather_at,
+    lowering,
+    require_rank,
+    require_size,
 )
-from onnxfit.gradients.paths import PathNode
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
 
 
-def taken(op: GraphBuilder, x: Value, indices: npt.NDArray[Any], axis: int) -> Value:
-    """The elements at constant positions of an axis; one may be taken several times, or none."""
-    return op.Gather(x, op.constant(np.asarray(indices, np.int64)), axis=axis)
-
-
-@form("Split")
-def split(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...] | None:
-    """The builder forgets outputs that no gradient comes back from: each becomes a Slice."""
-    outputs = path_node.node.outputs
-    if len(path_node.outputs) == len(outputs):
+@lowering("Split")
+def split(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
+    """A Slice for each output, unless all are on the gradient path: the builder drops the others'
+    zeros.
+    """
+    count = len(node.ir.outputs)
+    if len(node.path_outputs) == count:
         return None
-    x = needed(op, path_node)
-    axis, sizes = attribute(path_node, "axis", 0) % rank(x), known(op, path_node, 1)
+    x = node.input(0)
+    axis = node.attribute("axis", 0) % require_rank(x)
+    sizes = node.constant_input(1)
     if sizes is None:
-        each = -(-size(x, axis) // len(outputs))
-        sizes = np.minimum(each, size(x, axis) - each * np.arange(len(outputs)))
+        size = require_size(x, axis)
+        each = -(-size // count)
+        sizes = np.minimum(each, size - each * np.arange(count))
     ends = np.cumsum(sizes)
-    return tuple(
-        op.Slice(x, [int(end - length)], [int(end)], [axis]) for end, length in zip(ends, sizes)
-    )
+    starts = ends - sizes
+    return tuple(op.Slice(x, [int(start)], [int(end)], [axis]) for start, end in zip(starts, ends))
 
 
-@form("Slice")
-def slice_(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    """The builder's rule has no backward steps."""
-    steps = known(op, path_node, 4)
+@lowering("Slice")
+def slice_(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    """A Gather for each axis if a step is negative, for which the builder has no rule."""
+    steps = node.constant_input(4)
     if steps is None or (steps > 0).all():
         return None
-    x, starts, ends, axes = (
-        needed(op, path_node),
-        known(op, path_node, 1),
-        known(op, path_node, 2),
-        known(op, path_node, 3),
-    )
+    x = node.input(0)
+    starts = node.constant_input(1)
+    ends = node.constant_input(2)
+    axes = node.constant_input(3)
     assert starts is not None
     assert ends is not None
-    for start, end, step, axis in zip(
-        starts, ends, steps, range(len(starts)) if axes is None else axes
-    ):
-        length = size(x, int(axis))
-        first, last = (int(p) + length if p < 0 else int(p) for p in (start, end))
-        # ONNX clamps: forward to 0 … length, backward to -1 … length - 1
-        bounds = (0, length) if step > 0 else (-1, length - 1)
-        first, last = (min(max(p, low), bounds[1]) for p, low in ((first, 0), (last, bounds[0])))
-        x = taken(op, x, np.arange(first, last, int(step)), int(axis))
+    if axes is None:
+        axes = np.arange(len(starts))
+    for start, end, step, axis in zip(starts, ends, steps, axes):
+        size = require_size(x, int(axis))
+        # ONNX clamps: forward to 0 ... size, backward to -1 ... size - 1
+        lowest_end = 0 if step > 0 else -1
+        highest = size if step > 0 else size - 1
+        first = min(max(int(start + size if start < 0 else start), 0), highest)
+        last = min(max(int(end + size if end < 0 else end), lowest_end), highest)
+        x = gather_at(op, x, np.arange(first, last, int(step)), int(axis))
     return x
 
 
-@form("Pad")
-def pad(op: GraphBuilder, path_node: PathNode) -> Value | None:
-    if path_node.inputs != {0}:
+@lowering("Pad")
+def pad(op: GraphBuilder, node: NodeToLower) -> Value | None:
+    """Padding by a constant with explicit axes, or a Gather for each axis in another mode."""
+    if node.path_inputs != {0}:
         raise NoGradientError("the gradient of the padding value is not known", "freeze the value")
-    x, mode, axes = (
-        needed(op, path_node),
-        text(path_node, "mode", "constant"),
-        known(op, path_node, 3),
-    )
+    x = node.input(0)
+    mode = node.text_attribute("mode", "constant")
+    axes = node.constant_input(3)
     if mode == "constant" and axes is None:
         return None
-    pads, axes = known(op, path_node, 1), np.arange(rank(x)) if axes is None else axes % rank(x)
-    assert pads is not None
-    before, after = pads[: len(axes)], pads[len(axes) :]
+    rank = require_rank(x)
+    axes = np.arange(rank) if axes is None else axes % rank
+    widths = node.constant_input(1)
+    assert widths is not None
+    before = widths[: len(axes)]
+    after = widths[len(axes) :]
     if mode == "constant":
-        every = np.zeros((2, rank(x)), np.int64)
-        every[0, axes], every[1, axes] = before, after
-        return op.Pad(x, every.reshape(-1), given(op, path_node, 2))
-    if (pads < 0).any():
+        pads = np.zeros((2, rank), np.int64)
+        pads[0, axes] = before
+        pads[1, axes] = after
+        return op.Pad(x, pads.reshape(-1), node.optional_input(2))
+    if (widths < 0).any():
         raise NoGradientError(f"negative pads in mode {mode!r}", "pads that are not negative")
     for axis, left, right in zip(axes, before, after):
         if left or right:
+            indices = np.arange(require_size(x, int(axis)))
             # numpy's modes of these names are ONNX's
-            positions = np.pad(np.arange(size(x, int(axis))), (int(left), int(right)), mode)  # type: ignore[call-overload]
-            x = taken(op, x, positions, int(axis))
+            indices = np.pad(indices, (int(left), int(right)), mode)  # type: ignore[call-overload]
+            x = gather_at(op, x, indices, int(axis))
     return op.Identity(x)
 
 
-@form("CenterCropPad")
-def center_crop_pad(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, target, axes = needed(op, path_node), known(op, path_node, 1), attribute(path_node, "axes")
+@lowering("CenterCropPad")
+def center_crop_pad(op: GraphBuilder, node: NodeToLower) -> Value:
+    """A Slice or a Pad for each axis; of an odd difference, the larger half comes last."""
+    x = node.input(0)
+    target = node.constant_input(1)
+    axes = node.attribute("axes")
     assert target is not None
-    for axis, wanted in zip(range(rank(x)) if axes is None else axes, target):
-        axis, have, want = int(axis) % rank(x), size(x, int(axis)), int(wanted)
-        if want < have:
-            start = (have - want) // 2
-            x = op.Slice(x, [start], [start + want], [axis])
-        elif want > have:
-            pads = np.zeros((2, rank(x)), np.int64)
-            pads[:, axis] = (want - have) // 2, want - have - (want - have) // 2
+    rank = require_rank(x)
+    for axis, wanted in zip(range(rank) if axes is None else axes, target):
+        size = require_size(x, int(axis))
+        new_size = int(wanted)
+        if new_size < size:
+            start = (size - new_size) // 2
+            x = op.Slice(x, [start], [start + new_size], [int(axis) % rank])
+        elif new_size > size:
+            pads = np.zeros((2, rank), np.int64)
+            pads[0, axis] = (new_size - size) // 2
+            pads[1, axis] = new_size - size - pads[0, axis]
             x = op.Pad(x, pads.reshape(-1))
     return op.Identity(x)
 
 
-@form("Compress")
-def compress(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, condition, axis = (
-        needed(op, path_node),
-        known(op, path_node, 1),
-        attribute(path_node, "axis"),
-    )
+@lowering("Compress")
+def compress(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    condition = node.constant_input(1)
+    axis = node.attribute("axis")
     assert condition is not None
-    kept = np.flatnonzero(condition)
-    return taken(op, op.Reshape(x, [-1]) if axis is None else x, kept, 0 if axis is None else axis)
+    selected = np.flatnonzero(condition)
+    if axis is None:
+        return gather_at(op, op.Reshape(x, [-1]), selected, 0)
+    return gather_at(op, x, selected, axis)
 
 
-@form("DepthToSpace")
-def depth_to_space(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, b = needed(op, path_node), attribute(path_node, "blocksize")
-    c, h, w = size(x, 1) // (b * b), size(x, 2), size(x, 3)
-    if text(path_node, "mode", "DCR") == "DCR":
+@lowering("DepthToSpace")
+def depth_to_space(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    b = node.attribute("blocksize")
+    c = require_size(x, 1) // (b * b)
+    h = require_size(x, 2)
+    w = require_size(x, 3)
+    if node.text_attribute("mode", "DCR") == "DCR":
         y = op.Transpose(op.Reshape(x, [0, b, b, c, h, w]), perm=[0, 3, 4, 1, 5, 2])
     else:
         y = op.Transpose(op.Reshape(x, [0, c, b, b, h, w]), perm=[0, 1, 4, 2, 5, 3])
     return op.Reshape(y, [0, c, h * b, w * b])
 
 
-@form("SpaceToDepth")
-def space_to_depth(op: GraphBuilder, path_node: PathNode) -> Value:
-    x, b = needed(op, path_node), attribute(path_node, "blocksize")
-    c, h, w = size(x, 1), size(x, 2) // b, size(x, 3) // b
+@lowering("SpaceToDepth")
+def space_to_depth(op: GraphBuilder, node: NodeToLower) -> Value:
+    x = node.input(0)
+    b = node.attribute("blocksize")
+    c = require_size(x, 1)
+    h = require_size(x, 2) // b
+    w = require_size(x, 3) // b
     y = op.Transpose(op.Reshape(x, [0, c, h, b, w, b]), perm=[0, 3, 5, 1, 2, 4])
     return op.Reshape(y, [0, c * b * b, h, w])
 
 
-@form("Dropout")
-def dropout(op: GraphBuilder, path_node: PathNode) -> Value:
-    """In inference; in training it is random, and the caller turns it into arithmetic."""
-    training = known(op, path_node, 2)
+@lowering("Dropout")
+def dropout(op: GraphBuilder, node: NodeToLower) -> Value:
+    """The identity, as in inference. In training, a caller has written Dropout in arithmetic."""
+    training = node.constant_input(2)
     if training is not None and bool(training):
         raise NoGradientError("it draws its mask itself", "Dropout in inference form")
-    if len(path_node.node.outputs) > 1 and path_node.node.outputs[1].uses():
+    if len(node.ir.outputs) > 1 and node.ir.outputs[1].uses():
         raise NoGradientError("its mask is used", "remove the Dropout")
-    return op.Identity(needed(op, path_node))
+    return op.Identity(node.input(0))

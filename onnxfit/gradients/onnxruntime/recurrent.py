@@ -1,6 +1,4 @@
-"""LSTM and GRU in the form that onnxruntime's builder differentiates correctly: its training
-operators, forward in time.
-"""
+"""Lowerings of LSTM and GRU to onnxruntime's training operators, one for each direction."""
 
 from __future__ import annotations
 
@@ -9,103 +7,112 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime.forms import attribute, form, given, needed, size, text
-from onnxfit.gradients.onnxruntime.movement import taken
-from onnxfit.gradients.paths import PathNode
+from onnxfit.gradients.onnxruntime.lowerings import (
+    NodeToLower,
+    gather_at,
+    lowering,
+    require_size,
+)
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
 
-DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+DEFAULT_ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
 GATES = {"LSTM": 4, "GRU": 3}
+# whether each direction goes backward in time
+DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
 
-@form("LSTM", "GRU")
-def recurrent(op: GraphBuilder, path_node: PathNode) -> tuple[Value, ...]:
-    x = needed(op, path_node)
-    _check(path_node)
-    direction = text(path_node, "direction", "forward")
-    reversed_ = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-    runs = [_run(op, path_node, x, d, backwards) for d, backwards in enumerate(reversed_)]
-    if len(runs) == 1:
-        return runs[0]
-    return tuple(
-        op.Concat(*outputs, axis=1 if i == 0 else 0) for i, outputs in enumerate(zip(*runs))
-    )
+@lowering("LSTM", "GRU")
+def recurrent(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...]:
+    _check_configuration(node)
+    directions = DIRECTIONS[node.text_attribute("direction", "forward")]
+    results = [_one_direction(op, node, i, backward) for i, backward in enumerate(directions)]
+    if len(results) == 1:
+        return results[0]
+    sequences, *finals = zip(*results)
+    return (op.Concat(*sequences, axis=1), *(op.Concat(*final, axis=0) for final in finals))
 
 
-def _check(path_node: PathNode) -> None:
-    kind = path_node.node.op_type
+def _check_configuration(node: NodeToLower) -> None:
+    """Raise NoGradientError for what the training operators do not compute."""
+    defaults = DEFAULT_ACTIVATIONS[node.op_type]
     activations = [
-        a.decode() if isinstance(a, bytes) else a for a in attribute(path_node, "activations") or ()
+        a.decode() if isinstance(a, bytes) else a for a in node.attribute("activations") or ()
     ]
-    for i in range(0, len(activations), len(DEFAULTS[kind])):
-        if [a.lower() for a in activations[i : i + len(DEFAULTS[kind])]] != [
-            a.lower() for a in DEFAULTS[kind]
-        ]:
-            raise NoGradientError(f"activations {activations}", f"activations {DEFAULTS[kind]}")
+    for i in range(0, len(activations), len(defaults)):
+        one_direction = activations[i : i + len(defaults)]
+        if [a.lower() for a in one_direction] != [a.lower() for a in defaults]:
+            raise NoGradientError(f"activations {activations}", f"activations {defaults}")
     for name in ("clip", "input_forget", "layout"):
-        if attribute(path_node, name, 0):
-            raise NoGradientError(f"{name}={attribute(path_node, name)}", f"{name}=0, or no {name}")
-    for index, what in ((4, "sequence_lens"), (7, "peephole weights P")):
-        if index < len(path_node.node.inputs) and path_node.node.inputs[index] is not None:
-            raise NoGradientError(what, f"{kind} without {what}")
+        if node.attribute(name, 0):
+            raise NoGradientError(f"{name}={node.attribute(name)}", f"{name}=0, or no {name}")
+    for index, name in ((4, "sequence_lens"), (7, "peephole weights P")):
+        if node.optional_input(index) is not None:
+            raise NoGradientError(name, f"{node.op_type} without {name}")
 
 
-def _run(
-    op: GraphBuilder, path_node: PathNode, x: Value, d: int, backwards: bool
+def _one_direction(
+    op: GraphBuilder, node: NodeToLower, direction: int, backward: bool
 ) -> tuple[Value, ...]:
-    """One direction: all hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the
-    last cell state.
+    """All hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the last cell state.
+
+    A backward direction reads the sequence reversed, and its hidden states are reversed again.
     """
-    kind, hidden = path_node.node.op_type, attribute(path_node, "hidden_size")
-    directions = size(needed(op, path_node, 1), 0)
-
-    def own(index: int) -> Value | None:
-        value = given(op, path_node, index)
-        return value if value is None or directions == 1 else op.Slice(value, [d], [d + 1], [0])
-
-    if backwards:
-        x = taken(op, x, np.arange(size(x, 0))[::-1], 0)
-    bias = own(3)
+    x = node.input(0)
+    hidden = node.attribute("hidden_size")
+    directions = require_size(node.input(1), 0)
+    inputs = []
+    for index in (1, 2, 3, 5, 6):
+        value = node.optional_input(index)
+        if value is not None and directions > 1:
+            value = op.Slice(value, [direction], [direction + 1], [0])
+        inputs.append(value)
+    w, r, bias, h0, c0 = inputs
+    reversed_time = np.arange(require_size(x, 0))[::-1] if backward else None
+    if reversed_time is not None:
+        x = gather_at(op, x, reversed_time, 0)
     if bias is None:
-        bias = op.constant(np.zeros((1, 2 * GATES[kind] * hidden)), x.dtype)
+        bias = op.constant(np.zeros((1, 2 * GATES[node.op_type] * hidden)), x.dtype)
+    zero = _zero_state(op, x, hidden)
+    states = [zero if h0 is None else h0]
+    if node.op_type == "LSTM":
+        states.append(zero if c0 is None else c0)
+    y, *finals = _training_operator(op, node, x, [w, r, bias, None, *states])
+    if reversed_time is not None:
+        y = gather_at(op, y, reversed_time, 0)
+    return y, *finals
+
+
+def _zero_state(op: GraphBuilder, x: Value, hidden: int) -> Value:
+    """Zeros `(1, batch, hidden)`."""
     batch = op.Slice(op.Shape(x), [1], [2])
-    zero = op.ConstantOfShape(
-        op.Concat([1], batch, [hidden], axis=0), value=ir.tensor(np.zeros(1, x.dtype))
-    )
-    states = [
-        zero if given is None else given
-        for given in ([own(5), own(6)] if kind == "LSTM" else [own(5)])
-    ]
-    extra: dict[str, Any] = (
-        {"linear_before_reset": attribute(path_node, "linear_before_reset", 0)}
-        if kind == "GRU"
-        else {}
-    )
-    outputs = getattr(op, f"{kind}Training")(
-        x,
-        own(1),
-        own(2),
-        bias,
-        None,
-        *states,
-        _outputs=5 if kind == "LSTM" else 3,
-        hidden_size=hidden,
-        _domain="com.microsoft",
-        **extra,
-    )
+    shape = op.Concat([1], batch, [hidden], axis=0)
+    return op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, x.dtype)))
+
+
+def _training_operator(
+    op: GraphBuilder, node: NodeToLower, x: Value, inputs: list[Value | None]
+) -> tuple[Value, ...]:
+    """LSTMTraining or GRUTraining: the outputs that LSTM and GRU have, too.
+
+    Those that follow are for the builder's gradient. ONNX infers no shape of them.
+    """
+    hidden = node.attribute("hidden_size")
+    attributes: dict[str, Any] = {"hidden_size": hidden}
     assert x.shape is not None
-    time, n = x.shape[0], x.shape[1]
-    shapes = [
-        [time, 1, n, hidden],
-        [1, n, hidden],
-        [1, n, hidden],
-        [time, 1, n, hidden],
-        [time, 1, n, 4 * hidden],
-    ]
-    if kind == "GRU":
-        shapes[2:] = [[time, 1, n, 3 * hidden]]
+    time, batch = x.shape[:2]
+    if node.op_type == "GRU":
+        attributes["linear_before_reset"] = node.attribute("linear_before_reset", 0)
+        intermediate = [[time, 1, batch, 3 * hidden]]
+    else:
+        intermediate = [[time, 1, batch, hidden], [time, 1, batch, 4 * hidden]]
+    finals = [[1, batch, hidden]] * (len(inputs) - 4)
+    shapes = [[time, 1, batch, hidden], *finals, *intermediate]
+    call = getattr(op, f"{node.op_type}Training")
+    outputs: tuple[Value, ...] = call(
+        x, *inputs, _outputs=len(shapes), _domain="com.microsoft", **attributes
+    )
     for value, shape in zip(outputs, shapes):
-        value.ir.shape, value.ir.type = ir.Shape(shape), x.ir.type
-    y, *last = outputs[: 3 if kind == "LSTM" else 2]
-    return (taken(op, y, np.arange(size(x, 0))[::-1], 0) if backwards else y, *last)
+        value.ir.shape = ir.Shape(shape)
+        value.ir.type = x.ir.type
+    return outputs[: 1 + len(finals)]

@@ -1,5 +1,5 @@
-"""The nodes between weights and loss as a model of their own for onnxruntime's builder, and its
-answer put back into the graph.
+"""The nodes between weights and loss as a model for onnxruntime's builder, and the transfer of the
+nodes that the builder adds to it back into the graph.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import GradientError
+from onnxfit.gradients.backward import may_be_equal
 from onnxfit.gradients.paths import PathNode
 from onnxfit.graph import names
 
-MAX_CONSTANT_ELEMENTS = (
-    # constants up to this size go to the builder, which reads axes and shapes; larger ones are
-    # inputs to it
-    1024
-)
+# The builder reads axes and shapes, so it gets constants of up to so many elements as initializers;
+# larger ones are inputs.
+MAX_CONSTANT_ELEMENTS = 1024
+
+LOSS_IN_FLOAT = "loss_in_float"
 
 
-class Part:
-    """`model` holds the nodes under names that meet none of the builder's;
+class ExtractedModel:
+    """The nodes on the gradient path as a model.
 
-    `target` is the name of its loss.
+    `model` has inner names ("n0", "v0", ...), which cannot collide with those of the builder.
+    `loss` is the inner name of the loss, in float32.
     """
 
     def __init__(
@@ -33,164 +35,160 @@ class Part:
         self.graph = graph
         self.nodes = {f"n{i}": path_node.node for i, path_node in enumerate(path)}
         values = dict.fromkeys(
-            v
+            value
             for node in self.nodes.values()
-            for v in (*node.inputs, *node.outputs)
-            if v is not None
+            for value in (*node.inputs, *node.outputs)
+            if value is not None
         )
         self.values = {f"v{i}": value for i, value in enumerate(values)}
-        self._inner = {value: name for name, value in self.values.items()}
-        self._inner_of = {value.name: name for name, value in self.values.items()}
-        self.model = ir.to_proto(
-            ir.Model(
-                ir.Graph([], [], nodes=[], opset_imports=graph.opset_imports, name="part"),
-                ir_version=10,
-            )
-        )
-        self._fill(self.model.graph, set(weights))
-        self.target = self._end(self.model.graph, self.inner(loss))
+        self._inner_names = {value: name for name, value in self.values.items()}
+        self._inner_by_name = {value.name: name for name, value in self.values.items()}
+        empty = ir.Graph([], [], nodes=[], opset_imports=graph.opset_imports, name="extracted")
+        self.model = ir.to_proto(ir.Model(empty, ir_version=10))
+        self._add_values(set(weights))
+        self._add_nodes()
+        self.loss = self._add_loss(self.inner_name(loss))
 
-    def inner(self, name: str) -> str:
-        """A value's name in the part."""
-        return self._inner_of[name]
+    def inner_name(self, name: str) -> str:
+        """The name in `model` of a value of the graph."""
+        return self._inner_by_name[name]
 
-    def readable(self, text: str) -> str:
-        """A text of the builder's with the graph's own names."""
+    def with_original_names(self, text: str) -> str:
+        """A text with the names of the graph in the place of inner names."""
 
-        def own(match: re.Match[str]) -> str:
-            thing = (self.values if match[0][0] == "v" else self.nodes).get(match[0])
-            return match[0] if thing is None else thing.name or match[0]
+        def original(match: re.Match[str]) -> str:
+            by_name = self.values if match[0].startswith("v") else self.nodes
+            item = by_name.get(match[0])
+            return match[0] if item is None else item.name or match[0]
 
-        return re.sub(r"(?<![A-Za-z0-9])[nv]\d+(?![A-Za-z0-9])", own, text)
+        return re.sub(r"(?<![A-Za-z0-9])[nv]\d+(?![A-Za-z0-9])", original, text)
 
     def graft(self, built: onnx.ModelProto, weights: Sequence[str]) -> dict[str, str]:
-        """Move the nodes that the builder added to the end of the graph; weight -> name of its
-        gradient.
+        """Move the nodes that the builder added to the end of the graph.
+
+        Returns weight -> name of its gradient.
         """
-        self._check_forward(built.graph)
+        self._check_unchanged(built.graph)
         added = self._added(built.graph)
         gradients = {value.name: value for node in added for value in node.outputs}
         for value in added.inputs:
             value.replace_all_uses_with(self.values[value.name or ""])
-        taken = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
-        taken.update(map(names.gradient, weights))  # left to whoever hands the gradients out
-        taken.update(
-            name
-            for node in self.graph.all_nodes()
-            for name in (node.name, *(v.name for v in node.outputs))
-        )
-        found: dict[str, str] = {}
+        taken = self._names_taken(weights)
         for value in list(added.initializers.values()):
             del added.initializers[value.name or ""]
-            value.name = self._fresh(value.name or "", taken)
+            value.name = self._unique_name(value.name or "", taken)
             self.graph.register_initializer(value)
         nodes = list(added)
         added.remove(nodes)
         for node in nodes:
-            node.name = self._fresh(node.name or "", taken)
+            node.name = self._unique_name(node.name or "", taken)
             for value in node.outputs:
-                value.name = self._fresh(value.name, taken) if value.name else value.name
+                value.name = self._unique_name(value.name, taken) if value.name else value.name
             self.graph.opset_imports.setdefault(node.domain, 1)
         self.graph.extend(nodes)
+        by_weight = {weight: gradients[f"{self.inner_name(weight)}_grad"] for weight in weights}
+        self._set_types(by_weight)
+        return {weight: gradient.name or "" for weight, gradient in by_weight.items()}
+
+    def _names_taken(self, weights: Sequence[str]) -> set[str | None]:
+        """The names of the graph, and those that callers will give to the gradients."""
+        taken = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
+        taken.update(map(names.gradient, weights))
+        for node in self.graph.all_nodes():
+            taken.add(node.name)
+            taken.update(v.name for v in node.outputs)
+        return taken
+
+    def _set_types(self, gradients: dict[str, ir.Value]) -> None:
+        """Give each gradient the type and shape of its weight; GradientError if they differ."""
         inputs = {v.name: v for v in self.graph.inputs}
-        for weight in weights:
-            gradient, like = gradients[f"{self.inner(weight)}_grad"], inputs[weight]
-            if not _agree(gradient.shape, like.shape):
+        for name, gradient in gradients.items():
+            weight = inputs[name]
+            if not may_be_equal(gradient.shape, weight.shape):
                 raise GradientError(
-                    f"The builder's gradient of {weight}{like.shape} has another shape,"
+                    f"The builder's gradient of {name}{weight.shape} has another shape,"
                     f" {gradient.shape}."
                 )
-            gradient.shape, gradient.type = like.shape, like.type
-            found[weight] = gradient.name or ""
-        return found
+            gradient.shape = weight.shape
+            gradient.type = weight.type
 
-    def _fill(self, part: onnx.GraphProto, weights: set[str]) -> None:
-        made = {v for node in self.nodes.values() for v in node.outputs}
+    def _add_values(self, weights: set[str]) -> None:
+        """Add the values to the model: as small constants, as inputs, or as computed ones."""
+        graph = self.model.graph
+        computed = {v for node in self.nodes.values() for v in node.outputs}
         for name, value in self.values.items():
-            constant = (
-                None
-                if value in made or value.name in weights
-                else ir.convenience.get_const_tensor(value)
-            )
+            constant = None
+            if value not in computed and value.name not in weights:
+                constant = ir.convenience.get_const_tensor(value)
             if constant is not None and constant.size <= MAX_CONSTANT_ELEMENTS:
                 tensor = ir.serde.serialize_tensor(constant)
                 tensor.name = name
-                part.initializer.append(tensor)
-            else:
-                info = ir.serde.serialize_value(value)
-                info.name = name
-                (part.value_info if value in made else part.input).append(info)
+                graph.initializer.append(tensor)
+                continue
+            info = ir.serde.serialize_value(value)
+            info.name = name
+            (graph.value_info if value in computed else graph.input).append(info)
+
+    def _add_nodes(self) -> None:
         for name, node in self.nodes.items():
             proto = ir.serde.serialize_node(node)
             proto.name = name
-            proto.input[:] = [self._inner[v] if v is not None else "" for v in node.inputs]
-            proto.output[:] = [self._inner[v] if v.name else "" for v in node.outputs]
-            part.node.append(proto)
+            proto.input[:] = ["" if v is None else self._inner_names[v] for v in node.inputs]
+            proto.output[:] = [self._inner_names[v] if v.name else "" for v in node.outputs]
+            self.model.graph.node.append(proto)
 
-    def _end(self, part: onnx.GraphProto, loss: str) -> str:
-        """The name that the builder starts from, in float32: it knows no other start."""
+    def _add_loss(self, loss: str) -> str:
+        """Add the output that the builder starts from. It can start from float32 only."""
+        graph = self.model.graph
         if self.values[loss].dtype != ir.DataType.FLOAT:
-            part.node.append(
-                onnx.helper.make_node(
-                    "Cast",
-                    [loss],
-                    ["loss_in_float"],
-                    name="loss_in_float",
-                    to=onnx.TensorProto.FLOAT,
-                )
-            )
-            loss = "loss_in_float"
-        part.output.append(onnx.helper.make_tensor_value_info(loss, onnx.TensorProto.FLOAT, []))
+            to = onnx.TensorProto.FLOAT
+            cast = onnx.helper.make_node("Cast", [loss], [LOSS_IN_FLOAT], LOSS_IN_FLOAT, to=to)
+            graph.node.append(cast)
+            loss = LOSS_IN_FLOAT
+        graph.output.append(onnx.helper.make_tensor_value_info(loss, onnx.TensorProto.FLOAT, []))
         return loss
 
-    def _check_forward(self, built: onnx.GraphProto) -> None:
-        """The builder may rewrite what it differentiates; the gradient of something else is
-        refused.
-        """
-        before, after = (
-            {node.name: node for node in graph.node} for graph in (self.model.graph, built)
-        )
-        for name, mine in self.nodes.items():
-            node, other = before[name], after.get(name, onnx.NodeProto())
-            written = {a.name: a for a in other.attribute}
-            same = (node.op_type, node.input, node.output) == (
-                other.op_type,
-                other.input,
-                other.output,
+    def _check_unchanged(self, built: onnx.GraphProto) -> None:
+        """Raise GradientError if the builder rewrote a node before it differentiated it."""
+        before = {node.name: node for node in self.model.graph.node}
+        after = {node.name: node for node in built.node}
+        for name, original in self.nodes.items():
+            ours = before[name]
+            theirs = after.get(name, onnx.NodeProto())
+            same = (
+                ours.op_type == theirs.op_type
+                and ours.input == theirs.input
+                and ours.output == theirs.output
             )
-            if not same or any(written.get(a.name) != a for a in node.attribute):
+            attributes = {a.name: a for a in theirs.attribute}
+            if not same or any(attributes.get(a.name) != a for a in ours.attribute):
                 raise GradientError(
-                    f"onnxruntime's builder changed {mine.op_type} {mine.name!r}, so that its"
-                    " gradient cannot be trusted."
+                    f"onnxruntime's builder changed {original.op_type} {original.name!r}, so that"
+                    " its gradient cannot be trusted."
                 )
 
     def _added(self, built: onnx.GraphProto) -> ir.Graph:
+        """The nodes that the builder added, as a graph whose inputs are inner names."""
         ours = {node.name for node in self.model.graph.node}
         nodes = [node for node in built.node if node.name not in ours]
         used = {name for node in nodes for name in node.input}
-        part = onnx.GraphProto(name="added", node=nodes)
-        part.input.extend(onnx.ValueInfoProto(name=name) for name in self.values if name in used)
-        part.initializer.extend(
+        added = onnx.GraphProto(name="added", node=nodes)
+        added.input.extend(onnx.ValueInfoProto(name=name) for name in self.values if name in used)
+        added.initializer.extend(
             t for t in built.initializer if t.name in used and t.name not in self.values
         )
-        part.value_info.extend(
+        added.value_info.extend(
             v for v in (*built.value_info, *built.output) if v.name not in self.values
         )
-        return ir.serde.deserialize_graph(part)
+        return ir.serde.deserialize_graph(added)
 
-    def _fresh(self, name: str, taken: set[str | None]) -> str:
-        name = stem = self.readable(name)
+    def _unique_name(self, name: str, taken: set[str | None]) -> str:
+        """The name with original names in it, and a number if it is taken; it is then taken."""
+        stem = self.with_original_names(name)
+        unique = stem
         count = 0
-        while name in taken:
+        while unique in taken:
             count += 1
-            name = f"{stem}_{count}"
-        taken.add(name)
-        return name
-
-
-def _agree(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
-    if shape is None or other is None:
-        return True
-    return len(shape) == len(other) and all(
-        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(shape, other)
-    )
+            unique = f"{stem}_{count}"
+        taken.add(unique)
+        return unique

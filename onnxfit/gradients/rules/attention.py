@@ -23,6 +23,7 @@ from onnxfit.gradients.building import (
     int_vector,
 )
 from onnxfit.gradients.table import NoGradientError, decompose
+from onnxfit.graph.inference import same_type_and_rank, same_type_and_shape
 from onnxfit.graph.values import GraphBuilder, Value
 
 CACHED = "it has a cache of past keys and values"
@@ -34,7 +35,7 @@ HIDDEN_SCORE = float(np.finfo(np.float32).min)
 # ------------------------------------------------------------------------------------------------
 
 
-@decompose("RotaryEmbedding", MICROSOFT)
+@decompose("RotaryEmbedding", MICROSOFT, infer=same_type_and_shape)
 def rotary_embedding(
     op: GraphBuilder, x: Value, position_ids: Value, cos: Value, sin: Value, *,
     interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
@@ -106,7 +107,7 @@ def _rotated_width(op: GraphBuilder, table: Value) -> Value:
 # ------------------------------------------------------------------------------------------------
 
 
-@decompose("Attention", MICROSOFT)
+@decompose("Attention", MICROSOFT, infer=same_type_and_rank)
 def attention(
     op: GraphBuilder, x: Value, weights: Value, bias: Value | None, mask: Value | None,
     past: Value | None, attention_bias: Value | None, past_length: Value | None, *,
@@ -135,7 +136,7 @@ def attention(
     return merge_heads(op, attend(op, q, k, v, scale, added, hidden))
 
 
-@decompose("MultiHeadAttention", MICROSOFT)
+@decompose("MultiHeadAttention", MICROSOFT, infer=same_type_and_rank)
 def multi_head_attention(
     op: GraphBuilder, query: Value, key: Value | None, value: Value | None, bias: Value | None,
     key_padding_mask: Value | None, attention_bias: Value | None, past_key: Value | None,
@@ -194,7 +195,7 @@ def _add_biases(
     return [x + b for x, b in zip(qkv, biases)]
 
 
-@decompose("GroupQueryAttention", MICROSOFT)
+@decompose("GroupQueryAttention", MICROSOFT, infer=same_type_and_rank)
 def group_query_attention(
     op: GraphBuilder, query: Value, key: Value | None, value: Value | None,
     past_key: Value | None, past_value: Value | None, seqlens_k: Value, total_length: Value,

@@ -1,9 +1,8 @@
-"""Arithmetic and the elementary functions, element by element, with the derivatives of any calculus
-book.
+"""Arithmetic and elementary functions of each element, with the derivatives of any calculus book.
 
-At a kink, and where a formula would make NaN out of a number that is fine, the choice is PyTorch's:
-|x|' = 0 at 0, Max and Min share a tie evenly, Clip lets pass at its edges, and x^e has the slope 0
-at x = 0 = e.
+At a kink, and where the formula of the derivative gives NaN, the value is PyTorch's: |x|' = 0 at 0,
+Max and Min share the gradient of a tie evenly, Clip has the slope 1 at its bounds, and x^e has the
+slope 0 at x = e = 0.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def add(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
 
 @gradient("Sub", broadcasts=True)
 def sub(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
-    return dy, lambda: -reduce_to(op, dy, b)  # the sum first: there is less to negate
+    return dy, lambda: -reduce_to(op, dy, b)  # after the sum, fewer elements are negated
 
 
 @gradient("Mul", broadcasts=True)
@@ -44,7 +43,7 @@ def div(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
 
 @gradient("Mod", broadcasts=True)
 def mod(op: GraphBuilder, a: Value, b: Value, y: Value, dy: Value) -> Gradients:
-    """y = a - n b with a whole n."""
+    """y = a - n b with an integer n."""
     return dy, lambda: -(dy * op.Round((a - y) / b))
 
 
@@ -61,12 +60,13 @@ def mean(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
 @gradient("Max", broadcasts=True)
 @gradient("Min", broadcasts=True)
 def extreme(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
-    """Those that reach the extreme share dy."""
+    """The inputs that are equal to the extreme share dy."""
     if len(xs) == 1:
         return dy
-    reaches = [op.cast(x == y, dy.dtype) for x in xs]
-    share = dy / (reaches[0] + reaches[1] if len(xs) == 2 else op.Sum(*reaches))
-    return tuple(share * r for r in reaches)
+    masks = [op.cast(x == y, dy.dtype) for x in xs]
+    count = masks[0] + masks[1] if len(xs) == 2 else op.Sum(*masks)
+    share = dy / count
+    return tuple(share * mask for mask in masks)
 
 
 @gradient("Where", broadcasts=True)
@@ -82,21 +82,21 @@ def where(op: GraphBuilder, condition: Value, a: Value, b: Value, y: Value, dy: 
 def clip(
     op: GraphBuilder, x: Value, low: Value | None, high: Value | None, y: Value, dy: Value
 ) -> Gradients:
-    """What is not moved lets pass; what is moved passes on to the bound that moved it.
+    """The gradient goes to x where x was not clipped, otherwise to the bound that clipped it.
 
-    Of crossed bounds, `high` holds everywhere.
+    If low > high, y is `high` everywhere.
     """
 
     def of_x() -> Value:
-        passes = x == y
+        unclipped = x == y
         if (
             low is not None
             and high is not None
             and (low.ir.const_value is None or high.ir.const_value is None)
         ):
-            # where x is crossed bounds' `high` itself, that has dy already
-            passes = passes & (low <= high)
-        return dy * op.cast(passes, dy.dtype)
+            # where low > high and x == high, the gradient goes to `high`
+            unclipped = unclipped & (low <= high)
+        return dy * op.cast(unclipped, dy.dtype)
 
     def of_low() -> Value:
         assert low is not None
@@ -116,7 +116,7 @@ def clip(
 @gradient("Identity")
 @gradient("Cast")
 def identity(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
-    """The driver gives every gradient its input's type."""
+    """The driver casts every gradient to the type of its input."""
     return dy
 
 
@@ -157,15 +157,15 @@ def log(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
 
 @gradient("Pow", broadcasts=True)
 def pow_(op: GraphBuilder, x: Value, e: Value, y: Value, dy: Value) -> Gradients:
-    """e x^(e-1) and y log x, both 0 where x = 0 makes a factor infinite and the other is 0."""
+    """e x^(e-1) and y log x, both 0 where x = 0 makes one factor infinite and the other is 0."""
     exponent = op.cast(e, x.dtype)
 
     def of_base() -> Value:
         constant_exponent = known(e)
         if constant_exponent is not None:
             return dy * _power_slope(op, x, constant_exponent.astype(x.dtype), y)
-        less = op.Where((x == 0) & (exponent == 0), 0, exponent - 1)
-        return dy * exponent * x**less
+        lowered = op.Where((x == 0) & (exponent == 0), 0, exponent - 1)
+        return dy * exponent * x**lowered
 
     def of_exponent() -> Value:
         return dy * y * op.Log(op.Where((x == 0) & (exponent >= 0), 1, x))
@@ -174,7 +174,7 @@ def pow_(op: GraphBuilder, x: Value, e: Value, y: Value, dy: Value) -> Gradients
 
 
 def _power_slope(op: GraphBuilder, x: Value, e: npt.NDArray[np.floating], y: Value) -> Value:
-    """The derivative of y = x^e for a known e; a general Pow costs as much as twenty products."""
+    """The derivative of y = x^e for a constant e; Pow costs as much as twenty multiplications."""
     number = float(e.flat[0]) if e.size == 1 else math.nan
     if number == 0:
         return op.constant(0, x.dtype)
@@ -261,16 +261,3 @@ def erf(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
 @gradient("Sigmoid")
 def sigmoid(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Gradients:
     return dy * y * (1 - y)
-
-
-@gradient("Range")
-def range_(
-    op: GraphBuilder, start: Value, limit: Value, step: Value, y: Value, dy: Value
-) -> Gradients:
-    """y_i = start + i step; the limit decides only how many there are."""
-
-    def of_step() -> Value:
-        steps = op.cast(op.Range(0, op.Size(y), op.constant(1, np.int64)), dy.dtype)
-        return op.ReduceSum(dy * steps, keepdims=0)
-
-    return lambda: op.ReduceSum(dy, keepdims=0), None, of_step

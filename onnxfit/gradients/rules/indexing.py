@@ -1,16 +1,18 @@
-"""Operators that take elements at computed places, or put them there.
+"""Operators that read or write elements at computed indices.
 
-What was read at a place is added to that place: the gradient of a Gather is a scatter with "add",
-that of a scatter a Gather. Ties of a maximum share the gradient evenly, as in PyTorch's
-`scatter_reduce`.
+The gradient of an element that was read is added at its index: the gradient of a Gather is a
+scatter with "add", that of a scatter is a Gather. Elements that tie for a maximum share the
+gradient evenly, as in PyTorch's `scatter_reduce`.
 
-onnxruntime's ScatterND adds several updates to one place from several threads without a lock
-(1.19.2 and 1.31.1 alike), as soon as it adds more than 210 000 elements: of a repeated index, some
-are then lost. ScatterElements adds one by one, but takes 5 ns per element, seven times as long as
-ScatterND. So ScatterND gets at most `ALONE` elements at a time.
+onnxruntime's ScatterND adds from several threads without a lock (1.19.2 and 1.31.1 alike) if it
+adds more than 210 000 elements, and then loses updates of a repeated index. ScatterElements uses
+one thread, but takes 5 ns per element, seven times as long as ScatterND. So each ScatterND adds at
+most MAX_SCATTER_ND_ELEMENTS.
 """
 
 from __future__ import annotations
+
+from typing import Union
 
 import numpy as np
 
@@ -31,13 +33,13 @@ from onnxfit.gradients.building import (
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-ALONE = 2**17  # elements that ScatterND adds in one thread
-PIECES = 16  # so many times that, ScatterND is worth its while
-COPIED = 2**22  # elements; every ScatterND copies what it adds to
-MIN_ROW_ELEMENTS = 64  # elements of a row for which it pays to look for equal indices
+MAX_SCATTER_ND_ELEMENTS = 2**17  # that ScatterND adds in one thread
+MAX_SCATTER_NDS = 16  # one after the other; ScatterElements is faster than more
+MAX_COPIED_ELEMENTS = 2**22  # in all: every ScatterND copies the tensor that it adds to
+MIN_ROW_ELEMENTS = 64  # for which it pays to look for equal indices
 
 # Reading
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @gradient("Gather")
@@ -45,134 +47,120 @@ def gather(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
     axis = axis % x.rank
-    places, length = known(indices), x.shape[axis] if x.shape is not None else None
-    if places is not None and isinstance(length, int):
-        # a constant place: nothing needs to be scattered
-        found = transposed_gather(
-            op,
-            _in_a_row(op, x, indices, dy, axis),
-            np.where(places < 0, places + length, places).reshape(-1),
-            length,
-            axis,
-        )
-        if found is not None:
-            return found, None
-    rows = _in_a_row(op, x, indices, dy, axis)
+    slices = _with_one_index_axis(op, x, indices, dy, axis)
+    constant_indices = known(indices)
+    size = None if x.shape is None else x.shape[axis]
+    if constant_indices is not None and isinstance(size, int):
+        positive = np.where(constant_indices < 0, constant_indices + size, constant_indices)
+        dx = transposed_gather(op, slices, positive.reshape(-1), size, axis)
+        if dx is not None:
+            return dx, None
     vector = op.cast(indices, np.int64)
     if indices.rank != 1:
         vector = op.Reshape(vector, int_vector(op, -1))
-    if axis == 0 and static_shape(rows) is not None:
-        found = _rows_added(op, x, vector, rows)
-        if found is not None:
-            return found, None
-    column = align_to_axis(op, vector, axis, x.rank)
-    everywhere = op.Expand(column, op.shape(rows))
-    return (
-        op.ScatterElements(
-            zeros(op, dy, op.shape(x)), everywhere, rows, axis=axis, reduction="add"
-        ),
-        None,
-    )
+    if axis == 0 and static_shape(slices) is not None:
+        dx = _add_rows(op, x, vector, slices)
+        if dx is not None:
+            return dx, None
+    aligned = align_to_axis(op, vector, axis, x.rank)
+    of_each_element = op.Expand(aligned, op.shape(slices))
+    zero = zeros(op, dy, op.shape(x))
+    return op.ScatterElements(zero, of_each_element, slices, axis=axis, reduction="add"), None
 
 
-def _rows_added(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
-    """Zeros in the shape of x with rows added at indices, by ScatterND;
+def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value | None:
+    """Add rows of known sizes at indices to zeros in the shape of x, by ScatterND.
 
-    None where ScatterElements is better.
-
-    For a table of 1000 x 128 and 1024 indices it takes 0.08 ms and ScatterElements 0.75, for 30000
-    x 256 3.7 and 5 to 7 (zeros alone: 3.4).
+    None if ScatterElements is faster. For a table of 1000 x 128 and 1024 indices, ScatterND takes
+    0.08 ms and ScatterElements 0.75 ms; for 30000 x 256, it takes 3.7 ms and ScatterElements 5 to
+    7 ms (the zeros alone take 3.4 ms).
     """
-    sizes, table = static_shape(rows) or (0,), static_shape(x)
-    if _few(rows):
-        return op.ScatterND(
-            zeros(op, rows, op.shape(x)), op.Unsqueeze(indices, [1]), rows, reduction="add"
-        )
-    count, width = sizes[0], int(np.prod(sizes[1:]))
-    most = max(ALONE // width, 1)
-    pieces = -(-count // most)
-    if pieces > PIECES or table is None:
+    sizes = static_shape(rows) or (0,)
+    table = static_shape(x)
+    if _adds_in_one_thread(rows):
+        zero = zeros(op, rows, op.shape(x))
+        return op.ScatterND(zero, op.Unsqueeze(indices, [1]), rows, reduction="add")
+    count = sizes[0]
+    width = int(np.prod(sizes[1:]))
+    rows_per_scatter = max(MAX_SCATTER_ND_ELEMENTS // width, 1)
+    scatters = -(-count // rows_per_scatter)
+    if scatters > MAX_SCATTER_NDS or table is None:
         return None
-    lengths = op.constant(np.array([*[most] * (pieces - 1), count - most * (pieces - 1)], np.int64))
+    last = count - rows_per_scatter * (scatters - 1)
+    split = int_vector(op, *[rows_per_scatter] * (scatters - 1), last)
 
-    def added(total: Value, places: Value) -> Value:
-        columns = op.Split(op.Unsqueeze(places, [1]), lengths, _outputs=pieces, axis=0)
-        for column, part in zip(columns, op.Split(rows, lengths, _outputs=pieces, axis=0)):
-            total = op.ScatterND(total, column, part, reduction="add")
+    def add_all(total: Value, row_indices: Value) -> Value:
+        columns = op.Split(op.Unsqueeze(row_indices, [1]), split, _outputs=scatters, axis=0)
+        chunks = op.Split(rows, split, _outputs=scatters, axis=0)
+        for column, chunk in zip(columns, chunks):
+            total = op.ScatterND(total, column, chunk, reduction="add")
         return total
 
-    if pieces * int(np.prod(table)) <= COPIED:
-        return added(zeros(op, rows, op.shape(x)), indices)
+    if scatters * int(np.prod(table)) <= MAX_COPIED_ELEMENTS:
+        return add_all(zeros(op, rows, op.shape(x)), indices)
     if width < MIN_ROW_ELEMENTS:
         return None
-    # the rows of each index are added up apart from the large table, and then put there once
-    # -1 and the last are one index
+    # Every ScatterND would copy the large table. So the rows of equal indices are added up in a
+    # smaller tensor, which is written to the table once; Mod makes -1 and the last index equal.
     unique, _, inverse = op.Unique(op.Mod(indices, table[0]), _outputs=3)
-    sums = added(zeros(op, rows, concat_sizes(op, op.Shape(unique), op.shape(x, 1))), inverse)
+    sums = add_all(zeros(op, rows, concat_sizes(op, op.Shape(unique), op.shape(x, 1))), inverse)
     return op.ScatterND(zeros(op, rows, op.shape(x)), op.Unsqueeze(unique, [1]), sums)
 
 
-def _few(dy: Value) -> bool:
-    """Whether ScatterND adds so many elements one after another."""
-    elements = static_size(dy)
-    return elements is not None and elements <= ALONE
+def _adds_in_one_thread(updates: Value) -> bool:
+    """Whether ScatterND adds these updates in one thread, so that it loses none."""
+    elements = static_size(updates)
+    return elements is not None and elements <= MAX_SCATTER_ND_ELEMENTS
 
 
-def _in_a_row(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
-    """The gradient of a Gather by indices of any rank as if they were one vector."""
+def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
+    """Reshape the gradient of a Gather as if its indices were a vector, whatever their rank."""
     if indices.rank == 1:
         return dy
     if indices.rank == 0:
         return op.Unsqueeze(dy, [axis])
-    one = int_vector(op, 1)
-    sizes = known(op.shape(indices))
-    parts = [
-        (
-            op.Reshape(op.Size(indices), one)
-            if sizes is None
-            else op.constant(sizes.prod(keepdims=True))
-        )
-    ]
+    index_sizes = known(op.shape(indices))
+    if index_sizes is None:
+        count = op.Reshape(op.Size(indices), int_vector(op, 1))
+    else:
+        count = op.constant(index_sizes.prod(keepdims=True))
+    sizes = [count]
     if axis:
-        parts.insert(0, op.shape(x, 0, axis))
+        sizes.insert(0, op.shape(x, 0, axis))
     if axis + 1 < x.rank:
-        parts.append(op.shape(x, axis + 1))
-    return op.Reshape(dy, concat_sizes(op, *parts), allowzero=1)
+        sizes.append(op.shape(x, axis + 1))
+    return op.Reshape(dy, concat_sizes(op, *sizes), allowzero=1)
 
 
 @gradient("GatherElements")
 def gather_elements(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
-    return (
-        op.ScatterElements(zeros(op, dy, op.shape(x)), indices, dy, axis=axis, reduction="add"),
-        None,
-    )
+    zero = zeros(op, dy, op.shape(x))
+    return op.ScatterElements(zero, indices, dy, axis=axis, reduction="add"), None
 
 
 @gradient("GatherND")
 def gather_nd(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, batch_dims: int
 ) -> Gradients:
-    return _added(op, x, _with_batches(op, indices, batch_dims), dy), None
+    return _add_slices(op, x, _with_batch_indices(op, indices, batch_dims), dy), None
 
 
-def _with_batches(op: GraphBuilder, indices: Value, batch_dims: int) -> Value:
-    """Indices that tell the places in the leading axes, too, which they had in common with the
-    data.
-    """
-    parts = [indices]
-    lead = op.shape(indices, 0, indices.rank - 1)
+def _with_batch_indices(op: GraphBuilder, indices: Value, batch_dims: int) -> Value:
+    """Prepend the indices of the batch axes, which GatherND leaves out."""
+    columns = [indices]
+    sizes = op.shape(indices, 0, indices.rank - 1)
     for axis in reversed(range(batch_dims)):
-        count = arange(op, axis_size(op, indices, axis))
-        column = align_to_axis(op, count, axis, indices.rank)
-        parts.insert(0, op.Expand(column, concat_sizes(op, lead, 1)))
-    return op.Concat(*parts, axis=-1) if len(parts) > 1 else indices
+        numbers = arange(op, axis_size(op, indices, axis))
+        column = align_to_axis(op, numbers, axis, indices.rank)
+        columns.insert(0, op.Expand(column, concat_sizes(op, sizes, 1)))
+    return op.Concat(*columns, axis=-1) if len(columns) > 1 else indices
 
 
-def _added(op: GraphBuilder, x: Value, indices: Value, dy: Value) -> Value:
-    """Zeros in the shape of x, with dy added at indices."""
-    if _few(dy):
+def _add_slices(op: GraphBuilder, x: Value, indices: Value, dy: Value) -> Value:
+    """Add dy at indices to zeros in the shape of x."""
+    if _adds_in_one_thread(dy):
         return op.ScatterND(zeros(op, dy, op.shape(x)), indices, dy, reduction="add")
     flat = int_vector(op, -1)
     elements = op.Reshape(op.Size(x), flat)
@@ -188,15 +176,18 @@ def _added(op: GraphBuilder, x: Value, indices: Value, dy: Value) -> Value:
 
 @decompose("Compress")
 def compress(op: GraphBuilder, x: Value, condition: Value, *, axis: int | None) -> Value:
-    """A Gather of where the condition holds; without an axis, of all elements in a row."""
-    flags = known(condition)
+    """A Gather of the indices at which the condition is true; without an axis, of the flattened
+    tensor.
+    """
+    constant_condition = known(condition)
     flat = int_vector(op, -1)
-    kept = (
-        op.Reshape(op.NonZero(condition), flat)
-        if flags is None
-        else op.constant(np.flatnonzero(flags).astype(np.int64))
-    )
-    return op.Gather(op.Reshape(x, flat), kept) if axis is None else op.Gather(x, kept, axis=axis)
+    if constant_condition is None:
+        selected = op.Reshape(op.NonZero(condition), flat)
+    else:
+        selected = op.constant(np.flatnonzero(constant_condition).astype(np.int64))
+    if axis is None:
+        return op.Gather(op.Reshape(x, flat), selected)
+    return op.Gather(x, selected, axis=axis)
 
 
 @gradient("TopK", all_outputs=True)
@@ -218,52 +209,61 @@ def top_k(
 
 @gradient("Unique", all_outputs=True)
 def unique(
-    op: GraphBuilder, x: Value, y: Value, first: Value, inverse: Value, counts: Value,
-    dy: Value | None, dfirst: Value | None, dinverse: Value | None, dcounts: Value | None, *, axis: int | None,
-) -> Gradients:  # fmt: skip
-    """Equal elements share the gradient of the one they become."""
+    op: GraphBuilder,
+    x: Value,
+    y: Value,
+    first: Value,
+    inverse: Value,
+    counts: Value,
+    dy: Value | None,
+    dfirst: Value | None,
+    dinverse: Value | None,
+    dcounts: Value | None,
+    *,
+    axis: int | None,
+) -> Gradients:
+    """Equal elements share the gradient of their unique value evenly."""
     if dy is None:
         return None
-    times = op.cast(counts, dy.dtype)
+    divisors = op.cast(counts, dy.dtype)
     if axis is None:
-        return reshape_like(op, op.Gather(dy / times, inverse), x)
+        return reshape_like(op, op.Gather(dy / divisors, inverse), x)
     axis = axis % x.rank
-    column = align_to_axis(op, times, axis, x.rank)
-    return op.Gather(dy / column, inverse, axis=axis)
+    return op.Gather(dy / align_to_axis(op, divisors, axis, x.rank), inverse, axis=axis)
 
 
 @gradient("OneHot")
 def one_hot(
     op: GraphBuilder, indices: Value, depth: Value, values: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
-    """y is values[1] where the index points, values[0] elsewhere."""
+    """y is values[1] at the index, and values[0] elsewhere."""
 
-    def both() -> Value:
+    def of_values() -> Value:
         hot = dy * op.OneHot(indices, depth, op.constant(np.array([0, 1], dy.dtype)), axis=axis)
-        sums = [op.Reshape(op.ReduceSum(part, keepdims=0), [1]) for part in (dy - hot, hot)]
+        sums = [op.Reshape(op.ReduceSum(v, keepdims=0), [1]) for v in (dy - hot, hot)]
         return op.Concat(*sums, axis=0)
 
-    return None, None, both
+    return None, None, of_values
 
 
 @gradient("Range")
 def range_(
     op: GraphBuilder, start: Value, limit: Value, delta: Value, y: Value, dy: Value
 ) -> Gradients:
-    """y_k = start + k delta; the limit only decides how many there are."""
+    """y_k = start + k delta; the limit only determines the number of elements."""
 
-    def steps() -> Value:
-        return op.ReduceSum(dy * op.cast(arange(op, op.shape(dy)), dy.dtype), keepdims=0)
+    def of_start() -> Value:
+        return reshape_like(op, op.ReduceSum(dy, keepdims=0), start)
 
-    return (
-        lambda: reshape_like(op, op.ReduceSum(dy, keepdims=0), start),
-        None,
-        lambda: reshape_like(op, steps(), delta),
-    )
+    def of_delta() -> Value:
+        k = op.cast(arange(op, op.shape(dy)), dy.dtype)
+        return reshape_like(op, op.ReduceSum(dy * k, keepdims=0), delta)
+
+    return of_start, None, of_delta
 
 
 # Writing
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @gradient("ScatterElements")
@@ -278,7 +278,7 @@ def scatter_elements(
     axis: int,
     reduction: str,
 ) -> Gradients:
-    return _scattered(_Elements(op, indices, axis), x, updates, y, dy, reduction)
+    return _scatter_gradients(_ElementIndices(op, indices, axis), x, updates, y, dy, reduction)
 
 
 @gradient("ScatterND")
@@ -292,14 +292,16 @@ def scatter_nd(
     *,
     reduction: str,
 ) -> Gradients:
-    return _scattered(_Slices(op, indices), x, updates, y, dy, reduction)
+    return _scatter_gradients(_SliceIndices(op, indices), x, updates, y, dy, reduction)
 
 
-class _Elements:
-    """The places that ScatterElements writes to."""
+class _ElementIndices:
+    """The elements that ScatterElements writes: reads and writes at its indices."""
 
     def __init__(self, op: GraphBuilder, indices: Value, axis: int) -> None:
-        self.op, self.indices, self.axis = op, indices, axis
+        self.op = op
+        self.indices = indices
+        self.axis = axis
 
     def read(self, x: Value) -> Value:
         return self.op.GatherElements(x, self.indices, axis=self.axis)
@@ -310,62 +312,64 @@ class _Elements:
         )
 
 
-class _Slices:
-    """The places that ScatterND writes to."""
+class _SliceIndices:
+    """The slices that ScatterND writes: reads and writes at its indices."""
 
     def __init__(self, op: GraphBuilder, indices: Value) -> None:
-        self.op, self.indices = op, indices
+        self.op = op
+        self.indices = indices
 
     def read(self, x: Value) -> Value:
         return self.op.GatherND(x, self.indices)
 
     def write(self, x: Value, updates: Value, reduction: str = "none") -> Value:
-        if reduction == "none" or _few(updates):
-            return self.op.ScatterND(x, self.indices, updates, reduction=reduction)
-        flat = int_vector(self.op, -1)
-        numbers = self.op.Reshape(self.op.GatherND(element_numbers(self.op, x), self.indices), flat)
-        made = self.op.ScatterElements(
-            self.op.Reshape(x, flat),
-            numbers,
-            self.op.Reshape(updates, flat),
-            axis=0,
-            reduction=reduction,
-        )
-        return self.op.Reshape(made, self.op.shape(x), allowzero=1)
+        op = self.op
+        if reduction == "none" or _adds_in_one_thread(updates):
+            return op.ScatterND(x, self.indices, updates, reduction=reduction)
+        flat = int_vector(op, -1)
+        numbers = op.Reshape(op.GatherND(element_numbers(op, x), self.indices), flat)
+        elements = op.Reshape(x, flat)
+        new_elements = op.Reshape(updates, flat)
+        written = op.ScatterElements(elements, numbers, new_elements, axis=0, reduction=reduction)
+        return op.Reshape(written, op.shape(x), allowzero=1)
 
 
-def _scattered(
-    places: _Elements | _Slices, x: Value, updates: Value, y: Value, dy: Value, reduction: str
+Indices = Union[_ElementIndices, _SliceIndices]
+
+
+def _scatter_gradients(
+    at: Indices, x: Value, updates: Value, y: Value, dy: Value, reduction: str
 ) -> Gradients:
-    op = places.op
+    op = at.op
     if reduction == "none":
         return (
-            lambda: places.write(dy, zeros(op, dy, op.shape(updates))),
+            lambda: at.write(dy, zeros(op, dy, op.shape(updates))),
             None,
-            lambda: places.read(dy),
+            lambda: at.read(dy),
         )
     if reduction == "add":
-        return lambda: dy, None, lambda: places.read(dy)
+        return lambda: dy, None, lambda: at.read(dy)
     if reduction == "mul":
         return (
-            lambda: places.write(dy, updates, "mul"),
+            lambda: at.write(dy, updates, "mul"),
             None,
-            lambda: _factor(places, x, updates, dy),
+            lambda: _gradient_of_factors(at, x, updates, dy),
         )
     if reduction in ("max", "min"):
-        chosen, those = (op.cast(a == b, dy.dtype) for a, b in ((x, y), (updates, places.read(y))))
-        share = dy / places.write(chosen, those, "add")
-        return lambda: share * chosen, None, lambda: places.read(share) * those
-    raise NoGradientError(f"its reduction {reduction!r} is none of none, add, mul, max, min")
+        x_is_extreme = op.cast(x == y, dy.dtype)
+        update_is_extreme = op.cast(updates == at.read(y), dy.dtype)
+        share = dy / at.write(x_is_extreme, update_is_extreme, "add")
+        return lambda: share * x_is_extreme, None, lambda: at.read(share) * update_is_extreme
+    raise NoGradientError(f"its reduction {reduction!r} is not one of none, add, mul, max, min")
 
 
-def _factor(places: _Elements | _Slices, x: Value, updates: Value, dy: Value) -> Value:
-    """Of a product, the product of the other factors: right where factors are zero, too."""
-    op = places.op
-    none = updates == 0
-    others = op.cast(none, dy.dtype)
-    safe = op.Where(none, op.constant(1, dy.dtype), updates)
-    product = places.read(dy * places.write(x, safe, "mul")) / safe
-    # of the other updates
-    zero = places.read(places.write(zeros(op, dy, op.shape(x)), others, "add")) - others
-    return op.Where(zero == 0, product, op.constant(0, dy.dtype))
+def _gradient_of_factors(at: Indices, x: Value, updates: Value, dy: Value) -> Value:
+    """dy times the product of the other factors at the same index, without dividing by zero."""
+    op = at.op
+    is_zero = updates == 0
+    zero_mask = op.cast(is_zero, dy.dtype)
+    nonzero = op.Where(is_zero, op.constant(1, dy.dtype), updates)
+    product = at.read(dy * at.write(x, nonzero, "mul")) / nonzero
+    zeros_at_index = at.read(at.write(zeros(op, dy, op.shape(x)), zero_mask, "add"))
+    other_zeros = zeros_at_index - zero_mask
+    return op.Where(other_zeros == 0, product, op.constant(0, dy.dtype))

@@ -1,5 +1,5 @@
-"""Normalisations: x minus its mean, over its deviation, times a scale, plus a bias; they differ in
-the axes and in where the statistics come from.
+"""Normalizations: x minus its mean, divided by its deviation, times a scale, plus a bias. They
+differ in the axes and in the origin of the statistics.
 
 With n = (x - mean) / deviation over N elements, the gradient is (Ba, Kiros and Hinton 2016; Ioffe
 and Szegedy 2015)
@@ -16,42 +16,58 @@ import numpy as np
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
 from onnxfit.gradients.building import MICROSOFT, per_channel, trailing_size
 from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.graph.inference import same_type_and_shape
 from onnxfit.graph.values import GraphBuilder, Value
 
 
 @gradient("LayerNormalization", all_outputs=True)
 def layer_normalization(
-    op: GraphBuilder, x: Value, scale: Value, bias: Value | None, y: Value, mean: Value, inverse: Value,
-    dy: Value | None, dmean: Value | None, dinverse: Value | None, *, axis: int, epsilon: float,
-) -> Gradients:  # fmt: skip
-    """With c = x - mean instead of n, which saves a pass over x: the factor 1 / deviation joins
-    what has one number per row.
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    bias: Value | None,
+    y: Value,
+    mean: Value,
+    inverse: Value,
+    dy: Value | None,
+    dmean: Value | None,
+    dinverse: Value | None,
+    *,
+    axis: int,
+    epsilon: float,
+) -> Gradients:
+    """The formula with x - mean in the place of n; `inverse` is 1 / deviation.
+
+    This saves one multiplication of all elements: the factor 1 / deviation is multiplied to the
+    means, of which there is one per row.
     """
     axes = list(range(axis % x.rank, x.rank))
-    if x.dtype != np.float32:  # the node's own statistics are single
+    if x.dtype != np.float32:  # the node's own statistics are in single precision
         mean = op.ReduceMean(x, axes)
         inverse = 1 / op.Sqrt(op.ReduceMean(op.Mul(x - mean, x - mean), axes) + epsilon)
-    centred = x - mean
-    product = None if dy is None else dy * centred
+    centered = x - mean
+    product = None if dy is None else dy * centered
 
     def of_x() -> Value:
         count = trailing_size(op, x, axes[0])
-        parts = []
+        terms = []
         if dy is not None and product is not None:
             # the mean of v * scale over rows is a product of matrix and vector
             if _is_row(scale, x, axes):
                 column = op.Unsqueeze(scale / count, [1])
-                one, two = dy @ column, product @ column
+                mean_dn = dy @ column
+                mean_product = product @ column
             else:
-                one, two = op.ReduceMean(dy * scale, axes), op.ReduceMean(product * scale, axes)
-            parts.append((dy * scale - one - centred * (two * (inverse * inverse))) * inverse)
+                mean_dn = op.ReduceMean(dy * scale, axes)
+                mean_product = op.ReduceMean(product * scale, axes)
+            square = inverse * inverse
+            terms.append((dy * scale - mean_dn - centered * (mean_product * square)) * inverse)
         if dmean is not None:
-            parts.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
+            terms.append(op.Expand(op.cast(dmean, x.dtype) / count, op.shape(x)))
         if dinverse is not None:  # inverse = (mean((x - mean)^2) + epsilon)^(-1/2)
-            parts.append(
-                centred * (-op.cast(dinverse, x.dtype) * inverse * inverse * inverse / count)
-            )
-        return op.Sum(*parts) if len(parts) > 1 else parts[0]
+            slope = -op.cast(dinverse, x.dtype) * inverse * inverse * inverse / count
+            terms.append(centered * slope)
+        return op.Sum(*terms) if len(terms) > 1 else terms[0]
 
     def of_scale() -> Value:
         if product is None:
@@ -68,7 +84,7 @@ def layer_normalization(
 
 
 def _is_row(scale: Value, x: Value, axes: list[int]) -> bool:
-    """Whether the last axis alone is normalised, and there is one scale for each of its elements."""
+    """Whether only the last axis is normalized, with one scale for each of its elements."""
     if len(axes) != 1 or scale.shape is None or x.shape is None:
         return False
     return scale.shape == x.shape[-1:] != (1,) and None not in scale.shape
@@ -79,30 +95,30 @@ def instance_normalization(
     op: GraphBuilder, x: Value, scale: Value, bias: Value, y: Value, dy: Value, *, epsilon: float
 ) -> Gradients:
     axes = list(range(2, x.rank))
-    centred = x - op.ReduceMean(x, axes)
-    inverse = 1 / op.Sqrt(op.ReduceMean(centred * centred, axes) + epsilon)
-    # (batch, channels, 1, ...)
-    one, two = op.ReduceMean(dy, axes), op.ReduceMean(dy * centred, axes)
+    centered = x - op.ReduceMean(x, axes)
+    inverse = 1 / op.Sqrt(op.ReduceMean(centered * centered, axes) + epsilon)
+    # of each image and channel: (batch, channels, 1, ...)
+    mean_dy = op.ReduceMean(dy, axes)
+    mean_product = op.ReduceMean(dy * centered, axes)
 
-    def over_all(mean: Value) -> Value:
+    def of_x() -> Value:
+        correction = centered * (mean_product * inverse * inverse)
+        return (dy - mean_dy - correction) * (inverse * per_channel(op, scale, x))
+
+    def channel_sum(mean: Value) -> Value:
         return op.Reshape(op.ReduceSum(mean, [0]), [-1]) * trailing_size(op, x, axes[0])
 
-    return (
-        lambda: (
-            (dy - one - centred * (two * inverse * inverse)) * (inverse * per_channel(op, scale, x))
-        ),
-        lambda: over_all(two * inverse),
-        lambda: over_all(one),
-    )
+    return of_x, lambda: channel_sum(mean_product * inverse), lambda: channel_sum(mean_dy)
 
 
 @decompose("GroupNormalization")
 def group_normalization(
     op: GraphBuilder, x: Value, scale: Value, bias: Value, *, epsilon: float, num_groups: int
 ) -> Value:
-    """Groups of channels as the channels of an InstanceNormalization (Wu and He 2018)."""
+    """An InstanceNormalization whose channels are groups of channels (Wu and He 2018)."""
     groups = op.Reshape(x, [0, num_groups, -1])
-    ones, zeros = np.ones(num_groups, x.dtype), np.zeros(num_groups, x.dtype)
+    ones = np.ones(num_groups, x.dtype)
+    zeros = np.zeros(num_groups, x.dtype)
     n = op.Reshape(op.InstanceNormalization(groups, ones, zeros, epsilon=epsilon), op.shape(x))
     return n * per_channel(op, scale, x) + per_channel(op, bias, x)
 
@@ -120,19 +136,18 @@ def batch_normalization(
     momentum: float,
     training_mode: int,
 ) -> Value | tuple[Value, ...]:
-    """By the running statistics, or in training mode by those of the batch, which the running ones
-    then follow.
+    """Normalize by the running statistics, or in training mode by those of the batch, by which the
+    running ones are then updated.
     """
     if not training_mode:
         factor = scale / op.Sqrt(variance + epsilon)
         return x * per_channel(op, factor, x) + per_channel(op, bias - mean * factor, x)
     axes = [axis for axis in range(x.rank) if axis != 1]
     batch_mean = op.ReduceMean(x, axes)
-    centred = x - batch_mean
-    batch_variance = op.ReduceMean(centred * centred, axes)
-    y = centred / op.Sqrt(batch_variance + epsilon) * per_channel(op, scale, x) + per_channel(
-        op, bias, x
-    )
+    centered = x - batch_mean
+    batch_variance = op.ReduceMean(centered * centered, axes)
+    y = centered / op.Sqrt(batch_variance + epsilon) * per_channel(op, scale, x)
+    y = y + per_channel(op, bias, x)
     updated = [
         momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
         for running, batch in ((mean, batch_mean), (variance, batch_variance))
@@ -143,12 +158,12 @@ def batch_normalization(
 @decompose("MeanVarianceNormalization")
 def mean_variance_normalization(op: GraphBuilder, x: Value, *, axes: Sequence[int]) -> Value:
     """(x - mean) / (deviation + 1e-9)"""
-    centred = x - op.ReduceMean(x, axes)
-    return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes)) + 1e-9)
+    centered = x - op.ReduceMean(x, axes)
+    return centered / (op.Sqrt(op.ReduceMean(centered * centered, axes)) + 1e-9)
 
 
-@decompose("SimplifiedLayerNormalization")
-@decompose("SimplifiedLayerNormalization", MICROSOFT)
+@decompose("SimplifiedLayerNormalization", infer=same_type_and_shape)
+@decompose("SimplifiedLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -164,7 +179,7 @@ def simplified_layer_normalization(
     return x * inverse * scale, inverse
 
 
-@decompose("SkipLayerNormalization", MICROSOFT)
+@decompose("SkipLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def skip_layer_normalization(
     op: GraphBuilder,
     x: Value,
@@ -182,7 +197,7 @@ def skip_layer_normalization(
     return y, mean, inverse, total
 
 
-@decompose("SkipSimplifiedLayerNormalization", MICROSOFT)
+@decompose("SkipSimplifiedLayerNormalization", MICROSOFT, infer=same_type_and_shape)
 def skip_simplified_layer_normalization(
     op: GraphBuilder,
     x: Value,

@@ -1,44 +1,48 @@
-"""Operators through which no derivative flows, each with the reason; and those on quantised
-integers, which are refused.
+"""Operators without a derivative, each with the reason; and operators on quantized integers, which
+block the gradient.
 
-A float that comes out of a flat operator counts as a constant. That is a statement about
-mathematics only: an operator whose derivative somebody could expect not to be zero does not belong
-here.
+A float output of an operator without a derivative counts as a constant. So an operator belongs here
+only if its derivative is zero by mathematics, not because a rule is missing.
 """
 
 from __future__ import annotations
 
-from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Gradients, NoGradientError, Values, gradient
+from onnxfit.gradients.table import (
+    Gradients,
+    NoGradientError,
+    Values,
+    gradient,
+    not_differentiable,
+)
 from onnxfit.graph.values import GraphBuilder, Value
 
-STEPS = "it rounds: its derivative is zero wherever there is one"
-TRUTH = "its result is true or false"
-BITS = "it works on integers or truth values"
+ROUNDING = "it rounds: its derivative is zero wherever there is one"
+BOOLEAN = "its result is true or false"
+LOGIC = "it works on integers or truth values"
 INDEX = "its result is an index or a count"
-SHAPE = "of its input only the shape and type count"
+SHAPE_ONLY = "of its input only the shape and type count"
 RANDOM = "its result is drawn at random"
-FIXED = "its result is a constant"
+CONSTANT = "its result is a constant"
 TEXT = "it works on strings or bytes"
 
 _REASONS = {
-    STEPS: "Ceil Floor Round Sign Hardmax MelWeightMatrix",
-    TRUTH: "Equal Greater GreaterOrEqual Less LessOrEqual IsInf IsNaN OptionalHasElement",
-    BITS: "And Not Or Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor",
+    ROUNDING: "Ceil Floor Round Sign Hardmax MelWeightMatrix",
+    BOOLEAN: "Equal Greater GreaterOrEqual Less LessOrEqual IsInf IsNaN OptionalHasElement",
+    LOGIC: "And Not Or Xor BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor",
     INDEX: "ArgMax ArgMin NonMaxSuppression NonZero SequenceLength TfIdfVectorizer",
-    SHAPE: "Shape Size EyeLike ConstantOfShape",
+    SHAPE_ONLY: "Shape Size EyeLike ConstantOfShape",
     RANDOM: "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
-    FIXED: "Constant SequenceEmpty BlackmanWindow HammingWindow HannWindow",
+    CONSTANT: "Constant SequenceEmpty BlackmanWindow HammingWindow HannWindow",
     TEXT: "ImageDecoder RegexFullMatch StringConcat StringNormalizer StringSplit",
 }
-NOT_DIFFERENTIABLE.update(
-    {("", op_type): reason for reason, op_types in _REASONS.items() for op_type in op_types.split()}
-)
+for _reason, _op_types in _REASONS.items():
+    not_differentiable(__name__, _reason, *_op_types.split())
 
 
 @gradient("QLinearConv")
 @gradient("QLinearMatMul")
-def quantised(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
-    """Its integers stand for numbers that somebody quantised: a zero would be a silent one."""
+def quantized(op: GraphBuilder, xs: Values, y: Value, dy: Value) -> Gradients:
+    """Its integers stand for floats, so a gradient of zero would be wrong without a word."""
     raise NoGradientError(
-        "it works on quantised integers", "train the model in floats and quantise it afterwards"
+        "it works on quantized integers", "train the model in floats and quantize it afterwards"
     )

@@ -1,7 +1,8 @@
-"""Reductions and running sums: what arrives goes back to every element, by its part in the result.
+"""Reductions and running sums: every element gets the arriving gradient times its derivative.
 
-`axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), known or computed. A
-tie in Max and Min is shared evenly, and a norm of zeros has the slope 0, as in PyTorch.
+`axes` may be absent or empty (all axes, or none with `noop_with_empty_axes`), constant or computed.
+Elements that tie for a maximum share the gradient evenly, and the norm of zeros has the slope 0, as
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a node reduces and how; called with a result of its reduction, it gives that the rank of
-    the input again.
-    """
+    """The input and settings of a reduction; a call restores the reduced axes of its result."""
 
     op: GraphBuilder
     x: Value
@@ -30,35 +29,37 @@ class Reduction:
     noop_with_empty_axes: int
 
     def __call__(self, result: Value) -> Value:
-        if self.keepdims or self._count == 0:
-            return self._ranked(result)
-        if self._count is not None:
+        """The result, or its gradient, with the reduced axes as axes of size 1."""
+        if self.keepdims or self._axis_count == 0:
+            return self._with_rank(result)
+        if self._axis_count is not None:
             return self.op.Unsqueeze(result, self.axes)
-        return self._ranked(
-            self.op.Reshape(result, self.op.Shape(self.again("ReduceSum", self.x)))
-        )  # computed axes may be none or all
+        # computed axes may be none or all, so the shape is that of a sum with keepdims=1
+        shape = self.op.Shape(self.reduce("ReduceSum", self.x))
+        return self._with_rank(self.op.Reshape(result, shape))
 
-    def again(self, op_type: str, value: Value) -> Value:
-        """A reduction of something else over the same axes, which stay with size 1."""
+    def reduce(self, op_type: str, value: Value) -> Value:
+        """A reduction of another value over the same axes, which stay as axes of size 1."""
         call = getattr(self.op, op_type)
-        return self._ranked(
+        return self._with_rank(
             call(value, self.axes, keepdims=1, noop_with_empty_axes=self.noop_with_empty_axes)
         )
 
     @property
     def reduces_nothing(self) -> bool:
-        return bool(self.noop_with_empty_axes) and self._count == 0
+        """Whether the node has no axes to reduce, and leaves its input as it is."""
+        return bool(self.noop_with_empty_axes) and self._axis_count == 0
 
     @property
-    def _count(self) -> int | None:
-        """How many axes are named, None where they are computed."""
+    def _axis_count(self) -> int | None:
+        """The number of axes in `axes`, None if they are computed."""
         if self.axes is None:
             return 0
         axes = known(self.axes)
         return None if axes is None else axes.size
 
-    def _ranked(self, value: Value) -> Value:
-        # ONNX's inference gives up where axes are computed
+    def _with_rank(self, value: Value) -> Value:
+        # ONNX infers no rank from computed axes
         if value.shape is None and self.x.shape is not None:
             value.ir.shape = ir.Shape([None] * self.x.rank)
         return value
@@ -67,13 +68,13 @@ class Reduction:
 Formula = Callable[[GraphBuilder, Value, Value, Value, Reduction], Value]
 
 
-def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formula]:
-    """Enter a rule for a reduction;
+def reduction(op_type: str, *, keeps_single: bool = True) -> Callable[[Formula], Formula]:
+    """Register the decorated formula as the rule of a reduction.
 
-    `of_one` says that an element reduced by itself stays what it is.
+    `keeps_single`: the reduction of a single element is that element.
     """
 
-    def enter(formula: Formula) -> Formula:
+    def register(formula: Formula) -> Formula:
         @gradient(op_type)
         def rule(
             op: GraphBuilder,
@@ -88,9 +89,9 @@ def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formu
             over = Reduction(op, x, axes, keepdims, noop_with_empty_axes)
             if not over.reduces_nothing:
                 return formula(op, x, y, dy, over), None
-            if of_one:
+            if keeps_single:
                 return dy, None
-            # ONNX means x^2, |x| or log x; onnxruntime 1.19 computes x
+            # by ONNX's definition it is x^2, |x| or log x; onnxruntime 1.19 computes x
             raise NoGradientError(
                 "it reduces no axis, which versions of onnxruntime compute differently",
                 "use the element-wise operator",
@@ -98,7 +99,7 @@ def reduction(op_type: str, *, of_one: bool = True) -> Callable[[Formula], Formu
 
         return formula
 
-    return enter
+    return register
 
 
 @reduction("ReduceSum")
@@ -108,62 +109,66 @@ def reduce_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction)
 
 @reduction("ReduceMean")
 def reduce_mean(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
-    many, few = static_size(x), static_size(y)
-    if many is None or few is None:
-        return op.Expand(
-            over(dy) / op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype), op.shape(x)
-        )
-    # of nothing there is no mean, and no gradient
-    return op.Expand(over(dy) * (few / max(many, 1)), op.shape(x))
+    elements = static_size(x)
+    means = static_size(y)
+    if elements is None or means is None:
+        elements_per_mean = op.cast(op.Size(x) / op.Max(op.Size(y), 1), x.dtype)
+        return op.Expand(over(dy) / elements_per_mean, op.shape(x))
+    # without elements there is no mean, and no gradient
+    return op.Expand(over(dy) * (means / max(elements, 1)), op.shape(x))
 
 
 @reduction("ReduceMax")
 @reduction("ReduceMin")
 def reduce_extreme(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
-    """Those that reach the extreme share dy."""
-    reach = op.cast(x == over(y), dy.dtype)
-    return reach * (over(dy) / over.again("ReduceSum", reach))
+    """The elements that are equal to the extreme share dy."""
+    extreme = op.cast(x == over(y), dy.dtype)
+    return extreme * (over(dy) / over.reduce("ReduceSum", extreme))
 
 
 @reduction("ReduceProd")
 def reduce_prod(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
-    """The product of the others: y / x_i; where x_i is the only 0, the product of all but it.
+    """The product of the other elements: y / x_i, or for x_i = 0 the product of all but x_i.
 
-    Where one of two zeros is, that product is 0, but as a factor it has the other zero, so that the
-    second derivative is right as well.
+    If there are two zeros, that product is 0; it is written as a product with the other zero, so
+    that the second derivative is correct as well.
     """
-    zero = x == 0
-    as_number, other = op.cast(zero, x.dtype), op.Where(zero, 1, x)
-    zeros, sum_of_zeros = over.again("ReduceSum", as_number), over.again("ReduceSum", x * as_number)
-    one, two = op.cast(zeros == 1, x.dtype), op.cast(zeros == 2, x.dtype)
-    without = over.again("ReduceProd", other) * (one + two * (sum_of_zeros - x))
-    return over(dy) * op.Where(zero, without, over(y) / other)
+    is_zero = x == 0
+    zero_mask = op.cast(is_zero, x.dtype)
+    nonzero = op.Where(is_zero, 1, x)
+    zeros = over.reduce("ReduceSum", zero_mask)
+    sum_of_zeros = over.reduce("ReduceSum", x * zero_mask)
+    one_zero = op.cast(zeros == 1, x.dtype)
+    two_zeros = op.cast(zeros == 2, x.dtype)
+    other_zeros = one_zero + two_zeros * (sum_of_zeros - x)
+    product_at_zero = over.reduce("ReduceProd", nonzero) * other_zeros
+    return over(dy) * op.Where(is_zero, product_at_zero, over(y) / nonzero)
 
 
-@reduction("ReduceL1", of_one=False)
+@reduction("ReduceL1", keeps_single=False)
 def reduce_l1(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return over(dy) * op.Sign(x)
 
 
-@reduction("ReduceL2", of_one=False)
+@reduction("ReduceL2", keeps_single=False)
 def reduce_l2(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     y = over(y)
     return over(dy) / op.Where(y == 0, 1, y) * x
 
 
-@reduction("ReduceSumSquare", of_one=False)
+@reduction("ReduceSumSquare", keeps_single=False)
 def reduce_sum_square(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return x * (2 * over(dy))
 
 
-@reduction("ReduceLogSum", of_one=False)
+@reduction("ReduceLogSum", keeps_single=False)
 def reduce_log_sum(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
     return op.Expand(over(dy) / op.Exp(over(y)), op.shape(x))
 
 
 @reduction("ReduceLogSumExp")
 def reduce_log_sum_exp(op: GraphBuilder, x: Value, y: Value, dy: Value, over: Reduction) -> Value:
-    """The softmax of x; 0 where all of x is -inf, as a mask makes it."""
+    """The softmax of x; 0 if all elements are -inf, which a mask can cause."""
     return over(dy) * op.Exp(x - op.Max(over(y), np.finfo(y.dtype).min))
 
 

@@ -1,17 +1,17 @@
-"""Operators that lay the elements of a tensor out anew: other sizes, another order, parts, joints,
-borders.
+"""Operators that change the layout of a tensor: its shape, the order of its elements, slices,
+concatenation, padding.
 
-Each is linear in its data, and its gradient is the transpose of that map: what was taken from a
-place is added there again (Griewank and Walther, Evaluating Derivatives, 2008, ch. 3). Which place
-is often known when the graph is built; then the transpose is a Pad or a Gather, which are copies,
-and no scattering. What is only known at run time is asked of the operator itself, by letting it
-move the places' numbers.
+Each is linear in its data, and its gradient is the transposed map: the gradient of an element is
+added where the element was read (Griewank and Walther, Evaluating Derivatives, 2008, ch. 3). Often
+the positions are known when the graph is built; then the transpose is a Pad or a Gather, which
+copy, rather than a scatter. If they are known only at run time, the operator itself is applied to
+the numbers of the elements, and tells where each was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from onnxfit.gradients.building import (
     element_numbers,
     int_vector,
     known,
+    known_int,
     normalize_axes,
     pad_axis,
     reshape_like,
@@ -60,72 +61,62 @@ def expand(op: GraphBuilder, x: Value, shape: Value, y: Value, dy: Value) -> Gra
 
 @gradient("Tile")
 def tile(op: GraphBuilder, x: Value, repeats: Value, y: Value, dy: Value) -> Gradients:
-    """An axis of size d repeated r times is two axes (r, d), the first of which is summed over."""
-    times = known(repeats)
-    if times is None:
+    """The sum over the copies: an axis of size d repeated r times is reshaped to axes (r, d)."""
+    constant_repeats = known(repeats)
+    if constant_repeats is None:
         pairs = op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape(x), [1]), axis=1)
-        axes = list(range(0, 2 * x.rank, 2))
-        return (
-            op.ReduceSum(op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1), axes, keepdims=0),
-            None,
-        )
-    parts: list[Value | int] = []
-    axes = []
-    for axis, r in enumerate(times):
+        copies = op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1)
+        return op.ReduceSum(copies, list(range(0, 2 * x.rank, 2)), keepdims=0), None
+    sizes: list[Value | int] = []
+    repeated_axes = []
+    for axis, r in enumerate(constant_repeats):
         if r != 1:
-            axes.append(len(parts))
-            parts.append(int(r))
-        parts.append(axis_size(op, x, axis))
-    return (
-        op.ReduceSum(op.Reshape(dy, concat_sizes(op, *parts), allowzero=1), axes, keepdims=0)
-        if axes
-        else dy
-    ), None
+            repeated_axes.append(len(sizes))
+            sizes.append(int(r))
+        sizes.append(axis_size(op, x, axis))
+    if not repeated_axes:
+        return dy, None
+    copies = op.Reshape(dy, concat_sizes(op, *sizes), allowzero=1)
+    return op.ReduceSum(copies, repeated_axes, keepdims=0), None
 
 
 @gradient("Concat")
 def concat(op: GraphBuilder, xs: Values, y: Value, dy: Value, *, axis: int) -> Gradients:
     if len(xs) == 1:
         return dy
-    parts: list[Value] = []
 
-    def part(i: int) -> Value:
-        if not parts:
-            parts.extend(
-                op.Split(
-                    dy,
-                    concat_sizes(op, *(axis_size(op, x, axis) for x in xs)),
-                    _outputs=len(xs),
-                    axis=axis,
-                )
-            )
-        return parts[i]
+    @cache  # one Split gives the gradients of all inputs
+    def pieces() -> tuple[Value, ...]:
+        sizes = concat_sizes(op, *(axis_size(op, x, axis) for x in xs))
+        return op.Split(dy, sizes, _outputs=len(xs), axis=axis)
 
-    return tuple(partial(part, i) for i in range(len(xs)))
+    return tuple(partial(lambda i: pieces()[i], i) for i in range(len(xs)))
 
 
 @gradient("Split", all_outputs=True)
 def split(
     op: GraphBuilder, x: Value, sizes: Value | None, ys: Values, dys: Values, *, axis: int
 ) -> Gradients:
-    parts = [zeros(op, x, op.shape(y)) if dy is None else dy for y, dy in zip(ys, dys)]
-    return op.Concat(*parts, axis=axis), None
+    pieces = [zeros(op, x, op.shape(y)) if dy is None else dy for y, dy in zip(ys, dys)]
+    return op.Concat(*pieces, axis=axis), None
 
 
-# Parts and borders
-# ---------------------------------------------------------------------------------------------------------
+# Slices and padding
+# --------------------------------------------------------------------------------------------------
 
 
-def returned_by(op: GraphBuilder, take: Callable[[Value], Value], x: Value, dy: Value) -> Value:
-    """The transpose of anything that takes elements of x, found by taking their numbers: the slow
-    way, for what only run time tells.
+def _scatter_back(op: GraphBuilder, read: Callable[[Value], Value], x: Value, dy: Value) -> Value:
+    """The transpose of `read`, which reads elements of x at positions known only at run time.
+
+    Applied to the numbers of the elements of x, `read` tells which were read. This is slower than
+    a Pad or a Gather.
     """
     count = op.Size(x)
-    places = take(element_numbers(op, x, count))
+    positions = read(element_numbers(op, x, count))
     flat = int_vector(op, -1)
     total = op.ScatterElements(
         zeros(op, dy, op.Reshape(count, flat)),
-        op.Reshape(places, flat),
+        op.Reshape(positions, flat),
         op.Reshape(dy, flat),
         axis=0,
         reduction="add",
@@ -146,26 +137,18 @@ def slice_(
 ) -> Gradients:
     constant_axes = known(axes)
     if axes is not None and constant_axes is None:
-        return (
-            returned_by(op, lambda places: op.Slice(places, starts, ends, axes, steps), x, dy),
-            None,
-            None,
-            None,
-            None,
-        )
-    fixed = normalize_axes(constant_axes, x.rank)
-    for i, axis in enumerate(fixed[: _count(starts, len(fixed))]):
-        dy = _unsliced(op, x, dy, axis, [_element(op, v, i) for v in (starts, ends, steps)])
+        dx = _scatter_back(op, lambda x: op.Slice(x, starts, ends, axes, steps), x, dy)
+        return dx, None, None, None, None
+    sliced_axes = normalize_axes(constant_axes, x.rank)
+    if starts.shape and isinstance(starts.shape[0], int):
+        sliced_axes = sliced_axes[: starts.shape[0]]
+    for i, axis in enumerate(sliced_axes):
+        dy = _unslice(op, x, dy, axis, [_element(op, v, i) for v in (starts, ends, steps)])
     return dy, None, None, None, None
 
 
-def _count(vector: Value, most: int) -> int:
-    """How many elements a vector has."""
-    return vector.shape[0] if vector.shape and isinstance(vector.shape[0], int) else most
-
-
 def _element(op: GraphBuilder, vector: Value | None, i: int) -> Value:
-    """Element i of a vector of integers, as a vector; 1 without a vector."""
+    """Element i of a vector of integers, as a vector; 1 if the vector is absent."""
     if vector is None:
         return int_vector(op, 1)
     values = known(vector)
@@ -174,21 +157,24 @@ def _element(op: GraphBuilder, vector: Value | None, i: int) -> Value:
     return op.cast(op.Slice(vector, [i], [i + 1]), np.int64)
 
 
-def _unsliced(op: GraphBuilder, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Value:
-    """dy with one axis as long as that of x, zero where the slice took nothing."""
-    length = axis_size(op, x, axis)
-    numbers = [known(v) for v in (length, *bounds)]
-    fixed = [int(n[0]) for n in numbers if n is not None]
-    if len(fixed) == len(numbers):
-        n, start, end, step = fixed
-        places = np.arange(n)[start:end:step]  # Python's rules for what lies outside are ONNX's
-        found = transposed_gather(op, dy, places, n, axis)
-        assert found is not None  # no place is taken twice
-        return found
+def _unslice(op: GraphBuilder, x: Value, dy: Value, axis: int, bounds: list[Value]) -> Value:
+    """The transpose of a slice of one axis: zeros for the elements that it left out.
+
+    `bounds` are start, end and step.
+    """
+    size = axis_size(op, x, axis)
+    numbers = [known_int(v) for v in (size, *bounds)]
+    if None not in numbers:
+        n, first, last, stride = (int(number) for number in numbers if number is not None)
+        positions = np.arange(n)[first:last:stride]  # Python clamps bounds as ONNX does
+        dx = transposed_gather(op, dy, positions, n, axis)
+        assert dx is not None  # a slice reads no element twice
+        return dx
     count = axis_size(op, dy, axis)
-    start_, end_, step_ = bounds
-    taken = op.Slice(arange(op, length), start_, end_, int_vector(op, 0), step_)
-    row = op.ScatterElements(op.Expand(count, length), taken, arange(op, count), axis=0)
+    start, end, step = bounds
+    positions_read = op.Slice(arange(op, size), start, end, int_vector(op, 0), step)
+    # where in dy each element of x is; `count` is a zero that is appended to dy
+    row = op.ScatterElements(op.Expand(count, size), positions_read, arange(op, count), axis=0)
     return op.Gather(pad_axis(op, dy, axis, 0, 1), row, axis=axis)
 
 
@@ -205,38 +191,38 @@ def pad(
     mode: str,
 ) -> Gradients:
     if mode != "constant":
-        return _unbordered(op, x, pads, axes, dy, mode), None, None, None
+        return _unpad(op, x, pads, axes, dy, mode), None, None, None
     widths = known(pads)
     back = op.Neg(pads) if widths is None else op.constant(-widths)
 
-    def border() -> Value:
-        inside = op.Pad(zeros(op, dy, op.shape(x)), pads, op.constant(1, dy.dtype), axes)
+    def of_value() -> Value:
+        padding = op.Pad(zeros(op, dy, op.shape(x)), pads, op.constant(1, dy.dtype), axes)
         assert value is not None
-        return reshape_like(op, op.ReduceSum(dy * inside, keepdims=0), value)
+        return reshape_like(op, op.ReduceSum(dy * padding, keepdims=0), value)
 
     return (
         lambda: op.Pad(dy, back, None, axes) if axes is not None else op.Pad(dy, back),
         None,
-        border,
+        of_value,
         None,
     )
 
 
-def _unbordered(
+def _unpad(
     op: GraphBuilder, x: Value, pads: Value, axes: Value | None, dy: Value, mode: str
 ) -> Value:
-    """dy with its borders folded back onto the elements they repeat."""
+    """The gradient of a padding by copies: that of each copy is added to the element it copies."""
     widths = known(pads)
     constant_axes = known(axes)
     dx = None
     if widths is not None and (axes is None or constant_axes is not None):
-        dx = _folded(op, x, widths, normalize_axes(constant_axes, x.rank), dy, mode)
+        dx = _unpad_static(op, x, widths, normalize_axes(constant_axes, x.rank), dy, mode)
     if dx is not None:
         return dx
-    return returned_by(op, lambda places: op.Pad(places, pads, None, axes, mode=mode), x, dy)
+    return _scatter_back(op, lambda x: op.Pad(x, pads, None, axes, mode=mode), x, dy)
 
 
-def _folded(
+def _unpad_static(
     op: GraphBuilder,
     x: Value,
     widths: npt.NDArray[Any],
@@ -244,37 +230,38 @@ def _folded(
     dy: Value,
     mode: str,
 ) -> Value | None:
-    """The same where sizes and widths are known, and no border reaches further than once around."""
+    """The same for constant widths; None for unknown sizes, and for widths that are negative or
+    copy an element more than once on one side.
+    """
     if (widths < 0).any():
         return None
     for axis, before, after in zip(axes, widths[: len(axes)], widths[len(axes) :]):
-        length = known(axis_size(op, x, axis))
-        if length is None:
+        size = known_int(axis_size(op, x, axis))
+        if size is None:
             return None
         if before == after == 0:
             continue
-        n, most = int(length[0]), int(max(before, after))
         if mode == "edge":
-            dy = _gathered_edges(op, dy, axis, n, int(before), int(after))
+            dy = _unpad_edges(op, dy, axis, size, int(before), int(after))
             continue
-        if most > (n - 1 if mode == "reflect" else n):
+        if max(before, after) > (size - 1 if mode == "reflect" else size):
             return None
-        # ONNX has numpy's names
-        places = np.pad(np.arange(n), (int(before), int(after)), mode)  # type: ignore[call-overload]
-        once = transposed_gather(op, dy, places, n, axis)
-        if once is None:
+        # ONNX's modes have numpy's names
+        positions = np.pad(np.arange(size), (int(before), int(after)), mode)  # type: ignore[call-overload]
+        dx = transposed_gather(op, dy, positions, size, axis)
+        if dx is None:
             return None
-        dy = once
+        dy = dx
     return dy
 
 
-def _gathered_edges(
-    op: GraphBuilder, dy: Value, axis: int, length: int, before: int, after: int
+def _unpad_edges(
+    op: GraphBuilder, dy: Value, axis: int, size: int, before: int, after: int
 ) -> Value:
-    """The first and last element with the sum of their border."""
-    if length == 1:
+    """Add the gradients of the copies to those of the first and the last element."""
+    if size == 1:
         return op.ReduceSum(dy, [axis], keepdims=1)
-    first, middle, last = op.Split(dy, [before + 1, length - 2, after + 1], _outputs=3, axis=axis)
+    first, middle, last = op.Split(dy, [before + 1, size - 2, after + 1], _outputs=3, axis=axis)
     return op.Concat(
         op.ReduceSum(first, [axis], keepdims=1),
         middle,
@@ -288,50 +275,46 @@ def center_crop_pad(
     op: GraphBuilder, x: Value, target: Value, *, axes: tuple[int, ...] | None
 ) -> Value:
     """A Pad whose widths may be negative; of an odd difference, the larger half comes last."""
-    cropped = normalize_axes(axes, x.rank)
-    have = (
-        op.shape(x) if axes is None else concat_sizes(op, *(axis_size(op, x, a) for a in cropped))
-    )
-    chosen = () if axes is None else (None, op.constant(np.array(axes, np.int64)))
-    sizes, wanted = known(have), known(target)
-    if sizes is not None and wanted is not None:
-        before = np.trunc((wanted - sizes) / 2).astype(np.int64)
-        return op.Pad(x, op.constant(np.concatenate([before, wanted - sizes - before])), *chosen)
-    more = op.cast(target, np.int64) - have
-    half = op.Sign(more) * (op.Abs(more) / 2)
-    return op.Pad(x, op.Concat(half, more - half, axis=0), *chosen)
+    pad_inputs: tuple[Value | None, ...] = ()
+    if axes is None:
+        sizes = op.shape(x)
+    else:
+        positive_axes = normalize_axes(axes, x.rank)
+        sizes = concat_sizes(op, *(axis_size(op, x, axis) for axis in positive_axes))
+        pad_inputs = (None, op.constant(np.array(axes, np.int64)))
+    static_sizes = known(sizes)
+    new_sizes = known(target)
+    if static_sizes is not None and new_sizes is not None:
+        growth = new_sizes - static_sizes
+        before = np.trunc(growth / 2).astype(np.int64)
+        return op.Pad(x, op.constant(np.concatenate([before, growth - before])), *pad_inputs)
+    difference = op.cast(target, np.int64) - sizes
+    half = op.Sign(difference) * (op.Abs(difference) / 2)
+    return op.Pad(x, op.Concat(half, difference - half, axis=0), *pad_inputs)
 
 
-# Orders
-# --------------------------------------------------------------------------------------------------------------------
+# Permutations of elements
+# --------------------------------------------------------------------------------------------------
 
 
 @gradient("DepthToSpace")
 def depth_to_space(
     op: GraphBuilder, x: Value, y: Value, dy: Value, *, blocksize: int, mode: str
 ) -> Gradients:
-    """SpaceToDepth is the inverse of mode DCR; mode CRD has each channel before its block, where
-    DCR has each place of the block first.
+    """SpaceToDepth, the inverse in mode DCR. In mode CRD, the channels are in another order: the
+    index in the block changes fastest, where in DCR the channel does.
     """
-    b, channels = blocksize, known(axis_size(op, x, 1))
     if mode == "DCR":
-        return op.SpaceToDepth(dy, blocksize=b)
-    if channels is not None:  # 0.2 to 0.4 of the time of what follows
-        order = np.arange(channels[0]).reshape(b * b, -1).T.reshape(-1)
-        return op.Gather(op.SpaceToDepth(dy, blocksize=b), op.constant(order), axis=1)
-    blocks = op.Reshape(
-        dy,
-        concat_sizes(
-            op,
-            axis_size(op, y, 0),
-            axis_size(op, y, 1),
-            axis_size(op, x, 2),
-            b,
-            axis_size(op, x, 3),
-            b,
-        ),
-        allowzero=1,
-    )
+        return op.SpaceToDepth(dy, blocksize=blocksize)
+    channels = known_int(axis_size(op, x, 1))
+    if channels is not None:  # 0.2 to 0.4 of the time of the Transpose below
+        order = np.arange(channels).reshape(blocksize**2, -1).T.reshape(-1)
+        return op.Gather(op.SpaceToDepth(dy, blocksize=blocksize), op.constant(order), axis=1)
+    outer = [axis_size(op, y, 0), axis_size(op, y, 1)]
+    height = axis_size(op, x, 2)
+    width = axis_size(op, x, 3)
+    sizes = concat_sizes(op, *outer, height, blocksize, width, blocksize)
+    blocks = op.Reshape(dy, sizes, allowzero=1)
     return reshape_like(op, op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), x)
 
 

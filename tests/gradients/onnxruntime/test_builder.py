@@ -1513,7 +1513,7 @@ def test_a_form_is_reported_under_its_nodes_own_name() -> None:
         ("(float16[2] a) => (float16 loss) { loss = ReduceSum<keepdims=0>(a) }", ["a"], "float32 or float64"),
         ("(float16[2] a) => (float loss) { b = Tanh(a) c = Cast<to=1>(b) loss = ReduceSum<keepdims=0>(c) }", ["a"], "FLOAT16"),
         ("(float[2] a, float[2] b) => (float loss) { c = Floor(b) d = Add(a, c) loss = ReduceSum<keepdims=0>(d) }", ["a", "b"], "does not depend on b in"),
-        ("(float[2] a) => (float loss) { loss = ReduceSum<keepdims=0>(a) }", ["b"], "b is none"),
+        ("(float[2] a) => (float loss) { loss = ReduceSum<keepdims=0>(a) }", ["b"], "'b': it is not a graph input"),
         ("(float[2] a) => (float y) { y = ReduceSum<keepdims=0>(a) }", ["a"], "no output 'loss'"),
         ("(float loss) => (float loss) { y = Tanh(loss) }", ["loss"], "no output 'loss'"),
         ("(float[2] a) => (float loss) { b = my.domain.Swish(a) loss = ReduceSum<keepdims=0>(b) }", ["a"], "Swish.*no gradient"),

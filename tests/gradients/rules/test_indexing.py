@@ -46,8 +46,8 @@ def test_every_form_of_adding_rows_is_right_and_differentiable(
     limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows repeat, and an index of -1 meets one of 2."""
-    monkeypatch.setattr(indexing, "ALONE", limits[0])
-    monkeypatch.setattr(indexing, "COPIED", limits[1])
+    monkeypatch.setattr(indexing, "MAX_SCATTER_ND_ELEMENTS", limits[0])
+    monkeypatch.setattr(indexing, "MAX_COPIED_ELEMENTS", limits[1])
     monkeypatch.setattr(indexing, "MIN_ROW_ELEMENTS", 1)
     case = dataclasses.replace(ROWS, name=f"Gather rows {limits}")
     assert operators(case) == FORMS[limits]
@@ -56,8 +56,8 @@ def test_every_form_of_adding_rows_is_right_and_differentiable(
 
 
 def test_too_many_rows_are_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "ALONE", 1)
-    monkeypatch.setattr(indexing, "PIECES", 4)
+    monkeypatch.setattr(indexing, "MAX_SCATTER_ND_ELEMENTS", 1)
+    monkeypatch.setattr(indexing, "MAX_SCATTER_NDS", 4)
     case = dataclasses.replace(ROWS, name="Gather many rows")
     assert operators(case) == ["ScatterElements"]
     judged(case)
@@ -69,7 +69,7 @@ def test_too_many_rows_are_added_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_read_by_coordinates_may_be_large(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "ALONE", 0)
+    monkeypatch.setattr(indexing, "MAX_SCATTER_ND_ELEMENTS", 0)
     case = next(c for c in CASES if c.name == name)
     large = dataclasses.replace(case, name=f"{name}, large")
     judged(large)
