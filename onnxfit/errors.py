@@ -1,19 +1,19 @@
-"""Every exception onnxfit raises on purpose: what happened, what was given, what was expected, how
-to fix it.
+"""The exceptions of onnxfit.
+
+A message says what happened, what was given, what was expected, and how to fix it.
 
     OnnxfitError
-    ├── ModelError          (ValueError)    the model cannot be read, converted or trained
-    │   └── GradientError                   operators between the loss and the weights have no gradient
-    ├── SettingError        (ValueError)    an argument names or sets something impossible
-    │   └── UnknownNameError (KeyError)     a name that nothing has; suggests the nearest one that exists
-    ├── DataError           (ValueError)    a batch, a label or a shape does not fit the model
-    ├── CheckpointError     (ValueError)    a checkpoint cannot be written or read
-    ├── InstallationError   (RuntimeError)  the installed onnxruntime cannot do what was asked
-    ├── StepError           (RuntimeError)  onnxruntime failed while it compiled or ran a step
-    └── DivergenceError     (RuntimeError)  the loss became NaN or infinite
+    ├── ModelError           (ValueError)    the model cannot be read, converted or trained
+    │   └── GradientError                    operators on the gradient path have no gradient
+    ├── SettingError         (ValueError)    an argument names or sets something impossible
+    │   └── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
+    ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
+    ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
+    ├── InstallationError    (RuntimeError)  the installed onnxruntime cannot do it
+    ├── StepError            (RuntimeError)  onnxruntime failed while it compiled or ran a step
+    └── DivergenceError      (RuntimeError)  the loss became NaN or infinite
 
-The built-in base in brackets is inherited too, so that `except ValueError` does what its writer
-expects.
+The class in brackets is a base class, too, so that `except ValueError` works as expected.
 """
 
 from __future__ import annotations
@@ -22,6 +22,19 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DivergenceError",
+    "GradientError",
+    "InstallationError",
+    "ModelError",
+    "OnnxfitError",
+    "SettingError",
+    "StepError",
+    "UnknownNameError",
+]
 
 MAX_NAMES_LISTED = 100  # names that an error lists in full
 
@@ -43,12 +56,14 @@ class SettingError(OnnxfitError, ValueError):
 
 
 class UnknownNameError(SettingError, KeyError):
-    """A name that nothing has.
+    """A name is unknown.
 
-    >>> raise UnknownNameError("loss", "crossentropy", ["cross_entropy", "huber"])
-    Traceback (most recent call last):
-        ...
-    onnxfit.errors.UnknownNameError: No loss is called 'crossentropy'. Did you mean 'cross_entropy'? Known: cross_entropy, huber.
+    - `kind`: the thing it should name, such as "loss".
+    - `given`: the unknown name.
+    - `known`: the names that exist; the message suggests the nearest one.
+
+    >>> print(UnknownNameError("loss", "huver", ["mse", "huber"]))
+    No loss is called 'huver'. Did you mean 'huber'? Known: huber, mse.
     """
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:

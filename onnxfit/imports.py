@@ -51,19 +51,17 @@ finally:
         del sys.modules["onnxruntime.training"]
 
 PACKAGES = (
-    "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "numpy", "safetensors", "tensorboardX", "tqdm",
-    "click",
+    "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",
+    "numpy", "safetensors", "tensorboardX", "tqdm", "click",
 )  # fmt: skip
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package onnxfit stands on, as far as they are installed:
-    for bug reports.
-    """
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    """Return the versions of Python and of the packages that onnxfit uses, for bug reports."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

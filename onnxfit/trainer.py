@@ -32,6 +32,8 @@ from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.saved import SavedTrainer, matching_this_version
 
+__all__ = ["Trainer"]
+
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
 ALL_ROWS = 2**62  # a batch size that no data set reaches
 

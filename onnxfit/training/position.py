@@ -1,4 +1,4 @@
-"""Where a fit stands, and what an interrupted one leaves for the next."""
+"""The position of a fit, and the state that an interrupted one leaves for the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxfit.errors import SettingError
 
 @dataclass
 class Position:
-    """Where a fit stands: between two epochs, or after some batches of one.
+    """Position of a fit: between two epochs, or after some batches of one.
 
     A *data epoch* is one iteration over the data. It is the same as an epoch of `fit`, unless
     `steps_per_epoch` ends epochs earlier or later than the data.

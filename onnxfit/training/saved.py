@@ -86,9 +86,9 @@ class SavedTrainer(BaseTrainer):
         The graphs are `model`, `trained`, and those of a step in the order they run: `train`,
         `evaluate`, `predict`; or `forward`, `loss`, `backward`, `penalty`, `update`, `evaluate`,
         `predict` with `backend="forward_backward"`; with `accumulate`, `accumulate` and `update` as
-        well. Return graph name -> file name `<prefix><graph name><suffix>.onnx`; tensors above 2 GB
-        are in `<file name>.data`. With the type `bytes` as `folder`, nothing is written: return
-        graph name -> serialized graph.
+        well. Return graph name -> file name, which is the graph's name between `prefix` and
+        `suffix`, and `.onnx`; tensors above 2 GB are in `<file name>.data`. With the type `bytes`
+        as `folder`, nothing is written: return graph name -> serialized graph.
         """
         graphs = {"model": self.model, "trained": self.export(None)}
         batch = self._recipe.declared_batch

@@ -105,9 +105,7 @@ def _put(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
 
 
 def _unspread(value: ir.Value | None) -> ir.Value | None:
-    """What a value was before Expand; itself where it is no such thing, or where its shape is not
-    known.
-    """
+    """Return the value before its Expand, or the value itself if there is none to take away."""
     node = value.producer() if value is not None else None
     if value is None or node is None or node.op_type != "Expand" or node.domain != "":
         return value
