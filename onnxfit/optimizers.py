@@ -44,8 +44,6 @@ __all__ = [
 Array = npt.NDArray[Any]
 OptimizerLike = Union[str, float, "Optimizer"]
 
-EMA_SLOT = "ema"  # the slot of `ema_momentum`
-
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
@@ -889,40 +887,6 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
             f" for update {step}."
         )
     return float(rate)
-
-
-def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """Return the slots of the weight `w`, called `name`, before the first update: slot name ->
-    array, a copy.
-
-    With `ema_momentum` the average is among them, as `ema`. SettingError if the optimizer has a
-    slot of that name itself.
-
-    >>> list(initial_slots(Adam(ema_momentum=0.99), "fc.weight", np.ones((3, 2))))
-    ['m', 'v', 'ema']
-    """
-    slots = {slot: np.array(value) for slot, value in optimizer.slots(w).items()}
-    if optimizer.ema_momentum is None:
-        return slots
-    if EMA_SLOT in slots:
-        raise SettingError(
-            f"{type(optimizer).__name__} has a slot {EMA_SLOT!r} for {name!r}, which is the name of"
-            " ema_momentum's: rename it."
-        )
-    return {**slots, EMA_SLOT: np.array(w)}
-
-
-def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
-    """Return `initial_slots` as read-only arrays. A slot that is one number throughout, as nearly
-    all are at first, takes no memory.
-    """
-
-    def compact(value: Array) -> Array:
-        if not value.size or (value != value.flat[0]).any():
-            return value
-        return np.broadcast_to(np.array(value.flat[0], value.dtype), value.shape)
-
-    return {slot: compact(value) for slot, value in initial_slots(optimizer, name, w).items()}
 
 
 def _check_betas(optimizer: Optimizer) -> None:

@@ -20,7 +20,7 @@ import pytest
 import onnxfit.optimizers
 import onnxfit.schedules
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.gradients.update import apply_update
+from onnxfit.gradients.update import apply_update, initial_slots, initial_slots_to_read
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.optimizers import (
     SGD,
@@ -37,8 +37,6 @@ from onnxfit.optimizers import (
     RAdam,
     RMSprop,
     get_optimizer,
-    initial_slots,
-    initial_slots_to_read,
     learning_rate_at,
 )
 from onnxfit.registry import from_config, registry, to_config

@@ -100,7 +100,7 @@ class SwapEMAWeights(StatefulCallback):
             state = self.trainer.get_state()
             trained = self.trainer.settings["weights"]
             self.weights = {name: state["weights"][name] for name in trained}
-            self._averages = {name: state["slots"][names.slot(name, "ema")] for name in trained}
+            self._averages = {name: state["slots"][names.slot(name, names.EMA)] for name in trained}
             self.trainer.set_weights(self._averages)
 
     def _swap_back(self) -> None:

@@ -15,7 +15,7 @@ The formulas are those of a training step; the gradients come from the table of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.gradients import gradient_source
-from onnxfit.gradients.update import apply_update
+from onnxfit.gradients.update import apply_update, initial_slots
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.opset import IR_VERSION, OPSET
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, values_of
-from onnxfit.optimizers import Optimizer, initial_slots
 from onnxfit.registry import snake_case
+
+if TYPE_CHECKING:
+    from onnxfit.optimizers import Optimizer
 
 __all__ = ["finished", "new_function", "update_function"]
 

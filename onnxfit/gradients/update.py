@@ -1,16 +1,23 @@
-"""The next value of every weight and its slots, as operators, from the gradients."""
+"""An optimizer's slots, and the operators that give weights and slots their next values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from onnxfit.errors import SettingError
-from onnxfit.graph import scopes
+from onnxfit.graph import names, scopes
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.optimizers import EMA_SLOT, Optimizer
+
+if TYPE_CHECKING:
+    from onnxfit.optimizers import Optimizer
+
+Array = npt.NDArray[Any]
 
 
 def apply_update(
@@ -46,7 +53,7 @@ def apply_update(
             shared[group] = _shared_scalars(op, rule, factor, lr, step, w)
         undecayed, coefficients = shared[group]
         own = dict(slots[name])
-        average = own.pop(EMA_SLOT, None) if rule.ema_momentum is not None else None
+        average = own.pop(names.EMA, None) if rule.ema_momentum is not None else None
         with op.scope(scopes.update_of(name)):
             decayed = w if undecayed is None else undecayed * w
             g = gradients[name]
@@ -59,7 +66,7 @@ def apply_update(
             next_slots[name] = dict(zip(own, rest))
             if average is not None and rule.ema_momentum is not None:
                 momentum = rule.ema_momentum
-                next_slots[name][EMA_SLOT] = momentum * average + (1 - momentum) * new
+                next_slots[name][names.EMA] = momentum * average + (1 - momentum) * new
         next_weights[name] = new
     return next_weights, next_slots
 
@@ -109,3 +116,38 @@ def _check_returned(
                 f"{method} made {key!r} {became}; it was {was}. Keep shapes, and cast numbers made"
                 " of `step` to w.dtype."
             )
+
+
+def initial_slots(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
+    """Return the slots of the weight `w`, called `name`, before the first update.
+
+    They are copies, by name. With `ema_momentum` the average is among them, as `ema`. SettingError
+    if the optimizer has a slot of that name itself.
+
+    >>> from onnxfit.optimizers import Adam
+    >>> list(initial_slots(Adam(ema_momentum=0.99), "fc.weight", np.ones((3, 2))))
+    ['m', 'v', 'ema']
+    """
+    slots = {slot: np.array(value) for slot, value in optimizer.slots(w).items()}
+    if optimizer.ema_momentum is None:
+        return slots
+    if names.EMA in slots:
+        raise SettingError(
+            f"{type(optimizer).__name__} has a slot {names.EMA!r} for {name!r}, which is the name"
+            " of ema_momentum's: rename it."
+        )
+    return {**slots, names.EMA: np.array(w)}
+
+
+def initial_slots_to_read(optimizer: Optimizer, name: str, w: Array) -> dict[str, Array]:
+    """Return `initial_slots` as read-only arrays.
+
+    A slot that is one number throughout, as nearly all are at first, takes no memory.
+    """
+
+    def compact(value: Array) -> Array:
+        if not value.size or (value != value.flat[0]).any():
+            return value
+        return np.broadcast_to(np.array(value.flat[0], value.dtype), value.shape)
+
+    return {slot: compact(value) for slot, value in initial_slots(optimizer, name, w).items()}

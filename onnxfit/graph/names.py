@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LOSS = "loss"  # the loss that a step reports, and the output of a model that computes its own
 SAMPLE_WEIGHT = "sample_weight"
+EMA = "ema"  # slot with the average of a weight
 LEARNING_RATE = "train/learning_rate"
 STEP = "train/step"  # number of updates before this one, int64
 SEED = "train/seed"

@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError
 from onnxfit.gradients import GradientSource, gradient_source, reachable
+from onnxfit.gradients.update import initial_slots_to_read
 from onnxfit.graph import names, tensors
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import updated_statistics
 from onnxfit.graph.weights import select_weights
-from onnxfit.optimizers import Optimizer, get_optimizer, initial_slots_to_read
+from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.objectives import (
     Objective,

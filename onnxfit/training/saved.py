@@ -73,7 +73,7 @@ class SavedTrainer(BaseTrainer):
                     " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
                 )
             for name in self._recipe.weights:
-                arrays[name] = self._backend.state.get(names.slot(name, "ema"))
+                arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
         model = with_initializers(self.model, arrays)
         to_inference_form(model)
         if path is not None:

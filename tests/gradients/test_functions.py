@@ -13,6 +13,7 @@ import pytest
 
 import onnxfit
 from onnxfit.errors import SettingError
+from onnxfit.gradients.update import initial_slots
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import (
     BinaryCrossEntropy,
@@ -22,7 +23,7 @@ from onnxfit.losses import (
     MeanSquaredError,
     get_loss,
 )
-from onnxfit.optimizers import SGD, Optimizer, initial_slots, learning_rate_at
+from onnxfit.optimizers import SGD, Optimizer, learning_rate_at
 from onnxfit.penalties import Penalty
 from onnxfit.schedules import InverseScaling
 from tests import test_losses, test_optimizers, test_penalties
