@@ -14,7 +14,6 @@ import numpy as np
 from models import dense
 
 import onnxfit
-from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.losses import Loss
 
 
@@ -29,7 +28,9 @@ class Linex(Loss):
         if self.a == 0:
             raise onnxfit.errors.SettingError("Linex needs a != 0.")
 
-    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+    def __call__(
+        self, op: onnxfit.GraphBuilder, y_true: onnxfit.Value, y_pred: onnxfit.Value
+    ) -> onnxfit.Value:
         scaled = self.a * (y_pred - y_true)
         return op.Exp(scaled) - scaled - 1
 

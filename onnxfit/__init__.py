@@ -20,6 +20,7 @@ from onnxfit.errors import (
 )
 from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.gradients.inspection import inspect
+from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
@@ -32,6 +33,7 @@ __all__ = [
     "DataLoader",
     "DivergenceError",
     "GradientError",
+    "GraphBuilder",
     "ImageFolder",
     "InstallationError",
     "ModelError",
@@ -42,6 +44,7 @@ __all__ = [
     "StepError",
     "Trainer",
     "UnknownNameError",
+    "Value",
     "add_loss",
     "callbacks",
     "draw",

@@ -31,12 +31,6 @@ PUBLIC_MODULES = {
     "onnxfit.torch",
 }
 NEEDS = {"onnxfit.sklearn": "sklearn", "onnxfit.torch": "torch"}
-# taught before there is a public name for them
-NOT_YET_PUBLIC = {
-    "onnxfit.graph.values.GraphBuilder",
-    "onnxfit.graph.values.Value",
-    "onnxfit.optimizers.get_optimizer",
-}
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted(f"examples/{example.name}" for example in (ROOT / "examples").glob("*.py"))
 
@@ -112,7 +106,7 @@ def private_names(names: Iterator[tuple[int, str]]) -> list[str]:
     return [
         f"line {line}: {name}"
         for line, name in names
-        if name not in NOT_YET_PUBLIC and not needs_missing_library(name) and not is_public(name)
+        if not needs_missing_library(name) and not is_public(name)
     ]
 
 

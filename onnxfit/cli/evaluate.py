@@ -45,7 +45,7 @@ def evaluate(
     if loss or not is_checkpoint(model):
         trainer_settings["loss"] = settings.parse_loss(loss)
     if metrics:
-        trainer_settings["metrics"] = settings.parse_metrics(metrics, trainer_settings.get("loss"))
+        trainer_settings["metrics"] = settings.parse_metrics(metrics)
     make_trainer = Trainer.load if is_checkpoint(model) else Trainer
     trainer = make_trainer(model, **trainer_settings)
     request = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)

@@ -202,14 +202,13 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
 
 
 def _trainer(fit_options: Options) -> Trainer:
-    loss = settings.parse_loss(fit_options["loss"])
     return Trainer(
         fit_options["model"],
         weights=list(fit_options["weights"]) or None,
-        loss=loss,
+        loss=settings.parse_loss(fit_options["loss"]),
         penalty=settings.parse_penalty(fit_options["penalty"]),
         optimizer=settings.parse_optimizer(fit_options["optimizer"], fit_options["learning_rate"]),
-        metrics=settings.parse_metrics(fit_options["metrics"], loss),
+        metrics=settings.parse_metrics(fit_options["metrics"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from onnxfit import losses, metrics, optimizers, penalties, schedules
@@ -35,23 +35,12 @@ def parse_loss(texts: Sequence[str]) -> Any:
     return by_output.get(None, by_output or None)
 
 
-def parse_metrics(texts: Sequence[str], loss: Any) -> Any:
-    """Return the argument `metrics` of Trainer, from NAME, or OUTPUT=NAME for several outputs.
-
-    A metric takes an output as logits where the output's `loss` does.
-    """
+def parse_metrics(texts: Sequence[str]) -> Any:
+    """Return the argument `metrics` of Trainer, from NAME, or OUTPUT=NAME for several outputs."""
     by_output: dict[str | None, list[Any]] = {}
     for text in texts:
         output, name = _split_key(text)
-        metric: Any = name
-        if ":" in name:
-            metric = _instance("metric", name, metrics.Metric)
-            its_loss = loss.get(output) if isinstance(loss, Mapping) else loss
-            logits = its_loss is not None and getattr(
-                losses.get_loss(its_loss), "from_logits", False
-            )
-            if logits and hasattr(metric, "from_logits") and "from_logits=" not in name:
-                metric = dataclasses.replace(metric, from_logits=True)
+        metric = _instance("metric", name, metrics.Metric) if ":" in name else name
         by_output.setdefault(output, []).append(metric)
     if len(by_output) > 1 and None in by_output:
         raise SettingError(

@@ -21,11 +21,13 @@ from onnxfit.step.update import learning_rate_input
 def check_gradient(recipe: Recipe) -> None:
     """Raise GradientError if nodes block the gradient whatever sizes a batch has."""
     if recipe.loss_outputs:
-        found = _blockers(recipe)
+        blockers = _blockers(recipe)
     else:
         source = recipe.gradient.name
-        found = inspect_working(recipe.model, recipe.weights, recipe.float_outputs, source).blockers
-    refuse([blocker for blocker in found if not blocker.needs_sizes])
+        blockers = inspect_working(
+            recipe.model, recipe.weights, recipe.float_outputs, source
+        ).blockers
+    refuse([blocker for blocker in blockers if not blocker.needs_sizes])
 
 
 def _blockers(recipe: Recipe) -> Sequence[Blocker]:
@@ -69,10 +71,10 @@ def differentiate(
     """
     declared = batch == recipe.declared_batch
     if not declared or scaled not in recipe.differentiated:
-        found = _differentiate(recipe, batch, scaled)
+        result = _differentiate(recipe, batch, scaled)
         if not declared:
-            return found
-        recipe.differentiated[scaled] = found
+            return result
+        recipe.differentiated[scaled] = result
     model, gradients = recipe.differentiated[scaled]
     return model.clone(), gradients
 

@@ -200,16 +200,16 @@ def _trained_weights(
     Raises SettingError if weights named by the user are not among them, ModelError if none is.
     """
     selected = select_weights(model, patterns)
-    connected = {name for output in outputs for name in reachable(model, output, selected)}
-    trained = [name for name in selected if name in connected]
+    reaching = {name for output in outputs for name in reachable(model, output, selected)}
+    trained = [name for name in selected if name in reaching]
     if not trained:
         raise ModelError(
             f"No weight has a gradient path to the loss; the weights are {', '.join(selected)}."
         )
-    unconnected = [name for name in selected if name not in connected]
-    if patterns is not None and unconnected:
+    unreached = [name for name in selected if name not in reaching]
+    if patterns is not None and unreached:
         raise SettingError(
-            f"No loss depends on {', '.join(unconnected)}: leave them out of weights=, or give the"
+            f"No loss depends on {', '.join(unreached)}: leave them out of weights=, or give the"
             " output they lead to a loss."
         )
     return trained
@@ -225,12 +225,12 @@ def _refuse_reserved_names(recipe: Recipe) -> None:
         added |= {names.updated(names.slot(weight, slot)) for slot in slots}
     outputs = [value for node in graph for value in node.outputs]
     values = [*graph.inputs, *graph.initializers.values(), *outputs]
-    tensors_taken = {v.name for v in values if v.name}
-    taken = sorted(n for n in tensors_taken if names.reserved(n) or n in added)
-    nodes_taken = {node.name for node in graph if node.name and names.reserved(node.name)}
-    taken += sorted(nodes_taken.difference(taken))
-    if taken:
+    tensor_names = {v.name for v in values if v.name}
+    conflicts = sorted(n for n in tensor_names if names.reserved(n) or n in added)
+    node_names = {node.name for node in graph if node.name and names.reserved(node.name)}
+    conflicts += sorted(node_names.difference(conflicts))
+    if conflicts:
         raise ModelError(
-            f"The model has tensors or nodes called {', '.join(taken)}, names that a training step"
-            " needs itself: rename them."
+            f"The model has tensors or nodes called {', '.join(conflicts)}, names that a training"
+            " step needs itself: rename them."
         )

@@ -92,10 +92,10 @@ class Tracker:
         if self._output_losses:
             rest = loss
             for output, mean in self._output_losses.items():
-                part = scalars[names.output_loss(output)].item()
+                output_loss = scalars[names.output_loss(output)].item()
                 count = scalars.get(names.count(output))
-                mean.add(part, rows if count is None else count.item())
-                rest -= self._weights[output] * part
+                mean.add(output_loss, rows if count is None else count.item())
+                rest -= self._weights[output] * output_loss
             self._loss.add(rest, rows)
         else:
             count = scalars.get(self._count)

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+import onnxfit
 from onnxfit.cli import settings
 from tests.cli.helpers import FIT, refused
+from tests.models import linear
 
 
 def test_metrics_take_logits_where_the_loss_does() -> None:
     loss = settings.parse_loss(["binary_cross_entropy:from_logits=true"])
-    assert settings.parse_metrics(['binary_accuracy:name="b"'], loss)[0].from_logits
-    assert not settings.parse_metrics(["binary_accuracy:from_logits=false"], loss)[0].from_logits
+    texts = ['binary_accuracy:name="b"', "binary_accuracy:from_logits=false"]
+    trainer = onnxfit.Trainer(linear(), loss=loss, metrics=settings.parse_metrics(texts))
+    assert [metric.metric.from_logits for metric in trainer.metrics] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Expand as late as can be, or not at all.
+"""Expand as late as possible, or not at all.
 
-The gradient of a mean is one number spread over what it was the mean of. Written as the rule says,
-with Expand, that is a tensor as large as the batch, written and read once more for everything that
-is done with it. Operators that work element by element broadcast by themselves.
+The gradient of a mean is one number, repeated for each element of the mean. The rule writes it with
+Expand: a tensor as large as the batch, which the next operator reads again. Elementwise operators
+broadcast by themselves.
 
 Measured (two residual blocks with BatchNormalization, 32 channels on 16×16, batch 16): a step takes
 0.95 of its time without this rewrite.
@@ -15,69 +15,65 @@ from typing import Union
 
 import onnx_ir as ir
 
+from onnxfit.step.rewrites.replacement import replace_node
+
 __all__ = ["broadcast_late"]
 
 ELEMENTWISE = {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Neg",
-    "Sqrt",
-    "Exp",
-    "Log",
-    "Reciprocal",
-    "Abs",
-    "Sign",
-    "Cast",
-    "Max",
-    "Min",
-    "Pow",
-}
+    "Add", "Sub", "Mul", "Div", "Neg", "Sqrt", "Exp", "Log", "Reciprocal", "Abs", "Sign", "Cast",
+    "Max", "Min", "Pow",
+}  # fmt: skip
+Dim = Union[int, ir.SymbolicDim]
 
 
 def broadcast_late(graph: ir.Graph) -> None:
-    """In place: an element-wise operator that takes a spread value takes it as it was; what comes
-    out is spread if nothing else made it large.
+    """Let elementwise operators read what Expand reads, in place.
+
+    Their result is expanded if no other input makes it as large.
     """
     for node in list(graph):
         if node.op_type == "Sum" and node.domain == "":
-            _add_last(graph, node)
+            _add_smaller_last(graph, node)
         elif node.op_type in ELEMENTWISE and node.domain == "":
-            _take_unspread(graph, node)
+            _read_unexpanded(graph, node)
 
 
-def _take_unspread(graph: ir.Graph, node: ir.Node) -> None:
+def _read_unexpanded(graph: ir.Graph, node: ir.Node) -> None:
+    """Let an elementwise operator read the values before their Expand."""
     (out,) = node.outputs
-    sources = [_unspread(v) for v in node.inputs]
-    spread = next((v for s, v in zip(sources, node.inputs) if s is not v and v is not None), None)
-    shape = _broadcast([s.shape for s in sources if s is not None])
-    if spread is None or shape is None or out.shape is None or spread.shape is None:
+    inputs = [_before_expand(v) for v in node.inputs]
+    changed = (v for new, v in zip(inputs, node.inputs) if new is not v and v is not None)
+    expanded = next(changed, None)
+    shape = _broadcast([v.shape for v in inputs if v is not None])
+    if expanded is None or shape is None or out.shape is None or expanded.shape is None:
         return
-    if _same(shape, out.shape.dims):  # the others are as large: they spread it
-        for i, source in enumerate(sources):
-            node.replace_input_with(i, source)
-    elif _same(spread.shape.dims, out.shape.dims) and not out.is_graph_output():
-        expand = spread.producer()
+    if _same(shape, out.shape.dims):  # another input is as large
+        for i, value in enumerate(inputs):
+            node.replace_input_with(i, value)
+    elif _same(expanded.shape.dims, out.shape.dims) and not out.is_graph_output():
+        expand = expanded.producer()
         assert expand is not None
-        small = _node(node.op_type, sources, ir.Shape(shape), out, "small", node.attributes)
-        large = _node("Expand", [small.outputs[0], expand.inputs[1]], out.shape, out, "spread")
-        _put(graph, node, [small, large])
+        small = _node(node.op_type, inputs, ir.Shape(shape), out, "small", node.attributes)
+        large = _node("Expand", [small.outputs[0], expand.inputs[1]], out.shape, out, "expanded")
+        replace_node(graph, node, [small, large])
 
 
-def _add_last(graph: ir.Graph, node: ir.Node) -> None:
-    """Sum(a, b, Expand(c)) is Sum(a, b) + c: Sum itself is slow at broadcasting."""
+def _add_smaller_last(graph: ir.Graph, node: ir.Node) -> None:
+    """Turn Sum(a, b, Expand(c)) into Sum(a, b) + c, because Sum broadcasts slowly."""
     (out,) = node.outputs
-    sources = [_unspread(v) for v in node.inputs]
-    small = [s for s, v in zip(sources, node.inputs) if s is not v]
-    full = [v for s, v in zip(sources, node.inputs) if s is v]
+    inputs = [_before_expand(v) for v in node.inputs]
+    small = [new for new, v in zip(inputs, node.inputs) if new is not v]
+    full = [v for new, v in zip(inputs, node.inputs) if new is v]
     if len(small) != 1 or len(full) < 2 or out.shape is None or out.is_graph_output():
         return
-    if all(
-        v is not None and v.shape is not None and _same(v.shape.dims, out.shape.dims) for v in full
-    ):
-        rest = _node("Add" if len(full) == 2 else "Sum", full, out.shape, out, "full")
-        _put(graph, node, [rest, _node("Add", [rest.outputs[0], small[0]], out.shape, out, "all")])
+    shapes = [v.shape for v in full if v is not None and v.shape is not None]
+    if len(shapes) < len(full) or not all(_same(s.dims, out.shape.dims) for s in shapes):
+        return
+    op_type = "Add" if len(full) == 2 else "Sum"
+    total = _node(op_type, full, out.shape, out, "full")
+    replace_node(
+        graph, node, [total, _node("Add", [total.outputs[0], small[0]], out.shape, out, "all")]
+    )
 
 
 def _node(
@@ -85,60 +81,47 @@ def _node(
     inputs: Sequence[ir.Value | None],
     shape: ir.Shape,
     like: ir.Value,
-    part: str,
+    suffix: str,
     attributes: Mapping[str, ir.Attr] | None = None,
 ) -> ir.Node:
-    """A node that makes a part of a value."""
-    node = ir.node(op_type, inputs, attributes, name=f"{like.name}/{part}")
+    """Return a node whose output has this shape, and the type of the value `like`."""
+    node = ir.node(op_type, inputs, attributes, name=f"{like.name}/{suffix}")
     value = node.outputs[0]
-    value.name, value.type, value.shape = node.name, like.type, shape
+    value.name = node.name
+    value.type = like.type
+    value.shape = shape
     return node
 
 
-def _put(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
-    """New nodes in the place of an old one; the last of them makes its value."""
-    value, made = old.outputs[0], new[-1].outputs[0]
-    graph.insert_before(old, new)
-    value.replace_all_uses_with(made)
-    made.name, value.name = value.name, None
-    graph.remove(old, safe=True)
-
-
-def _unspread(value: ir.Value | None) -> ir.Value | None:
-    """Return the value before its Expand, or the value itself if there is none to take away."""
+def _before_expand(value: ir.Value | None) -> ir.Value | None:
+    """Return the input of the Expand that computes a value, or the value itself if none does."""
     node = value.producer() if value is not None else None
     if value is None or node is None or node.op_type != "Expand" or node.domain != "":
         return value
     source = node.inputs[0]
-    if (
-        source is None
-        or source.shape is None
-        or value.shape is None
-        or _same(source.shape.dims, value.shape.dims)
-    ):
+    if source is None or source.shape is None or value.shape is None:
         return value
-    return source
-
-
-Dim = Union[int, ir.SymbolicDim]
+    return value if _same(source.shape.dims, value.shape.dims) else source
 
 
 def _broadcast(shapes: Sequence[ir.Shape | None]) -> list[Dim] | None:
-    """The shape of what values of these shapes make together; None where that is not known."""
-    found: list[Dim] = []
+    """Return the shape that values of these shapes broadcast to, or None if it is unknown."""
+    result: list[Dim] = []
     for shape in shapes:
         if shape is None:
             return None
-        dims = list(shape.dims)
-        rank = max(len(dims), len(found))
-        a: list[Dim] = [*[1] * (rank - len(found)), *found]
-        b: list[Dim] = [*[1] * (rank - len(dims)), *dims]
-        found = []
-        for x, y in zip(a, b):
+        rank = max(len(shape.dims), len(result))
+        pairs = zip(_padded(result, rank), _padded(shape.dims, rank))
+        result = []
+        for x, y in pairs:
             if x != y and x != 1 and y != 1:
                 return None
-            found.append(y if x == 1 else x)
-    return found
+            result.append(y if x == 1 else x)
+    return result
+
+
+def _padded(dims: Sequence[Dim], rank: int) -> list[Dim]:
+    return [*[1] * (rank - len(dims)), *dims]
 
 
 def _same(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

@@ -1,8 +1,8 @@
-"""Parts that fill each other's gaps are joined, not padded and added.
+"""Join pieces that fill each other's gaps, in the place of padding and adding them.
 
-A value that is cut into pieces (queries, keys and values; the halves of a rotary embedding; the
-gates of a cell) gets a gradient from each of them: a tensor as large as the whole, zero but for the
-piece. Where the pieces are all of it, their sum is their concatenation.
+A value that is split into pieces (queries, keys and values; the halves of a rotary embedding; the
+gates of a cell) gets a gradient from each piece: a tensor of its own size, zero outside the piece.
+If the pieces cover the value, the sum of these tensors is the concatenation of the pieces.
 
 Measured (transformer encoder of two layers, d 128, 64 tokens, batch 16): a step takes 0.98 of its
 time without this rewrite.
@@ -10,9 +10,12 @@ time without this rewrite.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
+
+from onnxfit.step.rewrites.replacement import replace_node
 
 __all__ = ["join_pieces"]
 
@@ -28,75 +31,62 @@ class Piece(NamedTuple):
 
 
 def join_pieces(graph: ir.Graph) -> None:
-    """In place: Pad(a) + Pad(b) + ... -> Concat(a, b, ...)."""
+    """Turn Pad(a) + Pad(b) + ... into Concat(a, b, ...), in place."""
     for node in list(graph):
-        if node.op_type in ("Add", "Sum") and node.domain == "":
-            pieces = _pieces(node)
-            if pieces:
-                (out,) = node.outputs
-                joined = ir.node(
-                    "Concat",
-                    [piece.value for piece in pieces],
-                    {"axis": pieces[0].axis},
-                    name=f"{node.name}/Concat",
-                )
-                (made,) = joined.outputs
-                made.type, made.shape = out.type, out.shape
-                graph.insert_before(node, joined)
-                ir.convenience.replace_all_uses_with(out, made, replace_graph_outputs=True)
-                made.name, out.name = out.name, None
-                graph.remove(node, safe=True)
+        pieces = _pieces(node) if node.op_type in ("Add", "Sum") and node.domain == "" else None
+        if pieces:
+            values = [piece.value for piece in pieces]
+            axis = {"axis": pieces[0].axis}
+            joined = ir.node("Concat", values, axis, name=f"{node.name}/Concat")
+            joined.outputs[0].type = node.outputs[0].type
+            joined.outputs[0].shape = node.outputs[0].shape
+            replace_node(graph, node, [joined])
 
 
 def _pieces(node: ir.Node) -> list[Piece] | None:
-    """The pieces that a sum puts together, in their order;
+    """Return the pieces that a sum puts together, in their order.
 
-    None where they leave gaps, overlap, or are none.
+    None if a term is no piece, or if the pieces leave gaps or overlap.
     """
-    found = [_piece(value) for value in node.inputs]
-    pieces = sorted((p for p in found if p is not None), key=lambda p: p.start)
-    if len(pieces) < max(2, len(found)) or len({(p.axis, p.size) for p in pieces}) > 1:
+    terms = [_piece(value) for value in node.inputs]
+    pieces = sorted((p for p in terms if p is not None), key=lambda p: p.start)
+    if len(pieces) < max(2, len(terms)) or len({(p.axis, p.size) for p in pieces}) > 1:
         return None
-    ends = [0, *(p.end for p in pieces)]
-    return pieces if [*(p.start for p in pieces), pieces[0].size] == ends else None
+    starts = [piece.start for piece in pieces]
+    ends = [piece.end for piece in pieces]
+    return pieces if [*starts, pieces[0].size] == [0, *ends] else None
 
 
 def _piece(value: ir.Value | None) -> Piece | None:
+    """Return the piece that a Pad with zeros along one axis makes larger."""
     node = value.producer() if value is not None else None
-    if (
-        node is None
-        or node.op_type != "Pad"
-        or node.domain != ""
-        or node.attributes.get_string("mode", "constant") != "constant"
-    ):
+    if node is None or node.op_type != "Pad" or node.domain != "":
         return None
     source, pads, fill, axes = (*node.inputs, None, None)[:4]
-    known = [
-        ir.convenience.get_const_tensor(v) if v is not None else None for v in (pads, fill, axes)
-    ]
-    if (
-        source is None
-        or source.shape is None
-        or known[0] is None
-        or (fill is not None and (known[1] is None or known[1].numpy().any()))
-    ):
+    padding, number, named_axes = map(_constant, (pads, fill, axes))
+    if source is None or source.shape is None or padding is None:
+        return None
+    is_filled = fill is not None and (number is None or number.any())
+    if node.attributes.get_string("mode", "constant") != "constant" or is_filled:
+        return None
+    if axes is not None and named_axes is None:
         return None
     rank = len(source.shape)
-    if axes is not None and known[2] is None:
+    padded_axes = list(range(rank))
+    if named_axes is not None:
+        padded_axes = [int(axis) % rank for axis in named_axes]
+    before, after = padding.reshape(2, -1).tolist()
+    padded = [(a, m, n) for a, m, n in zip(padded_axes, before, after) if m or n]
+    if len(padded) != 1 or padding.min() < 0:
         return None
-    named = [int(a) % rank for a in known[2].numpy()] if known[2] is not None else list(range(rank))
-    room = [int(n) for n in known[0].numpy()]
-    padded = [
-        (axis, room[i], room[i + len(named)])
-        for i, axis in enumerate(named)
-        if room[i] or room[i + len(named)]
-    ]
-    if len(padded) != 1 or min(room) < 0:
-        return None
-    axis, before, after = padded[0]
+    axis, start, rest = padded[0]
     size = source.shape[axis]
-    return (
-        Piece(source, axis, before, before + size, before + size + after)
-        if isinstance(size, int)
-        else None
-    )
+    if not isinstance(size, int):
+        return None
+    return Piece(source, axis, start, start + size, start + size + rest)
+
+
+def _constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+    """Return a value's numbers if they are known."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None else tensor.numpy()

@@ -1,4 +1,4 @@
-"""One multiplication by a number in the place of several.
+"""Multiply by one number in the place of several.
 
 The gradient of a mean of squares begins with 1, times the learning rate, times 1/n, times 2: four
 scalars, in as many operators, each of which costs a small step as much as an operator on its whole
@@ -21,7 +21,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def multiply_once(graph: ir.Graph) -> None:
-    """In place: a (b x) -> (a b) x for numbers a and b, where nothing else needs b x; 1 x -> x."""
+    """Turn a (b x) into (a b) x for numbers a and b, and 1 x into x, in place."""
     for node in list(graph):
         outer = _factor(node)
         if outer is None:
@@ -56,7 +56,7 @@ def multiply_once(graph: ir.Graph) -> None:
 
 
 def _used_once(value: ir.Value) -> bool:
-    """Whether one node needs a value: one whose own outputs nobody needs is about to be removed."""
+    """Whether one node reads a value, apart from nodes that are about to be removed."""
     needing = [
         node
         for node, _ in value.uses()
@@ -66,7 +66,7 @@ def _used_once(value: ir.Value) -> bool:
 
 
 def _factor(node: ir.Node) -> tuple[Any, ir.Value] | None:
-    """The number by which a node multiplies, a numpy scalar, and what it multiplies."""
+    """Return the number by which a node multiplies, a NumPy scalar, and its other factor."""
     if node.op_type != "Mul" or node.domain != "":
         return None
     a, b = node.inputs

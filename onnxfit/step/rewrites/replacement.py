@@ -1,0 +1,20 @@
+"""Replacement of a node by others, as every rewrite does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+
+def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
+    """Put the nodes `new` in the place of `old`; the output of the last replaces that of `old`.
+
+    The output keeps its name, whoever reads it.
+    """
+    (before,), (after,) = old.outputs, new[-1].outputs
+    graph.insert_before(old, new)
+    ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+    after.name = before.name
+    before.name = None
+    graph.remove(old, safe=True)
