@@ -58,8 +58,8 @@ class Contents:
     """The contents of a checkpoint.
 
     `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
-    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `ended` is the event
-    of which the loggers have not been told yet.
+    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
+    event of which the loggers have not been told yet.
     """
 
     model: onnx.ModelProto
@@ -69,7 +69,7 @@ class Contents:
     train_losses: list[float]
     resume: Sequence[Any]
     tracker: Mapping[str, Any]
-    ended: Mapping[str, Any]
+    undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
 
 
@@ -92,7 +92,7 @@ class Snapshot:
             "train_losses": contents.train_losses,
             "resume": list(contents.resume),
             "tracker": self._without_arrays(contents.tracker),
-            "ended": dict(contents.ended),
+            "ended": dict(contents.undelivered),
             "callbacks": self._without_arrays(contents.callbacks),
         }
         self._info = json.dumps(info).encode()
@@ -171,7 +171,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
             train_losses=info["train_losses"],
             resume=_position_fields(info["resume"]),
             tracker=_with_arrays(info["tracker"], arrays),
-            ended=info["ended"],
+            undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:

@@ -123,7 +123,7 @@ class SavedTrainer(BaseTrainer):
             train_losses=self.train_losses_,
             resume=astuple(pending.position),
             tracker=deepcopy(pending.tracker),
-            ended=pending.undelivered,
+            undelivered=pending.undelivered,
             callbacks=pending.callbacks,
         )
 
@@ -149,7 +149,7 @@ class SavedTrainer(BaseTrainer):
         position = Position(*contents.resume)
         # a fit that has ended leaves nothing to resume
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
-        tracker, undelivered = dict(contents.tracker), dict(contents.ended)
+        tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
         self._fit_state = None
         self._pending_fit = PendingFit(position, tracker, undelivered, callbacks)
 
