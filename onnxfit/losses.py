@@ -262,7 +262,7 @@ class Loss(ABC):
         op.output(names.LOSS, self._reduced(op, *costs)[0])
         if by_row:
             op.output("losses", self._by_row(op, costs[0]))
-        return functions.finished(op, (names.LOSS, "y_pred") if gradient else None)
+        return functions.to_model_proto(op, (names.LOSS, "y_pred") if gradient else None)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         """The sizes of the labels, as far as those of the output tell."""

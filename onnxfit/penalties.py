@@ -65,7 +65,7 @@ class Penalty(ABC):
 
         op = functions.new_function(self)
         op.output("penalty", self(op, op.input("weight", dtype, shape)))
-        return functions.finished(op, ("penalty", "weight") if gradient else None)
+        return functions.to_model_proto(op, ("penalty", "weight") if gradient else None)
 
 
 OnePenalty = Union[Penalty, type[Penalty], float, str, Mapping[str, float]]

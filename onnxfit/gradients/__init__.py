@@ -67,7 +67,7 @@ class GradientSource:
 
 
 def gradient_source(gradient: str) -> GradientSource:
-    """The source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
+    """Return the source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
 
     "onnx" is the table of rules, which runs on any onnxruntime. "onnxruntime" is the gradient
     builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
@@ -90,7 +90,7 @@ def gradient_source(gradient: str) -> GradientSource:
 def choose_source(
     gradient: str, model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[str, Sequence[Blocker]]:
-    """The source that differentiates a model, "onnx" or "onnxruntime", and what blocks it.
+    """Return the source that differentiates a model, "onnx" or "onnxruntime", and its blockers.
 
     `gradient` is what the user asked for; `model`, the scalar output `loss` and the inputs
     `weights` are those of a GradientSource.
@@ -139,7 +139,7 @@ def _add_best_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[st
 
 
 def _installed_builder() -> GradientSource | None:
-    """The gradient builder of onnxruntime, None if the installed onnxruntime has none."""
+    """Return the gradient builder of onnxruntime; None if the installed build has none."""
     try:
         return gradient_source("onnxruntime")
     except InstallationError:

@@ -1,9 +1,9 @@
 """Reverse-mode differentiation of a graph by the table of rules.
 
 First, every node on the gradient path that has no rule is replaced by operators that have one
-(`prepare`). Then the nodes are walked once, from the outputs back: each passes the sum of the
-gradients that arrived at its outputs on to its inputs (the tape of Wengert 1964, as in autograd and
-JAX).
+(`prepare`). Then the nodes are walked once, from the outputs back: the gradients that arrived at a
+node's outputs are summed, and its rule turns them into gradients of its inputs (the tape of Wengert
+1964, as in autograd and JAX).
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def add_gradients(
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated.
+    """Return every node between `weights` and `loss` that cannot be differentiated.
 
-    Nothing is run, but the gradient is built and dropped: whoever needs it, too, should call
-    `add_gradients` and read `BlockedError.blockers`.
+    The gradient is built and discarded. A caller that needs the gradient, too, calls
+    `add_gradients` and reads `BlockedError.blockers`.
     """
     try:
         add_gradients(model, loss, weights)
@@ -95,7 +95,7 @@ class Tape:
     blockers: dict[ir.Node, NoGradientError] = field(default_factory=dict)
 
     def inner(self, op: GraphBuilder) -> Tape:
-        """The tape of a subgraph, which adds its blockers to this one's."""
+        """Return the tape of a subgraph, which adds its blockers to this one's."""
         return Tape(op, self.blockers)
 
 
@@ -129,7 +129,7 @@ def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> Non
         on_gradient_path = {path_node.node for path_node in _path(op, arriving, leaves)}
         for node in list(op.graph):
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
-                # an operator unknown to ONNX came before it, which may be decomposed by now
+                # An operator unknown to ONNX came before the node, and may be decomposed by now.
                 infer_outputs(op.graph, node)
             if node in on_gradient_path and node not in tape.blockers and _has_no_rule(node):
                 changed |= _decompose_or_block(tape, node)
@@ -179,7 +179,7 @@ def _path(op: GraphBuilder, arriving: Iterable[int], wrt: Iterable[ir.Value]) ->
 
 
 def _input(node: ir.Node, index: int) -> ir.Value:
-    """The input at a position; positions go on through the values that subgraphs capture."""
+    """Return the input at a position; the values that subgraphs capture follow the inputs."""
     value = node.inputs[index] if index < len(node.inputs) else None
     if value is not None:
         return value
@@ -189,7 +189,7 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 def _sum(
     op: GraphBuilder, pending: Mapping[ir.Value, list[Value]], value: ir.Value
 ) -> Value | None:
-    """The sum of the gradients that arrived at a value; it replaces them in `pending`."""
+    """Return the sum of the gradients of a value, which replaces them in `pending`."""
     terms = pending.get(value)
     if not terms:
         return None
@@ -204,7 +204,7 @@ def _sum(
 def _input_gradients(
     tape: Tape, path_node: PathNode, dys: Sequence[Value | None]
 ) -> dict[int, Value]:
-    """The gradients of a node's inputs by position, for the inputs on the gradient path."""
+    """Return the gradients of a node's inputs on the gradient path, by position."""
     op = tape.op
     node = path_node.node
     try:
@@ -222,7 +222,7 @@ def _input_gradients(
         tape.blockers.setdefault(node, error)
     except _CONTRADICTIONS as error:
         tape.blockers.setdefault(node, _contradiction(error))
-    # the walk goes on with zeros, to find the other blockers as well
+    # Zeros let the walk go on, so that it finds the other blockers as well.
     return {
         i: zeros_like(op, op.wrap(_input(node, i)))
         for i in path_node.inputs
@@ -275,8 +275,8 @@ def _by_rule(
 
 
 def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
-    """A rule's gradient in the type of its input; GradientError if its shape is another."""
-    # an integer on the gradient path is a quantized float, whose gradient is a float
+    """Return a rule's gradient in the type of its input; GradientError for another shape."""
+    # An integer on the gradient path is a quantized float, whose gradient is a float.
     if x.ir.dtype in FLOATS:
         dx = op.cast(dx, x.dtype)
     if rule.broadcasts:
@@ -291,7 +291,7 @@ def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
 
 
 def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
-    """Whether no known size of one shape contradicts the other shape."""
+    """Return whether no known size of one shape contradicts the other shape."""
     if shape is None or other is None:
         return True
     if len(shape) != len(other):
@@ -301,7 +301,7 @@ def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
 
 
 def _refine_shape(dx: Value, x: ir.Value) -> None:
-    """Give a gradient the shape of its value, where inference knows less of the gradient's."""
+    """Give a gradient the shape of its value where inference left its own shape open."""
     shape = dx.ir.shape
     if dx.ir.producer() is None or x.shape is None:
         return
@@ -312,7 +312,7 @@ def _refine_shape(dx: Value, x: ir.Value) -> None:
 def _arguments(
     op: GraphBuilder, values: Sequence[Any], parameters: Sequence[str], variadic: bool
 ) -> list[Any]:
-    """One argument per parameter: None for an absent value, a tuple for a variadic parameter."""
+    """Return an argument per parameter: None if absent, a tuple for a variadic parameter."""
     wrapped = [op.wrap(v) if isinstance(v, ir.Value) else v for v in values]
     if variadic:
         single = len(parameters) - 1
@@ -336,7 +336,7 @@ def _add_optional_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
 
 
 def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
-    """A node's attributes as a rule's keywords, with the defaults of the operator's schema."""
+    """Return a node's attributes as a rule's keywords, with the operator's defaults."""
     schema = schema_of(node, op.graph)
     keywords: dict[str, Any] = {}
     for name in signature.attributes:
@@ -352,7 +352,7 @@ def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> di
 
 
 def _schema_default(schema: onnx.defs.OpSchema | None, name: str) -> ir.Attr | None:
-    """The default of an attribute in an operator's schema, None if it has none."""
+    """Return the default of an attribute in an operator's schema; None without one."""
     if schema is None or name not in schema.attributes:
         return None
     default = schema.attributes[name].default_value
@@ -366,7 +366,7 @@ def _has_no_rule(node: ir.Node) -> bool:
 
 
 def _decompose(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a node by simpler operators; NoGradientError if nobody says which."""
+    """Replace a node by simpler operators; NoGradientError if it has no decomposition."""
     with op.replacing(node) as replace:
         outputs = _simpler_outputs(op, node)
         for i, output in enumerate(node.outputs):
@@ -379,7 +379,7 @@ def _decompose(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _simpler_outputs(op: GraphBuilder, node: ir.Node) -> tuple[Any, ...]:
-    """A node's outputs by its decomposition, else by the ONNX function that defines it."""
+    """Return a node's outputs, computed by its decomposition or by its ONNX function."""
     key = key_of(node)
     outputs: Any = None
     if key in DECOMPOSITIONS:

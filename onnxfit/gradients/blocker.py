@@ -40,8 +40,8 @@ class Blocker:
 class BlockedError(GradientError):
     """Nodes block the gradient of one source; another source may differentiate them.
 
-    `blockers` are all of them, so that a caller that builds the gradient need not ask for them
-    first, which would build it twice.
+    `blockers` lists all of them. A caller that builds the gradient reads them here; asking for the
+    blockers first would build the gradient twice.
     """
 
     def __init__(self, blockers: Sequence[Blocker]) -> None:
@@ -60,9 +60,9 @@ def refuse(blockers: Sequence[Blocker]) -> None:
 
 
 def without_consequences(blockers: Sequence[Blocker]) -> list[Blocker]:
-    """The blockers without those that only lie behind another one.
+    """Return the blockers that are not mere consequences of another one.
 
-    The outputs of an unknown operator have no type, so every node behind it is a blocker as well.
+    The outputs of an unknown operator have no type, so every node after it is a blocker as well.
     """
     causes = [blocker for blocker in blockers if blocker.fix != TYPED]
     return causes or list(blockers)

@@ -54,7 +54,7 @@ class Operator:
 
 
 def operators(names: Collection[str] = ()) -> list[Operator]:
-    """The operators of ONNX's default domain from opset 13 to 21, and all others in the table.
+    """Return the operators of ONNX from opset 13 to 21, and those of other domains in the table.
 
     They are sorted by domain and name; `names` selects some of them. Raises UnknownNameError for a
     name that no operator has.
@@ -80,14 +80,14 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
 
 
 def operator(key: Key) -> Operator:
-    """One operator and how it is differentiated."""
+    """Return one operator and how it is differentiated."""
     domain, op_type = key
     by_builder = not domain and (op_type in TABLE or op_type in LOWERINGS)
     return Operator(domain, op_type, _gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder)
 
 
 def _gradient(key: Key) -> str:
-    """How an operator is differentiated, as a key of GRADIENTS."""
+    """Return how an operator is differentiated, as a key of GRADIENTS."""
     if key in RULES or key in SUBGRAPHS:
         return "rule"
     if key in DECOMPOSITIONS:
@@ -104,7 +104,7 @@ def _gradient(key: Key) -> str:
 
 
 def as_text(chosen: Sequence[Operator]) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     header = ("operator", "gradient by the table of rules", "by onnxruntime's builder")
     rows = []
     for o in chosen:
@@ -119,7 +119,7 @@ def as_text(chosen: Sequence[Operator]) -> str:
 
 
 def as_markdown() -> str:
-    """The page docs/operators.md."""
+    """Return the page docs/operators.md."""
     rows = []
     for o in operators():
         note = f" ({o.note})" if o.note else ""
@@ -142,7 +142,7 @@ functions are inlined. `onnxfit.gradients.register` adds a rule.
 
 
 def _totals(chosen: Sequence[Operator]) -> str:
-    """One sentence that counts the operators by gradient."""
+    """Return a sentence that counts the operators by gradient."""
     counts = {key: sum(o.gradient == key for o in chosen) for key in GRADIENTS}
     texts = [f"{n} {GRADIENTS[key].split(':')[0]}" for key, n in counts.items() if n]
     return f"{len(chosen)} operators: {'; '.join(texts)}."

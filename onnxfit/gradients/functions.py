@@ -35,22 +35,26 @@ from onnxfit.registry import snake_case
 if TYPE_CHECKING:
     from onnxfit.optimizers import Optimizer
 
-__all__ = ["finished", "new_function", "update_function"]
+__all__ = ["new_function", "to_model_proto", "update_function"]
 
 
-def new_function(piece: object) -> GraphBuilder:
-    """A builder for an empty graph, named after the class of `piece`."""
+def new_function(formula: object) -> GraphBuilder:
+    """Return the builder of an empty graph, named after the class of `formula`."""
     return GraphBuilder(
-        ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(piece).__name__))
+        ir.Graph(
+            [], [], nodes=[], opset_imports={"": OPSET}, name=snake_case(type(formula).__name__)
+        )
     )
 
 
-def finished(op: GraphBuilder, differentiate: tuple[str, str] | None = None) -> onnx.ModelProto:
-    """The graph as a model.
+def to_model_proto(
+    op: GraphBuilder, differentiate: tuple[str, str] | None = None
+) -> onnx.ModelProto:
+    """Return the graph as a model.
 
-    `differentiate` names a scalar output and an input: the model then has one more output, the
-    gradient, called `<input>_grad`. Every input stays, used or not, so that a caller need not know
-    which settings use it.
+    `differentiate` names a scalar output and an input. The model then has one more output, the
+    gradient, called `<input>_grad`. Unused inputs stay, so that the inputs do not depend on the
+    settings of the formula.
     """
     model = ir.Model(op.graph, ir_version=IR_VERSION)
     if differentiate is not None:
@@ -76,24 +80,24 @@ def update_function(
     w = op.input("weight", dtype, shape)
     g = op.input("gradient", dtype, shape)
     lr = op.input("learning_rate", wide, ())
-    done = op.input("step", np.int64, ())
+    updates = op.input("step", np.int64, ())
     slots = {
         spec.name: op.input(names.slot("weight", spec.name), spec.dtype, spec.shape or ())
         for spec in _slot_specs(optimizer, name, shape, w.dtype)
     }
     with op.scope(scopes.OPTIMIZER):
-        step = op.cast(done, np.float64) + 1
+        step = op.cast(updates, np.float64) + 1
     weights, next_slots = apply_update(op, optimizer, {name: w}, {name: g}, {name: slots}, lr, step)
     op.output(names.updated("weight"), weights[name])
     for slot, value in next_slots[name].items():
         op.output(names.updated(names.slot("weight", slot)), value)
-    return finished(op)
+    return to_model_proto(op)
 
 
 def _slot_specs(
     optimizer: Optimizer, name: str, shape: Sequence[Dim], dtype: np.dtype[Any]
 ) -> list[TensorSpec]:
-    """The slots of a weight whose sizes may be names.
+    """Return the specs of the slots of a weight whose sizes may be names.
 
     A slot's size that changes with the weight's sizes is the size of the weight's axis.
     """

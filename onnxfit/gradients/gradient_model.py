@@ -1,4 +1,4 @@
-"""The gradient of a model as a model."""
+"""A model that computes the gradient of another model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def gradient_model(
 
 
 def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:
-    """The outputs to differentiate."""
+    """Return the outputs to differentiate."""
     floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
     if outputs is None:
         if not floats:
@@ -99,7 +99,7 @@ def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:
 
 
 def _leaves(work: ir.Model, wrt: Sequence[str] | str | None, targets: Sequence[str]) -> list[str]:
-    """The inputs and initializers to differentiate with respect to."""
+    """Return the inputs and initializers to differentiate with respect to."""
     inputs = [v.name or "" for v in work.graph.inputs if is_float(v)]
     floats = [*inputs, *(name for name, v in work.graph.initializers.items() if is_float(v))]
     if wrt is None:

@@ -27,7 +27,7 @@ from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
 
-MAX_NODES_LISTED = 5  # nodes at which gradients stop, in full
+MAX_NODES_LISTED = 5  # nodes at which gradients stop; messages count the others
 
 DIFFERENTIATED_BY = {
     "onnx": "the table of rules",
@@ -164,11 +164,12 @@ def inspect_working(
     *,
     problems: Sequence[str] = (),
 ) -> Inspection:
-    """The same for a normalized model.
+    """Return the Inspection of a normalized model.
 
-    `weights` are initializers, `outputs` float outputs, `problems` what is known to be wrong.
+    `weights` are initializers, `outputs` are float outputs, `problems` are problems that the caller
+    has found already.
     """
-    gradient_source(gradient)  # an unknown or missing one is an error, whatever the model is
+    gradient_source(gradient)  # an unknown or missing source is an error for any model
     work = work.clone()
     reached = reachable_values(work, outputs, weights)
     source = "onnx" if gradient == "auto" else gradient
@@ -219,12 +220,12 @@ def _operator_uses(
     for node in work.graph:
         nodes.setdefault(key_of(node), []).append(node)
     uses = []
-    for key, same in sorted(nodes.items()):
-        if all(names.reserved(node.name or "") for node in same):
+    for key, nodes_of_key in sorted(nodes.items()):
+        if all(names.reserved(node.name or "") for node in nodes_of_key):
             continue
-        count = sum(node in on_path for node in same)
+        count = sum(node in on_path for node in nodes_of_key)
         text = _gradient_text(key, source, needed=count > 0, blocked=key[1] in blocked)
-        uses.append(OperatorUse(operator(key).name, len(same), count, text))
+        uses.append(OperatorUse(operator(key).name, len(nodes_of_key), count, text))
     return tuple(uses)
 
 
@@ -242,9 +243,9 @@ def _gradient_text(key: Key, source: str, *, needed: bool, blocked: bool) -> str
 def _missing_weights(work: ir.Model, error: ModelError) -> str:
     """Explain a model without weights; `error` is what selecting them raised."""
     constants = any(node.op_type == "Constant" for node in work.graph)
-    inside = any(graph.initializers for graph in work.graph.subgraphs())
-    if any(is_float(v) for v in work.graph.initializers.values()) or constants or inside:
-        return str(error)  # it says how to fix it
+    in_bodies = any(graph.initializers for graph in work.graph.subgraphs())
+    if any(is_float(v) for v in work.graph.initializers.values()) or constants or in_bodies:
+        return str(error)  # the error says how to fix it
     if work.graph.initializers:
         fix = "train the model in floats, and quantize it afterwards"
     else:
@@ -288,8 +289,8 @@ def _missing_path(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]
     if len(stops) > MAX_NODES_LISTED:
         listed += f"; and {len(stops) - MAX_NODES_LISTED} more"
     return (
-        f"No gradient passes {listed}. Fix: make a value before it an output, or let the gradient"
-        " pass with onnxfit.gradients.register."
+        f"No gradient flows through {listed}. Fix: make a value before it an output, or register a"
+        " rule with onnxfit.gradients.register."
     )
 
 
@@ -302,8 +303,9 @@ def _stop_reason(node: ir.Node) -> str:
 
 
 def _with_total_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[str]) -> ir.Model:
-    """A copy in the form that gradient sources differentiate: the weights as inputs, and the sum of
-    the outputs as a loss.
+    """Return a copy that a gradient source can differentiate.
+
+    Its weights are inputs, and the sum of its outputs is the loss.
     """
     copy = work.clone()
     for name in weights:

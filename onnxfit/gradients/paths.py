@@ -27,10 +27,10 @@ NOT_FLOATS = {
     ir.DataType.STRING,
 }
 
-# (operator, input): float inputs of which the operator uses only the type, or rounds the value.
+# (operator, input) of float inputs whose type alone is used, or whose value is rounded.
 NOT_DIFFERENTIABLE_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
-# A quantizer rounds, too, but stays on the path: who trains through it expects the straight-through
-# estimator, and must never get zeros without being told.
+# A quantizer rounds, too, but stays on the path. A user who trains through it expects the
+# straight-through estimator, and gets an error rather than zeros.
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
@@ -46,11 +46,10 @@ class PathNode:
 def differentiable_path(
     graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
 ) -> list[PathNode]:
-    """Every node of the graph on a differentiable path from the leaves to the targets, in the
-    graph's order.
+    """Return the nodes on a differentiable path from the leaves to the targets, in graph order.
 
-    Leaves are inputs or initializers of the graph; of a subgraph, also values that it captures from
-    outside.
+    Leaves are inputs or initializers of the graph. Leaves of a subgraph may also be values that it
+    captures from outside.
     """
     on_path = _values_on_path(graph, targets, leaves)
     path = []
@@ -63,7 +62,7 @@ def differentiable_path(
 
 
 def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str]:
-    """The candidates with a gradient path to the loss, in their order.
+    """Return the candidates with a gradient path to the loss, in their order.
 
     `loss` is the name of an output of `model`, `candidates` are names of inputs or initializers.
 
@@ -78,7 +77,7 @@ def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str
 def reachable_values(
     model: ir.Model, outputs: Iterable[str], candidates: Iterable[str]
 ) -> list[str]:
-    """The candidates with a gradient path to one of the outputs, in their order."""
+    """Return the candidates with a gradient path to one of the outputs, in their order."""
     candidates = list(candidates)
     targets = outputs_of(model.graph, *outputs)
     on_path = _values_on_path(model.graph, targets, leaves_of(model.graph, candidates))
@@ -89,10 +88,10 @@ def reachable_values(
 def stopping_nodes(
     graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
 ) -> list[ir.Node]:
-    """The nodes at which every gradient path from the targets to the leaves ends.
+    """Return the nodes at which every gradient path from the targets to the leaves ends.
 
-    They depend on the leaves, and the targets on them, but they have no derivative. An empty list
-    means that the targets do not depend on the leaves at all.
+    The nodes depend on the leaves, and the targets on the nodes, but the nodes have no derivative.
+    An empty list means that the targets do not depend on the leaves at all.
     """
     varying = set(leaves)
     stops = []
@@ -116,18 +115,18 @@ def stopping_nodes(
 
 
 def leaves_of(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
-    """The inputs and initializers with these names."""
-    wanted = set(names)
-    return [v for v in (*graph.inputs, *graph.initializers.values()) if v.name in wanted]
+    """Return the inputs and initializers with these names."""
+    requested = set(names)
+    return [v for v in (*graph.inputs, *graph.initializers.values()) if v.name in requested]
 
 
 def outputs_of(graph: ir.Graph, *names: str) -> list[ir.Value]:
-    """The outputs with these names."""
+    """Return the outputs with these names."""
     return [v for v in graph.outputs if v.name in names]
 
 
 def captured(graph: ir.Graph) -> list[ir.Value]:
-    """The values of outer graphs that a subgraph uses, each once, in the order of use."""
+    """Return the values of outer graphs that a subgraph uses, each once, in the order of use."""
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
     graphs = dict.fromkeys([graph, *(inner for node in nodes for inner in _subgraphs(node))])
     used = [v for node in nodes for v in node.inputs if v is not None]
@@ -137,20 +136,22 @@ def captured(graph: ir.Graph) -> list[ir.Value]:
 
 
 def carries_gradient(value: ir.Value) -> bool:
-    """Whether a value can have a gradient; a value of unknown type can."""
+    """Return whether a value can have a gradient; a value of unknown type can."""
     return value.dtype is None or value.dtype not in NOT_FLOATS
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether a value is a float tensor, of which gradients can be taken or arrive; a sequence of
-    tensors is not.
+    """Return whether a value is a float tensor.
+
+    Other values, such as a sequence of tensors, have no gradient.
     """
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
 
 
 def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
-    """The inputs that an operator can be differentiated with respect to, by position; positions go
-    on through the values that its subgraphs capture.
+    """Yield the inputs that a node can be differentiated with respect to, with their positions.
+
+    The values that its subgraphs capture follow the inputs.
     """
     if key_of(node) in NOT_DIFFERENTIABLE:
         return
@@ -163,7 +164,7 @@ def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
 def _values_on_path(
     graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
 ) -> set[ir.Value]:
-    """The values that have a derivative by the leaves, and by which the targets have one."""
+    """Return the values on a gradient path from the targets to the leaves."""
     varying = set(leaves)
     for node in graph:
         varying.update(_varying_outputs(node, varying))
@@ -180,17 +181,17 @@ def _values_on_path(
 
 
 def _varying_outputs(node: ir.Node, varying: set[ir.Value]) -> list[ir.Value]:
-    """The outputs that have a derivative by the varying values."""
+    """Return the outputs that have a derivative with respect to the varying values."""
     inputs = [v for _, v in differentiable_inputs(node) if v in varying]
     if not inputs:
         return []
-    # behind a quantizer, integers stand for floats
+    # After a quantizer, integers stand for floats.
     quantized = node.op_type in QUANTIZERS or any(not carries_gradient(v) for v in inputs)
     return [v for v in node.outputs if quantized or carries_gradient(v)]
 
 
 def _captured_by(node: ir.Node) -> list[ir.Value]:
-    """The values that a node's subgraphs capture, each once."""
+    """Return the values that a node's subgraphs capture, each once."""
     return list(dict.fromkeys(v for graph in _subgraphs(node) for v in captured(graph)))
 
 

@@ -1,5 +1,6 @@
-"""The pullback of a model: from the gradients that arrive at its outputs to those of its inputs (a
-vector-Jacobian product).
+"""The pullback of a model: from gradients of its outputs to gradients of its inputs.
+
+It is a vector-Jacobian product.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Pullback:
     """A model with an input for each gradient that arrives, and an output for each that leaves.
 
     `model` is that model, `arriving` is output -> name of the added input, `leaving` is input ->
-    name of the added output. Both names are `<name>_grad`, with a number if that is taken.
+    name of the added output. Both names are `<name>_grad`, with a number if that is in use.
     """
 
     model: ir.Model
@@ -37,7 +38,7 @@ AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
 
 
 def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
-    """The pullback by the table of rules.
+    """Return the pullback by the table of rules.
 
     `outputs` are float outputs, `wrt` are float inputs. Raises BlockedError with all blockers.
     """
@@ -55,7 +56,7 @@ def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) ->
 
 
 def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
-    """The pullback by a source that differentiates scalars only: the gradient of sum(y * dy)."""
+    """Return the pullback of a source that differentiates scalars only, such as sum(y * dy)."""
 
     def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
         work = model.clone()
@@ -82,7 +83,7 @@ def pullback_from_gradients(add_gradients: AddGradients) -> AddPullback:
 
 
 def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
-    """Add an input for the gradient that arrives at each output; by the output's position."""
+    """Add an input for each output's gradient; return the inputs by the output's position."""
     arriving: dict[int, Value] = {}
     remaining = set(outputs)
     for i, value in enumerate(list(op.graph.outputs)):
@@ -91,7 +92,7 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
             y = op.wrap(value)
             if y.shape is None:
                 raise GradientError(
-                    f"The rank of output {value.name!r} is unknown, so is that of its gradient."
+                    f"The rank of output {value.name!r} is unknown, so its gradient has none."
                 )
             name = _unused_name(op, names.gradient(value.name))
             arriving[i] = op.input(name, y.dtype, y.shape)
@@ -110,7 +111,7 @@ def _with_outputs(
 
 
 def _unused_name(op: GraphBuilder, name: str) -> str:
-    """The name, followed by a number if it is taken."""
+    """Return the name, followed by a number if the graph has it already."""
     unused = name
     count = 1
     while op.has_name(unused):

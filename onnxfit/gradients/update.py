@@ -61,9 +61,9 @@ def apply_update(
                 result: Any = decayed - (g if factor == 1 else g * factor)
             else:
                 result = rule.update(op, decayed, g, *coefficients, *own.values())
-            new, *rest = result if isinstance(result, tuple) else (result,)
-            _check_returned(rule, name, {name: w, **own}, [new, *rest])
-            next_slots[name] = dict(zip(own, rest))
+            new, *new_slots = result if isinstance(result, tuple) else (result,)
+            _check_returned(rule, name, {name: w, **own}, [new, *new_slots])
+            next_slots[name] = dict(zip(own, new_slots))
             if average is not None and rule.ema_momentum is not None:
                 momentum = rule.ema_momentum
                 next_slots[name][names.EMA] = momentum * average + (1 - momentum) * new
@@ -74,7 +74,7 @@ def apply_update(
 def _shared_scalars(
     op: GraphBuilder, rule: Optimizer, factor: float, lr: Value, step: Value, w: Value
 ) -> tuple[Value | None, tuple[Value, ...]]:
-    """The factor that decays a weight, None without weight decay, and the rule's coefficients."""
+    """Return the factor that decays a weight (None without decay), and the coefficients."""
     with op.scope(scopes.OPTIMIZER):
         rate = op.cast(lr if factor == 1 else lr * factor, w.dtype)
         undecayed = None
@@ -111,10 +111,10 @@ def _check_returned(
     for key, old, new in zip(before, before.values(), after):
         other_shape = None not in (old.shape, new.shape) and old.shape != new.shape
         if old.dtype != new.dtype or other_shape:
-            was, became = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
+            old_type, new_type = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
             raise SettingError(
-                f"{method} made {key!r} {became}; it was {was}. Keep shapes, and cast numbers made"
-                " of `step` to w.dtype."
+                f"{method} made {key!r} {new_type}; it was {old_type}. Keep shapes, and cast"
+                " numbers made of `step` to w.dtype."
             )
 
 
