@@ -51,19 +51,20 @@ def imports() -> dict[str, set[str]]:
 
 
 def rooms() -> pygraphviz.AGraph:
-    """Draw the rooms and the imports that follow from no others."""
+    """Draw the folders, and the imports that do not follow from others."""
     graph = pygraphviz.AGraph(directed=True, rankdir="TB", nodesep="0.25", ranksep="0.35")
     graph.node_attr.update(**FONT, **BOX)
     graph.edge_attr.update(color="#8a98ad", arrowsize="0.6")
-    for box, targets in imports().items():
+    # sorted, so that the same imports give the same picture
+    for box, targets in sorted(imports().items()):
         graph.add_node(box)
-        for target in targets - HIDDEN:
+        for target in sorted(targets - HIDDEN):
             graph.add_edge(box, target)
     return graph.tred()
 
 
 def step() -> pygraphviz.AGraph:
-    """Draw the way of a step from the file to the session."""
+    """Draw the stages from a model file to a training step that runs."""
     graph = pygraphviz.AGraph(directed=True, rankdir="LR", nodesep="0.3", ranksep="0.35")
     graph.node_attr.update(**FONT, **BOX)
     graph.edge_attr.update(**FONT, color="#8a98ad", arrowsize="0.6")
