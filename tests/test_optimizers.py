@@ -813,25 +813,25 @@ def trained(optimizer, monkeypatch, small, **options):
 
 @pytest.mark.parametrize("optimizer", list(REGISTRY.values()), ids=list(REGISTRY))
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01, **PICKY}], ids=["plain", "picky"])
-def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp_path):
+def test_fused_weights_are_updated_as_each_alone(optimizer, settings, monkeypatch, tmp_path):
     alone, together = (
         trained(optimizer(0.01, **settings), monkeypatch, small) for small in (0, 30)
     )
-    packs = together._backend.fused
+    fused = together._backend.fused
     # not to the bit: the last elements of a tensor, which fill no register, are rounded in their
     # own way
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
     assert not alone._backend.fused
-    assert bool(packs) == (
+    assert bool(fused) == (
         together.optimizer.elementwise and bool(together._backend.recipe.slots["fc0.bias"])
     )
     # 32 elements
-    assert "fc0.weight" not in {name for members in packs.values() for name in members}
+    assert "fc0.weight" not in {name for members in fused.values() for name in members}
     state = {name: alone._backend.state.get(name) for name in alone._backend.state}
-    assert list(state) == list(together._backend.state)  # in which nobody sees a pack
+    assert list(state) == list(together._backend.state)  # without the fused tensors
     for name, array in state.items():
         close(together._backend.state.get(name), array, err_msg=name)
-    # a pack is memory shared with its members: what is set, saved and reverted there is there
+    # a fused tensor shares its memory with its weights: both see what is set, saved and reverted
     for name in ("fc1.bias", "fc2.bias"):
         together.set_weights({name: np.full_like(state[name], 0.25)})
         alone.set_weights({name: np.full_like(state[name], 0.25)})
@@ -848,7 +848,7 @@ def test_updated_together_is_updated_alone(optimizer, settings, monkeypatch, tmp
     assert (together.get_weights()["fc2.bias"] == 0.25).all()
 
 
-def test_what_is_updated_together_stays_in_the_cache(monkeypatch):
+def test_fused_weights_stay_in_the_cache(monkeypatch):
     """Many small weights are in several tensors, each with no more elements than one may have;
     nothing is alone in one.
     """
@@ -903,7 +903,7 @@ def test_plain_sgd_multiplies_one_number_by_the_learning_rate():
     assert len(nodes(SGD(0.1), clip_value=1.0)[0]) == 6
 
 
-def test_packs_stay_inside(monkeypatch):
+def test_fused_tensors_stay_inside(monkeypatch):
     """The graphs that a user sees, and those that update by windows, know nothing of them."""
     trainer = trained(Adam(0.01), monkeypatch, 10_000)
     assert [*trainer._backend.fused.values()] == [
