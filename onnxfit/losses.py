@@ -37,7 +37,7 @@ from onnxfit.graph.labels import (
     label_numbers,
     refuse_where,
 )
-from onnxfit.graph.probabilities import decide_logits, source_of_probabilities
+from onnxfit.graph.probabilities import decide_logits, probability_operator
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import check_number, is_number, lookup, registry
@@ -1107,7 +1107,7 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     logits = decide_logits(loss.from_logits, y_pred.ir, loss.assumes_logits).logits
     producer = y_pred.ir.producer()
     op_type = None if producer is None or producer.domain else producer.op_type
-    operator = source_of_probabilities(y_pred.ir)
+    operator = probability_operator(y_pred.ir)
     if logits and operator:
         text = (
             f"takes logits, and the model's output comes from a {operator}: set from_logits=False,"

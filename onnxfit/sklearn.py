@@ -18,7 +18,7 @@ from onnxfit.callbacks import Callback, EarlyStopping
 from onnxfit.errors import InstallationError, SettingError
 from onnxfit.graph.dense import dense_network
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
-from onnxfit.graph.probabilities import source_of_probabilities
+from onnxfit.graph.probabilities import probability_operator
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
@@ -148,7 +148,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         floats = {n: spec for n, spec in tensor_outputs(work).items() if spec.dtype.kind == "f"}
         name, loss = _only_output(self.loss, floats)
         value = next(v for v in work.graph.outputs if v.name == name)
-        probabilities = source_of_probabilities(value) is not None
+        probabilities = probability_operator(value) is not None
         settings = self._settings()
         self._output = name
         self._loss = self._objective(loss, floats[name], probabilities)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.graph.inference import InputsError, UnknownRankError, describe
+from onnxfit.graph.inference import InputsError, UnknownRankError, describe, sizes_of
 
 if TYPE_CHECKING:
     from onnxfit.graph.values import GraphBuilder
@@ -67,7 +67,7 @@ class Value:
         """
         if self.ir.shape is None:
             return None
-        return tuple(d if isinstance(d, int) else d.value for d in self.ir.shape)
+        return sizes_of(self.ir.shape)
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""ONNX's definition of an operator by other operators, to put in the place of a node.
+"""ONNX's definitions of operators by other operators, to replace nodes by.
 
 `onnx.inliner` does this for a whole model, but without the operators' default attributes and
 without types, so that a definition may come out wrong (MeanVarianceNormalization loses its axes) or
@@ -54,16 +54,18 @@ def _add_node(
     op: GraphBuilder,
     node: onnx.NodeProto,
     values: dict[str, Value | None],
-    of_operator: dict[str, onnx.AttributeProto],
+    operator_attributes: dict[str, onnx.AttributeProto],
 ) -> tuple[Value, ...]:
     """Add a node of a definition; return its outputs.
 
-    `values` are the values of the definition by name, `of_operator` the attributes of the operator
-    that is defined, to which those of the node may refer.
+    `values` are the values of the definition by name. `operator_attributes` are the attributes of
+    the defined operator, to which attributes of the node may refer.
     """
     attributes: dict[str, object] = {}
     for attribute in node.attribute:
-        proto = of_operator.get(attribute.ref_attr_name) if attribute.ref_attr_name else attribute
+        proto = attribute
+        if attribute.ref_attr_name:
+            proto = operator_attributes.get(attribute.ref_attr_name)
         if proto is not None:
             attributes[attribute.name] = ir.serde.deserialize_attribute(proto).value
     if node.op_type == "Constant":

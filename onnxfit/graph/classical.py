@@ -17,6 +17,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.names import unused
 from onnxfit.graph.skl2onnx import bound_exponents, fix_preprocessing
 
 DOMAIN = "ai.onnx.ml"
@@ -27,7 +28,7 @@ Array = npt.NDArray[Any]
 FLOAT = onnx.TensorProto.FLOAT
 
 
-def write_out_classical(model: onnx.ModelProto) -> None:
+def convert_classical_operators(model: onnx.ModelProto) -> None:
     """Rewrite linear models and their preprocessing in ONNX's own operators, in place.
 
     The operators are LinearRegressor, LinearClassifier, Scaler, Normalizer and
@@ -60,7 +61,7 @@ def write_out_classical(model: onnx.ModelProto) -> None:
         fix_preprocessing(graph)
 
 
-def without_zip_maps(model: onnx.ModelProto) -> None:
+def remove_zip_maps(model: onnx.ModelProto) -> None:
     """Let outputs that are lists of maps from class to probability be tensors, in place.
 
     The tensor of probabilities has the name of the output.
@@ -78,13 +79,13 @@ def without_zip_maps(model: onnx.ModelProto) -> None:
             identity = onnx.helper.make_node("Identity", [probabilities], [name], name=node.name)
             node.CopyFrom(identity)
             continue
-        # The node of the probabilities makes the output itself, so that a loss sees that node.
+        # The node of the probabilities computes the output itself, so that a loss sees that node.
         graph.node.remove(node)
         _rename(graph, probabilities, name)
 
 
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename a value in all nodes; the graph's note of its type is dropped."""
+    """Rename a value in all nodes, and drop its entry in `value_info`."""
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [new if name == old else name for name in names]
@@ -157,11 +158,7 @@ class _Conversion:
         return self("ReduceMax", x, self.constant(np.array([1], np.int64)), keepdims=1)
 
     def _unique_name(self, stem: str) -> str:
-        name = f"{self._prefix}/{stem}"
-        count = 1
-        while name in self._names:
-            count += 1
-            name = f"{self._prefix}/{stem}_{count}"
+        name = unused(f"{self._prefix}/{stem}", self._names.__contains__)
         self._names.add(name)
         return name
 
@@ -209,57 +206,58 @@ def _ranks(model: onnx.ModelProto) -> dict[str, int]:
 # One function for each operator
 
 
-def _linear_regressor(w: _Conversion) -> bool:
-    targets = int(w.attributes.get("targets", 1))
-    coefficients = w.floats("coefficients")
-    x = w.table() if coefficients.size and coefficients.size % targets == 0 else None
+def _linear_regressor(op: _Conversion) -> bool:
+    targets = int(op.attributes.get("targets", 1))
+    coefficients = op.floats("coefficients")
+    x = op.table() if coefficients.size and coefficients.size % targets == 0 else None
     if x is None:
         return False
-    intercepts = w.floats("intercepts")
+    intercepts = op.floats("intercepts")
     scores = _scores(
-        w,
+        op,
         x,
         coefficients.reshape(targets, -1),
         intercepts if intercepts.size == targets else None,
     )
-    transform = w.text("post_transform", "NONE")
+    transform = op.text("post_transform", "NONE")
     # onnxruntime transforms the score of a single target by PROBIT alone
     applies = targets > 1 or transform == "PROBIT"
-    _transform(w, scores, transform if applies else "NONE", w.node.output[0])
+    _transform(op, scores, transform if applies else "NONE", op.node.output[0])
     return True
 
 
-def _linear_classifier(w: _Conversion) -> bool:
+def _linear_classifier(op: _Conversion) -> bool:
     """Scores, and the class with the largest score.
 
     With a single row of coefficients, the class is the second one where its score is positive.
     """
-    labels = _labels(w)
-    coefficients = w.floats("coefficients")
-    intercepts = w.floats("intercepts")
-    transform = w.text("post_transform", "NONE")
+    labels = _labels(op)
+    coefficients = op.floats("coefficients")
+    intercepts = op.floats("intercepts")
+    transform = op.text("post_transform", "NONE")
     rows = intercepts.size
     if not rows or coefficients.size % rows or len(labels) < 2 or rows not in (1, len(labels)):
         return False
     if rows == 1 and (len(labels) != 2 or transform == "PROBIT"):
         return False
-    x = w.table()
+    x = op.table()
     if x is None:
         return False
     coefficients = coefficients.reshape(rows, -1)
     if rows == 1:
-        scores, signed, transform = _scores_of_one_row(w, x, coefficients, intercepts, transform)
+        scores, signed, transform = _scores_of_one_row(op, x, coefficients, intercepts, transform)
     elif _are_opposite(coefficients, intercepts):
         scores, signed, transform = _scores_of_opposite_rows(
-            w, x, coefficients, intercepts, transform
+            op, x, coefficients, intercepts, transform
         )
     else:
-        scores = signed = _scores(w, x, coefficients, intercepts)
-    label, transformed = (*w.node.output, "")[:2]
+        scores = _scores(op, x, coefficients, intercepts)
+        signed = scores
+    label, transformed = (*op.node.output, "")[:2]
     if label:
-        w("Gather", w.constant(labels), w("ArgMax", signed, axis=1, keepdims=0), output=label)
+        op("Gather", op.constant(labels), op("ArgMax", signed, axis=1, keepdims=0), output=label)
     if transformed:
-        _transform(w, scores, transform, transformed)
+        _transform(op, scores, transform, transformed)
     return True
 
 
@@ -273,70 +271,70 @@ def _are_opposite(coefficients: Array, intercepts: Array) -> bool:
 
 
 def _scores_of_one_row(
-    w: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
+    op: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
 ) -> tuple[str, str, str]:
     """Return two columns of scores, those that tell the class, and the transform of the first."""
-    score = _scores(w, x, coefficients, intercepts)
-    signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
+    score = _scores(op, x, coefficients, intercepts)
+    signed = op("Mul", score, op.constant(np.array([[-1, 1]], np.float32)))
     if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
-        return _logits(w, score), signed, "SOFTMAX"
+        return _logits(op, score), signed, "SOFTMAX"
     # onnxruntime applies no other transform to a single row: the columns are 1 - s and s
-    return w("Add", signed, w.constant(np.array([[1, 0]], np.float32))), signed, "NONE"
+    return op("Add", signed, op.constant(np.array([[1, 0]], np.float32))), signed, "NONE"
 
 
 def _scores_of_opposite_rows(
-    w: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
+    op: _Conversion, x: str, coefficients: Array, intercepts: Array, transform: str
 ) -> tuple[str, str, str]:
     """Return two columns of scores, those that tell the class, and the transform of the first."""
-    score = _scores(w, x, coefficients[1:], intercepts[1:])
-    signed = w("Mul", score, w.constant(np.array([[-1, 1]], np.float32)))
+    score = _scores(op, x, coefficients[1:], intercepts[1:])
+    signed = op("Mul", score, op.constant(np.array([[-1, 1]], np.float32)))
     if transform == "LOGISTIC":
         # The same by a softmax, which keeps small probabilities; those of onnxruntime's Sigmoid
         # are 0 below e^-18.
-        return _logits(w, score), signed, "SOFTMAX"
+        return _logits(op, score), signed, "SOFTMAX"
     return signed, signed, transform
 
 
-def _logits(w: _Conversion, score: str) -> str:
+def _logits(op: _Conversion, score: str) -> str:
     """Return two columns whose softmax is 1 - p and p, p being the sigmoid of the score."""
-    return w("Mul", score, w.constant(np.array([[-0.5, 0.5]], np.float32)))
+    return op("Mul", score, op.constant(np.array([[-0.5, 0.5]], np.float32)))
 
 
-def _labels(w: _Conversion) -> Array:
-    if "classlabels_ints" in w.attributes:
-        return np.array(w.attributes["classlabels_ints"], np.int64)
+def _labels(op: _Conversion) -> Array:
+    if "classlabels_ints" in op.attributes:
+        return np.array(op.attributes["classlabels_ints"], np.int64)
     return np.array(
-        [label.decode() for label in w.attributes.get("classlabels_strings", ())], object
+        [label.decode() for label in op.attributes.get("classlabels_strings", ())], object
     )
 
 
-def _scores(w: _Conversion, x: str, coefficients: Array, intercepts: Array | None) -> str:
-    factors = w.weight("coefficients", coefficients)
+def _scores(op: _Conversion, x: str, coefficients: Array, intercepts: Array | None) -> str:
+    factors = op.weight("coefficients", coefficients)
     if intercepts is None:  # a model without intercepts does not learn any
-        added = w.constant(np.zeros(len(coefficients), np.float32))
+        added = op.constant(np.zeros(len(coefficients), np.float32))
     else:
-        added = w.weight("intercepts", intercepts)
-    return w("Gemm", x, factors, added, transB=1)
+        added = op.weight("intercepts", intercepts)
+    return op("Gemm", x, factors, added, transB=1)
 
 
-def _transform(w: _Conversion, scores: str, transform: str, output: str) -> None:
+def _transform(op: _Conversion, scores: str, transform: str, output: str) -> None:
     if transform == "LOGISTIC":
-        w("Sigmoid", scores, output=output)
+        op("Sigmoid", scores, output=output)
     elif transform == "SOFTMAX":
-        w("Softmax", scores, axis=1, output=output)
+        op("Softmax", scores, axis=1, output=output)
     elif transform == "SOFTMAX_ZERO":
         # The softmax of the scores that are not 0. Where all are 0, onnxruntime divides 0 by 0; the
         # result here is 0.
-        nonzero = w("Greater", w("Abs", scores), w.constant(np.array(1e-7, np.float32)))
-        kept = w("Mul", w("Softmax", scores, axis=1), w("Cast", nonzero, to=FLOAT))
-        w("LpNormalization", kept, axis=1, p=1, output=output)
+        nonzero = op("Greater", op("Abs", scores), op.constant(np.array(1e-7, np.float32)))
+        kept = op("Mul", op("Softmax", scores, axis=1), op("Cast", nonzero, to=FLOAT))
+        op("LpNormalization", kept, axis=1, p=1, output=output)
     elif transform == "PROBIT":
-        _probit(w, scores, output)
+        _probit(op, scores, output)
     else:
-        w("Identity", scores, output=output)
+        op("Identity", scores, output=output)
 
 
-def _probit(w: _Conversion, p: str, output: str) -> None:
+def _probit(op: _Conversion, p: str, output: str) -> None:
     """Add the quantile function of the normal distribution.
 
     It is Winitzki's approximation, z = √2 sign(x) √(√(v² - l/a) - v), with x = 2p - 1,
@@ -344,47 +342,47 @@ def _probit(w: _Conversion, p: str, output: str) -> None:
     """
 
     def number(value: float) -> str:
-        return w.constant(np.array(value, np.float32))
+        return op.constant(np.array(value, np.float32))
 
-    x = w("Sub", w("Mul", number(2), p), number(1))
-    log = w("Log", w("Mul", w("Sub", number(1), x), w("Add", number(1), x)))
-    v = w("Add", number(2 / (3.14159 * 0.147)), w("Mul", number(0.5), log))
-    root = w("Sqrt", w("Sub", w("Mul", v, v), w("Mul", number(1 / 0.147), log)))
-    inverse = w("Mul", w("Sign", x), w("Sqrt", w("Sub", root, v)))
-    w("Mul", number(np.sqrt(2)), inverse, output=output)
+    x = op("Sub", op("Mul", number(2), p), number(1))
+    log = op("Log", op("Mul", op("Sub", number(1), x), op("Add", number(1), x)))
+    v = op("Add", number(2 / (3.14159 * 0.147)), op("Mul", number(0.5), log))
+    root = op("Sqrt", op("Sub", op("Mul", v, v), op("Mul", number(1 / 0.147), log)))
+    inverse = op("Mul", op("Sign", x), op("Sqrt", op("Sub", root, v)))
+    op("Mul", number(np.sqrt(2)), inverse, output=output)
 
 
-def _scaler(w: _Conversion) -> bool:
-    offset = w.floats("offset")
-    scale = w.floats("scale")
-    x = w.table() if offset.size and scale.size else None
+def _scaler(op: _Conversion) -> bool:
+    offset = op.floats("offset")
+    scale = op.floats("scale")
+    x = op.table() if offset.size and scale.size else None
     if x is None:
         return False
-    w("Mul", w("Sub", x, w.constant(offset)), w.constant(scale), output=w.node.output[0])
+    op("Mul", op("Sub", x, op.constant(offset)), op.constant(scale), output=op.node.output[0])
     return True
 
 
-def _normalizer(w: _Conversion) -> bool:
-    x = w.table()
+def _normalizer(op: _Conversion) -> bool:
+    x = op.table()
     if x is None:
         return False
-    norm = w.text("norm", "MAX")
+    norm = op.text("norm", "MAX")
     if norm == "MAX":  # not of absolute values; a row whose maximum is 0 stays
-        largest = w.row_max(x)
-        zero = w("Cast", w("Not", w("Cast", largest, to=onnx.TensorProto.BOOL)), to=FLOAT)
-        w("Div", x, w("Add", largest, zero), output=w.node.output[0])
+        largest = op.row_max(x)
+        zero = op("Cast", op("Not", op("Cast", largest, to=onnx.TensorProto.BOOL)), to=FLOAT)
+        op("Div", x, op("Add", largest, zero), output=op.node.output[0])
     else:
-        w("LpNormalization", x, axis=1, p=1 if norm == "L1" else 2, output=w.node.output[0])
+        op("LpNormalization", x, axis=1, p=1 if norm == "L1" else 2, output=op.node.output[0])
     return True
 
 
-def _array_feature_extractor(w: _Conversion) -> bool:
+def _array_feature_extractor(op: _Conversion) -> bool:
     """Columns of a table; a node that picks labels by their index stays."""
-    x, columns = w.node.input
-    if w.ranks.get(x) != 2:
+    x, columns = op.node.input
+    if op.ranks.get(x) != 2:
         return False
-    flat = w("Reshape", columns, w.constant(np.array([-1], np.int64)))
-    w("Gather", x, flat, axis=1, output=w.node.output[0])
+    flat = op("Reshape", columns, op.constant(np.array([-1], np.int64)))
+    op("Gather", x, flat, axis=1, output=op.node.output[0])
     return True
 
 

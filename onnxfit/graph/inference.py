@@ -1,6 +1,6 @@
 """Element types and shapes of the outputs of an operator.
 
-`infer_outputs` asks ONNX's own inference and completes it by the functions registered here: for
+`infer_outputs` runs ONNX's own inference and completes it by the functions registered here: for
 operators that ONNX does not know, and for those of which its inference tells too little. Operators
 of com.microsoft are registered beside their gradient rules, by `infer=`.
 """
@@ -70,7 +70,7 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     schema = schema_of(node, graph)
     if schema is not None and not (node.domain == "" and node.op_type in _SUBGRAPHS):
         if any(v is not None and v.type is None for v in node.inputs):
-            return  # an operator that nobody knows comes before this one
+            return  # an unknown operator comes before this one
         _infer_by_onnx(graph, node, schema)
     if function is not None:
         function(node)
@@ -285,8 +285,8 @@ def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
 
 # type and sizes of each output, None where unknown
 Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]
-# A graph of training repeats itself (an optimizer's nodes for every weight), and asking ONNX costs
-# more than all else in building it.
+# A graph of training repeats itself (an optimizer's nodes for every weight), and ONNX's inference
+# costs more than the rest of building it.
 _INFERRED: dict[Any, Inferred] = {}
 MAX_CACHED_INFERENCES = 20_000
 MAX_CONSTANT_ELEMENTS = 1024  # elements of a constant that inference may read: shapes, axes, sizes
@@ -325,7 +325,7 @@ def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -
     key = _inference_key(graph, node)
     inferred = _INFERRED.get(key) if key is not None else None
     if inferred is None:
-        inferred = _ask_onnx(graph, node, schema)
+        inferred = _run_onnx_inference(graph, node, schema)
         if key is not None:
             _INFERRED[key] = inferred
             if len(_INFERRED) > MAX_CACHED_INFERENCES:
@@ -359,15 +359,14 @@ def _inference_key(graph: ir.Graph, node: ir.Node) -> Any:
             return None
         tensor = _small_constant(x)
         constant = None if tensor is None else tensor.tobytes()
-        inputs.append((x.type.dtype, _sizes(x.shape), constant))
+        sizes = None if x.shape is None else sizes_of(x.shape)
+        inputs.append((x.type.dtype, sizes, constant))
     version = graph.opset_imports.get(node.domain, 0)
     return node.domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
 
 
-def _sizes(shape: ir.Shape | None) -> tuple[int | str | None, ...] | None:
-    """Return sizes as numbers, names, or None where unknown."""
-    if shape is None:
-        return None
+def sizes_of(shape: ir.Shape) -> tuple[int | str | None, ...]:
+    """Return the sizes of a shape: numbers, names, or None where unknown."""
     # A list inside is faster than a generator, and every node of a graph comes here.
     return tuple([d if isinstance(d, int) else d.value for d in shape])
 
@@ -383,7 +382,7 @@ def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
     return tensor
 
 
-def _ask_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:
+def _run_onnx_inference(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:
     types: dict[str, onnx.TypeProto] = {}
     constants: dict[str, onnx.TensorProto] = {}
     for value in node.inputs:
@@ -408,6 +407,7 @@ def _ask_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inf
         if proto is None:
             results.append(None)
             continue
-        sizes = _sizes(ir.serde.deserialize_type_proto_for_shape(proto))
+        shape = ir.serde.deserialize_type_proto_for_shape(proto)
+        sizes = None if shape is None else sizes_of(shape)
         results.append((ir.serde.deserialize_type_proto_for_type(proto), sizes))
     return tuple(results)

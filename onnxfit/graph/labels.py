@@ -1,6 +1,6 @@
-"""Labels that meet an output: arrays checked against the output's spec, inputs given its sizes.
+"""Check the labels of an output against its spec, and give the input of labels its sizes.
 
-`owner` is in every message the name of the loss that the labels are for.
+`owner` is the name of the loss that the labels are for, as messages show it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def check_range(
 ) -> None:
     """Raise DataError unless all labels lie from `low` to `high` and are finite in `dtype`."""
     limit = float(np.finfo(dtype).max)
-    least = max(low, -limit)
-    most = min(high, limit)
-    # NaN is the least and the greatest of everything, and compares as neither.
-    if labels.size and not (labels.min() >= least and labels.max() <= most):
+    lowest = max(low, -limit)
+    highest = min(high, limit)
+    # With NaN among the labels, their minimum and maximum are NaN, and both comparisons fail.
+    if labels.size and not (labels.min() >= lowest and labels.max() <= highest):
         expected = RANGES.get((low, high), "finite {}").format(kind)
-        refuse_where(owner, labels, ~((labels >= least) & (labels <= most)), expected, output)
+        refuse_where(owner, labels, ~((labels >= lowest) & (labels <= highest)), expected, output)
 
 
 def refuse_where(
@@ -98,10 +98,10 @@ def refuse_where(
 
 
 def adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:
-    """Give an input the sizes that it does not know itself: sizes that are equal at run time must
-    not look as if they might broadcast.
+    """Give an input of labels the sizes of its output that are unknown in the input.
 
-    An input of another rank stays as it is, which a loss may well have asked for.
+    Otherwise sizes that are equal at run time would look as if they might broadcast. An input of
+    another rank stays as it is, since a loss may ask for it.
     """
     if value.ir.producer() is not None or value.shape is None or sizes is None:
         return
@@ -115,8 +115,9 @@ def adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:
 
 
 def _any_rows(spec: TensorSpec) -> TensorSpec:
-    """The spec for any number of rows: a model may fix its batch, but an array of labels has the
-    rows of all batches.
+    """Return the spec for any number of rows.
+
+    A model may fix its batch, but an array of labels has the rows of all batches.
     """
     if not spec.shape:
         return spec

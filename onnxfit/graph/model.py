@@ -1,11 +1,11 @@
-"""From a model in memory to a graph that can be built upon.
+"""Normalize a model in memory, so that graphs can be built upon it.
 
-The graph has one opset, one IR version and no functions; every value is named and typed.
+The result has one opset, one IR version and no functions; every value is named and typed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,14 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.classical import without_zip_maps
+from onnxfit.graph.classical import remove_zip_maps
 from onnxfit.graph.fold import fold_shapes
-from onnxfit.graph.inference import InputsError, infer_outputs
+from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.tensors import require_initializers
 from onnxfit.graph.validity import require_bodies, require_steps
 
 
@@ -46,7 +47,7 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     Raises ModelError where the model contradicts itself or its opset cannot be converted.
     """
     proto = large_tensors_as_inputs(model)
-    without_zip_maps(proto)
+    remove_zip_maps(proto)
     proto = convert_opset(_inline_functions(proto))
     proto.ir_version = IR_VERSION
     _clear_negative_sizes(proto)
@@ -58,7 +59,7 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     if unroll_sequences(work):
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
-    # The converter drops the metadata of initializers, by which exporters tell weights apart.
+    # The converter drops the metadata of initializers, in which exporters mark the weights.
     for info in model.graph.value_info:
         if info.metadata_props and info.name in work.graph.initializers:
             metadata = {entry.key: entry.value for entry in info.metadata_props}
@@ -159,9 +160,7 @@ def spec_of(value: ir.Value) -> TensorSpec:
         )
     if value.dtype is None:
         raise ModelError(f"The element type of {value.name!r} is unknown.")
-    shape = None
-    if value.shape is not None:
-        shape = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    shape = None if value.shape is None else sizes_of(value.shape)
     return TensorSpec(value.name or "", value.dtype.numpy(), shape)
 
 
@@ -182,6 +181,14 @@ def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
     return specs
 
 
+def initializers_to_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
+    """Make the named initializers inputs without a value, after the other inputs, in place."""
+    for name in names:
+        value = graph.initializers.pop(name)
+        value.const_value = None
+        graph.inputs.append(value)
+
+
 def with_initializers(
     model: onnx.ModelProto, arrays: Mapping[str, np.ndarray[Any, Any]]
 ) -> onnx.ModelProto:
@@ -191,12 +198,7 @@ def with_initializers(
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    missing = arrays.keys() - {t.name for t in copy.graph.initializer}
-    if missing:
-        raise ModelError(
-            f"The model has no {', '.join(sorted(missing))} any more: a trained weight was deleted"
-            " from it."
-        )
+    require_initializers(copy, arrays)
     for tensor in copy.graph.initializer:
         if tensor.name in arrays:
             array = np.ascontiguousarray(arrays[tensor.name])

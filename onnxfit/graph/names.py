@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 LOSS = "loss"  # the loss that a step reports, and the output of a model that computes its own
 SAMPLE_WEIGHT = "sample_weight"
 EMA = "ema"  # slot with the average of a weight
@@ -61,6 +63,20 @@ def fused(number: int) -> str:
 def reserved(name: str) -> bool:
     """Return whether `name` is reserved for tensors that a step adds."""
     return name == SAMPLE_WEIGHT or name.startswith(("train/", "y_true/"))
+
+
+def unused(name: str, is_used: Callable[[str], bool]) -> str:
+    """Return the name, followed by `_2`, `_3`, ... if it is in use.
+
+    >>> unused("y_grad", {"y_grad", "y_grad_2"}.__contains__)
+    'y_grad_3'
+    """
+    candidate = name
+    count = 1
+    while is_used(candidate):
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 def updated(state: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a model's output is probabilities or logits, as far as the graph tells."""
+"""Decide whether a model's output is probabilities or logits, as far as the graph tells."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-# Operators that move or select probabilities, and leave them probabilities.
-PASSING = {
+# Operators whose result is probabilities if their first input is.
+PRESERVING = {
     "Cast",
     "Div",
     "Flatten",
@@ -27,7 +27,7 @@ ARITHMETIC = {"Add", "Div", "Mul", "Sub"}
 
 @dataclass(frozen=True)
 class LogitsDecision:
-    """Whether an output is taken as logits (else as probabilities), and the reason."""
+    """Decision whether an output is logits (else probabilities), and the reason."""
 
     logits: bool
     reason: str
@@ -56,7 +56,7 @@ def decide_logits(setting: bool | None, value: ir.Value, default: bool) -> Logit
     return LogitsDecision(default, "the default of the loss, as the graph does not tell")
 
 
-def source_of_probabilities(value: ir.Value | None) -> str | None:
+def probability_operator(value: ir.Value | None) -> str | None:
     """Return the operator, Sigmoid or Softmax, that makes a value probabilities, or None.
 
     The operator may be hidden as converters of classical models hide it.
@@ -64,7 +64,7 @@ def source_of_probabilities(value: ir.Value | None) -> str | None:
     >>> text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => (float[N, 2] y) {'
     >>> text += "one = Constant<value_float=1.0>() p = Sigmoid(x) q = Sub(one, p)"
     >>> model = ir.from_onnx_text(text + " y = Concat<axis=1>(q, p) }")
-    >>> source_of_probabilities(model.graph.outputs[0])
+    >>> probability_operator(model.graph.outputs[0])
     'Sigmoid'
     """
     operator = _probabilities(value)
@@ -72,7 +72,7 @@ def source_of_probabilities(value: ir.Value | None) -> str | None:
 
 
 def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
-    """The operator that makes a value probabilities, and its node."""
+    """Return the operator that makes a value probabilities, and its node."""
     node = None if value is None else value.producer()
     if node is None or node.domain != "":
         return None
@@ -82,9 +82,9 @@ def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
     if node.op_type == "Reciprocal" and any(_computes(v, "Exp") for v in _summands(first)):
         return "Sigmoid", node  # 1 / (1 + e^(-x))
     if node.op_type == "Div" and _computes(first, "Add"):
-        # Converters add a small number, so that the sum that is divided by is never 0.
+        # Converters add a small number to the divisor, so that it is never 0.
         return _probabilities(_summands(first)[0])
-    if node.op_type in PASSING:
+    if node.op_type in PRESERVING:
         return _probabilities(first)
     if node.op_type == "Sub" and _is_constant(first):
         return _probabilities(node.inputs[1])  # 1 - p, the first of two classes
@@ -95,9 +95,9 @@ def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
 
 
 def _any_number(value: ir.Value | None) -> ir.Node | None:
-    """The node that gives any number, on which a value depends by a change of shape alone."""
+    """Return the node whose result may be any number, if only changes of shape follow it."""
     node = None if value is None else value.producer()
-    while node is not None and node.domain == "" and node.op_type in PASSING - {"Div"}:
+    while node is not None and node.domain == "" and node.op_type in PRESERVING - {"Div"}:
         first = node.inputs[0] if node.inputs else None
         node = None if first is None else first.producer()
     if node is None or node.domain != "" or node.op_type not in ANY_NUMBER:
@@ -111,11 +111,11 @@ def _any_number(value: ir.Value | None) -> ir.Node | None:
 
 
 def _adds_probabilities(node: ir.Node) -> bool:
-    """Whether probabilities enter a node by arithmetic alone."""
+    """Return whether a node computes its output from probabilities by arithmetic alone."""
     seen: set[ir.Node] = set()
-    waiting: list[ir.Node | None] = [node]
-    while waiting:
-        current = waiting.pop()
+    pending: list[ir.Node | None] = [node]
+    while pending:
+        current = pending.pop()
         if current is None or current in seen:
             continue
         seen.add(current)
@@ -123,7 +123,7 @@ def _adds_probabilities(node: ir.Node) -> bool:
             if _probabilities(value):
                 return True
             if value is not None and _is_arithmetic(value.producer()):
-                waiting.append(value.producer())
+                pending.append(value.producer())
     return False
 
 
@@ -136,13 +136,13 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _computes(value: ir.Value | None, op_type: str) -> bool:
-    """Whether an operator of this type computes a value."""
+    """Return whether an operator of this type computes a value."""
     node = None if value is None else value.producer()
     return node is not None and (node.op_type, node.domain) == (op_type, "")
 
 
 def _summands(value: ir.Value | None) -> tuple[ir.Value | None, ...]:
-    """The inputs of the Add that computes a value; () if no Add does."""
+    """Return the inputs of the Add that computes a value; () if no Add does."""
     node = None if value is None else value.producer()
     if node is None or (node.op_type, node.domain) != ("Add", ""):
         return ()

@@ -12,7 +12,7 @@ import numpy as np
 from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder, Value
 
-GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)
+GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)  # 2^32 divided by the golden ratio
 
 
 def uniform(

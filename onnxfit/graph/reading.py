@@ -14,13 +14,13 @@ import onnx.checker
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.classical import write_out_classical
+from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_valid
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 
-# Inputs of BatchNormalization
+# Positions of the running statistics among the inputs of a BatchNormalization
 MEAN = 3
 VARIANCE = 4
 
@@ -58,7 +58,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
         )
     _make_constants_dense(model.graph)
     _separate_batch_norms(model)
-    write_out_classical(model)
+    convert_classical_operators(model)
     return model
 
 
@@ -96,11 +96,11 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
 
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:
-    """Return the model as onnx-ir's; ModelError for what onnx-ir does not read."""
+    """Return the model as an onnx-ir model; ModelError if onnx-ir cannot read it."""
     try:
         return ir.from_proto(model)
     except ir.serde.SerdeError as error:
-        # onnx-ir says from the outside in what it was reading
+        # onnx-ir raises one error for each level of the model; the innermost names the cause.
         reason = root_cause(error)
         raise ModelError(f"The model has something that onnx-ir does not read: {reason}") from None
 

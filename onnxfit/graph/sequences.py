@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from onnxfit.graph.values import GraphBuilder, Value
 
-# operators whose output is a sequence, Identity if its input is one
-MAKERS = {
+# Operators whose output is a sequence; that of Identity is one if its input is one.
+SEQUENCE_OPERATORS = {
     "SplitToSequence",
     "SequenceConstruct",
     "SequenceEmpty",
@@ -30,7 +30,7 @@ def unroll_sequences(model: ir.Model) -> bool:
     for node in list(model.graph):
         if node.domain != "":
             continue
-        elements = _elements(op, node, known) if node.op_type in MAKERS else None
+        elements = _elements(op, node, known) if node.op_type in SEQUENCE_OPERATORS else None
         if elements is not None:
             known[node.outputs[0]] = elements
         elif node.inputs and node.inputs[0] in known:
@@ -38,9 +38,10 @@ def unroll_sequences(model: ir.Model) -> bool:
                 tensor = _tensor_from(op, node, known[node.inputs[0]])
                 if tensor is not None:
                     replace(tensor)
-    for maker in reversed([v.producer() for v in known]):
-        if maker is not None and not any(v.uses() or v.is_graph_output() for v in maker.outputs):
-            model.graph.remove(maker, safe=True)
+    for producer in reversed([v.producer() for v in known]):
+        if producer is None or any(v.uses() or v.is_graph_output() for v in producer.outputs):
+            continue
+        model.graph.remove(producer, safe=True)
     return bool(known)
 
 
@@ -134,6 +135,6 @@ def _position(node: ir.Node, index: int, last: int) -> int | None:
         return None
     position = int(tensor.numpy().item())
     if position < 0:
-        # SequenceInsert may append, so that `last` is the length, and -1 is before the last element
+        # SequenceInsert may append: `last` is the length, and -1 is before the last element.
         position += last if node.op_type == "SequenceInsert" else last + 1
     return position if 0 <= position <= last else None

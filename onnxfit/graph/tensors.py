@@ -117,12 +117,7 @@ def detached(
     bare = _without_initializers(model)
     tensors: list[Array | onnx.TensorProto] = []
     offset = 0
-    missing = arrays.keys() - {tensor.name for tensor in model.graph.initializer}
-    if missing:
-        raise ModelError(
-            f"The model has no {', '.join(sorted(missing))} any more: a trained weight was deleted"
-            " from it."
-        )
+    require_initializers(model, arrays)
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
         inline = size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")
@@ -136,6 +131,16 @@ def detached(
         tensors.append(arrays.get(tensor.name, tensor))
         offset += _aligned(size)
     return bare, tensors
+
+
+def require_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
+    """Raise ModelError if the model has no initializer of one of the names."""
+    missing = set(names) - {tensor.name for tensor in model.graph.initializer}
+    if missing:
+        raise ModelError(
+            f"The model has no {', '.join(sorted(missing))} any more: a trained weight was deleted"
+            " from it."
+        )
 
 
 def tensors_size(tensors: Iterable[Array | onnx.TensorProto]) -> int:
@@ -229,19 +234,19 @@ def _header(arrays: Mapping[str, Array]) -> bytes:
 def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model without its initializers, which are never copied."""
     bare = onnx.ModelProto()
-    _copy_fields(model, bare, but="graph")
-    _copy_fields(model.graph, bare.graph, but="initializer")
+    _copy_fields(model, bare, excluded="graph")
+    _copy_fields(model.graph, bare.graph, excluded="initializer")
     return bare
 
 
 def _copy_fields(
     source: Union[onnx.ModelProto, onnx.GraphProto],
     target: Union[onnx.ModelProto, onnx.GraphProto],
-    but: str,
+    excluded: str,
 ) -> None:
-    """Copy all fields of a message except one."""
+    """Copy all fields of a message except the one called `excluded`."""
     for field, value in source.ListFields():
-        if field.name == but:
+        if field.name == excluded:
             continue
         if isinstance(value, (int, float, str, bytes)):
             setattr(target, field.name, value)
@@ -254,7 +259,7 @@ def _copy_fields(
 def _write(file: BinaryIO, tensor: Array | onnx.TensorProto) -> int:
     """Write a tensor and return the number of its bytes.
 
-    It is written in chunks: other threads run meanwhile, and get their turn after each.
+    The tensor is written in chunks, after each of which other threads can run.
     """
     if isinstance(tensor, onnx.TensorProto):
         data = memoryview(tensor.raw_data)

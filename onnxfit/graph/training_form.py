@@ -48,7 +48,7 @@ def to_training_form(
         if node.op_type == "BatchNormalization" and node.domain == "":
             _refuse_other_outputs(node)
             with op.replacing(node) as replace_node:
-                if _by_batch(node, weights, batch_norm):
+                if _normalizes_by_batch(node, weights, batch_norm):
                     y, updates = _batch_norm(op, node, next_statistics)
                     next_statistics.update(updates)
                 else:
@@ -107,7 +107,7 @@ def _draw_from_step(op: GraphBuilder, node: ir.Node, draws: _Draws) -> None:
     if draws.uncounted is not None and not (node.op_type == "Dropout" and _drops_nothing(node)):
         raise ModelError(
             f"{node.op_type} {node.name!r} inside Scan {draws.uncounted.name!r} cannot be trained:"
-            " it would draw the same numbers in every pass. Draw them before the Scan and scan"
+            " it would draw the same numbers in every iteration. Draw them before the Scan and scan"
             " over them, or write it as a Loop."
         )
     _refuse_other_outputs(node)
@@ -124,7 +124,7 @@ def _body_in_training_form(
         if (
             node.op_type == "BatchNormalization"
             and node.domain == ""
-            and _by_batch(node, weights, batch_norm)
+            and _normalizes_by_batch(node, weights, batch_norm)
         ):
             raise ModelError(
                 f"BatchNormalization {node.name!r} inside {outer.op_type} {outer.name!r} cannot"
@@ -142,7 +142,7 @@ def _bodies(op: GraphBuilder, node: ir.Node) -> Iterator[tuple[GraphBuilder, ir.
     """Yield the bodies of a node, each with its builder."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            yield GraphBuilder(attribute.as_graph(), around=op), attribute.as_graph()
+            yield GraphBuilder(attribute.as_graph(), outer=op), attribute.as_graph()
 
 
 def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str) -> list[str]:
@@ -155,7 +155,7 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
         if (
             node.op_type == "BatchNormalization"
             and node.domain == ""
-            and _by_batch(node, weights, batch_norm)
+            and _normalizes_by_batch(node, weights, batch_norm)
         ):
             names |= dict.fromkeys(
                 v.name
@@ -212,7 +212,7 @@ def _graph_to_inference_form(graph: onnx.GraphProto) -> None:
                 del node.output[1:]
 
 
-def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
+def _normalizes_by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
     """Return whether a BatchNormalization normalizes by the batch, as `batch_norm` asks for.
 
     It does so only if its scale or bias is trained.
@@ -224,12 +224,13 @@ def _by_batch(node: ir.Node, weights: Sequence[str], batch_norm: str) -> bool:
 
 
 def _batch_norm(
-    op: GraphBuilder, node: ir.Node, so_far: Mapping[str, Value]
+    op: GraphBuilder, node: ir.Node, earlier_updates: Mapping[str, Value]
 ) -> tuple[Value, dict[str, Value]]:
     """Return x normalized by the batch, and the next running mean and variance by name.
 
-    The variance is the population's. running <- momentum running + (1 - momentum) batch. `so_far`
-    are the updates of earlier nodes, from which statistics that two nodes share go on.
+    The variance is the population's. running <- momentum running + (1 - momentum) batch.
+    `earlier_updates` are the updates of earlier nodes: where two nodes share statistics, the second
+    update starts from the first.
     """
     x, scale, bias, running_mean, running_variance = (_input(op, node, i) for i in range(5))
     axes = [a for a in range(_rank(x, node)) if a != 1]
@@ -243,12 +244,12 @@ def _batch_norm(
     factor = _per_channel(op, scale, x) / op.Sqrt(variance + epsilon)
     y = centred * factor + _per_channel(op, bias, x)
 
-    def follow(running: Value, batch: Value) -> Value:
-        running = so_far.get(running.name, running)
+    def update(running: Value, batch: Value) -> Value:
+        running = earlier_updates.get(running.name, running)
         return momentum * running + (1 - momentum) * op.cast(op.Reshape(batch, [-1]), running.dtype)
 
-    next_mean = follow(running_mean, mean)
-    next_variance = follow(running_variance, variance)
+    next_mean = update(running_mean, mean)
+    next_variance = update(running_variance, variance)
     return y, {running_mean.name: next_mean, running_variance.name: next_variance}
 
 
@@ -272,15 +273,15 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
     mask = op.cast(draws.uniform(op, op.shape(x)), x.dtype) < keep
-    # ratio 1 drops everything, and divides by 0
+    # With ratio 1, everything is dropped, and `keep` would be a divisor of 0.
     return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))
 
 
 def _drops_nothing(node: ir.Node) -> bool:
     """Return whether a Dropout has the constant ratio 0, as exporters write it."""
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    known = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
-    return known is not None and not known.numpy().any()
+    tensor = ir.convenience.get_const_tensor(ratio) if ratio is not None else None
+    return tensor is not None and not tensor.numpy().any()
 
 
 def _random_uniform(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:

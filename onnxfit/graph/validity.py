@@ -1,6 +1,6 @@
-"""Check what ONNX's checker does not, before anything is built upon a file.
+"""Check what ONNX's checker leaves unchecked, before anything is built upon a file.
 
-A damaged or hostile file would otherwise be noticed later, by an error of some library or a crash.
+A damaged or hostile file would otherwise cause an error of some library later, or a crash.
 """
 
 from __future__ import annotations
@@ -330,7 +330,8 @@ def _require_size(description: str, tensor: onnx.TensorProto) -> None:
         )
     element_type = ir.DataType(tensor.data_type)
     elements = math.prod(tensor.dims)
-    present = required = 0
+    present = 0
+    required = 0
     unit = ""
     if tensor.HasField("raw_data") and element_type != ir.DataType.STRING:
         present = len(tensor.raw_data)

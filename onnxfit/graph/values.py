@@ -80,27 +80,27 @@ class GraphBuilder:
     ValueError: _outputs=0 of Split: it is the number of outputs to return, 1 or more.
     """
 
-    def __init__(self, graph: ir.Graph, around: GraphBuilder | None = None) -> None:
+    def __init__(self, graph: ir.Graph, outer: GraphBuilder | None = None) -> None:
         """Build upon `graph`, which may have nodes already.
 
         - `graph`: the graph that operators are appended to.
-        - `around`: for the body of an If, Loop or Scan, the builder of the graph that contains the
+        - `outer`: for the body of an If, Loop or Scan, the builder of the graph that contains the
           node. The two share names, so that no name is used in both, and the scope.
         """
         self.graph = graph
-        self.inside = around is not None
-        if around is not None:  # a body read from a file has no opset versions of its own
-            graph.opset_imports.update(around.graph.opset_imports)
-        self._scope: str = "" if around is None else around._scope
+        self.in_body = outer is not None
+        if outer is not None:  # a body read from a file has no opset versions of its own
+            graph.opset_imports.update(outer.graph.opset_imports)
+        self._scope: str = "" if outer is None else outer._scope
         self._insert_before: ir.Node | None = None
-        self._names: set[str] = set() if around is None else around._names
+        self._names: set[str] = set() if outer is None else outer._names
         self._names.update(graph.initializers)
         self._names.update(v.name for v in graph.inputs if v.name)
         for node in ir.traversal.RecursiveGraphIterator(graph):
             self._names.update(v.name for v in node.outputs if v.name)
             self._names.add(node.name or "")
         self._generated: set[str] = set()  # names of values that no user chose
-        self._counts: dict[str, int] = {} if around is None else around._counts
+        self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
     def __getattr__(self, op_type: str) -> OperatorCall:
@@ -201,7 +201,8 @@ class GraphBuilder:
         name = old.name if old.is_graph_output() else None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         if name is not None:
-            old.name, new.name = self.unique_name("replaced"), name
+            old.name = self.unique_name("replaced")
+            new.name = name
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int | str | None]) -> Value:
         """Add a graph input.
@@ -220,7 +221,7 @@ class GraphBuilder:
     def output(self, name: str, value: Value) -> Value:
         """Make `value` a graph output and return the output.
 
-        A value that already has a name or a use for the user is copied by an Identity.
+        An Identity copies a value whose name the user knows, or that is an output already.
 
         - `name`: the name of the output, new in the graph; scopes do not change it.
         - `value`: a value of the graph.
@@ -257,7 +258,7 @@ class GraphBuilder:
             opset_imports=self.graph.opset_imports,
             name=self.unique_name(name),
         )
-        return GraphBuilder(graph, around=self)
+        return GraphBuilder(graph, outer=self)
 
     def wrap(self, value: ir.Value) -> Value:
         """Return a value that the graph already has, with arithmetic.
@@ -348,7 +349,8 @@ class GraphBuilder:
         """
         stem = self._scope + stem
         while True:
-            count = self._counts[stem] = self._counts.get(stem, -1) + 1
+            count = self._counts.get(stem, -1) + 1
+            self._counts[stem] = count
             name = f"{stem}_{count}" if count else stem
             if name not in self._names:
                 return self._reserve_name(name)
@@ -425,8 +427,8 @@ class GraphBuilder:
             return parameters[min(i, len(parameters) - 1)] if parameters else None
 
         def variable(i: int) -> str:
-            found = parameter(i)
-            return found.type_str if found is not None else "T"
+            formal = parameter(i)
+            return formal.type_str if formal is not None else "T"
 
         dtypes = {variable(i): v.dtype for i, v in enumerate(inputs) if isinstance(v, Value)}
         values: list[Value | None] = []

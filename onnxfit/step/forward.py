@@ -11,6 +11,7 @@ from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import (
     infer_shapes,
+    initializers_to_inputs,
     model_errors,
     spec_of,
     specialize_shapes,
@@ -29,10 +30,7 @@ def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
     Shapes of the batch that are numbers are written into the graph.
     """
     model = recipe.model.clone()
-    for name in (*recipe.state, *recipe.constants):
-        value = model.graph.initializers.pop(name)
-        value.const_value = None
-        model.graph.inputs.append(value)
+    initializers_to_inputs(model.graph, (*recipe.state, *recipe.constants))
     shapes = {}
     for name, spec in batch.items():
         if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):

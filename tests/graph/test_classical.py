@@ -16,7 +16,7 @@ from packaging.version import Version
 
 import onnxfit
 from onnxfit.graph.model import normalize
-from onnxfit.graph.probabilities import source_of_probabilities
+from onnxfit.graph.probabilities import probability_operator
 from onnxfit.graph.reading import read_model
 from onnxfit.graph.weights import all_weights
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
@@ -303,7 +303,7 @@ def test_logits_are_warned_of_where_a_converter_hides_the_softmax() -> None:
     by_name = onnxfit.Trainer(model, loss="cross_entropy")  # sees the Softmax itself
     assert "taken as probabilities: Softmax node" in by_name.summary()
     by_name.test_on_batch(X, labels)
-    assert source_of_probabilities(normalize(read_model(model)).graph.outputs[1]) == "Softmax"
+    assert probability_operator(normalize(read_model(model)).graph.outputs[1]) == "Softmax"
 
 
 def test_binary_cross_entropy_of_one_column_behind_a_classifier() -> None:
@@ -415,7 +415,7 @@ def test_what_skl2onnx_writes_trains_and_exports_what_was_predicted(name: str) -
     written = check_same(model, X)
     work = normalize(written)
     output = next(v for v in work.graph.outputs if v.dtype.name == "FLOAT")
-    probabilities = source_of_probabilities(output) is not None
+    probabilities = probability_operator(output) is not None
     assert probabilities == hasattr(estimator, "predict_proba")
     labels: Array
     if not hasattr(estimator, "classes_"):

@@ -151,8 +151,10 @@ def test_inputs_that_do_not_meet_are_refused():
 def test_equal_calls_are_inferred_once(monkeypatch):
     monkeypatch.setattr(inference, "_INFERRED", {})
     calls = []
-    ask = inference._ask_onnx
-    monkeypatch.setattr(inference, "_ask_onnx", lambda *args: calls.append(args) or ask(*args))
+    ask = inference._run_onnx_inference
+    monkeypatch.setattr(
+        inference, "_run_onnx_inference", lambda *args: calls.append(args) or ask(*args)
+    )
     text = "(float[2, 3] x, float[3, 2] w) => (z) { y = MatMul(x, w) z = MatMul(x, w) }"
     assert outputs(text) == [(ir.DataType.FLOAT, [2, 2])]
     assert len(calls) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxfit.graph.probabilities import decide_logits, source_of_probabilities
+from onnxfit.graph.probabilities import decide_logits, probability_operator
 
 HEAD = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, M] y)
     <float[4, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, float[4, 1] v = {1, 1, 1, 1}, float[1] half = {0.5}, float[1] one = {1},
@@ -52,7 +52,7 @@ def test_the_end_of_the_graph_decides(text: str, logits: bool | None) -> None:
         decision = decide_logits(None, output, default)
         assert decision.logits == (default if logits is None else logits)
         assert ("the graph does not tell" in decision.reason) == (logits is None)
-    assert (source_of_probabilities(output) is not None) == (logits is False)
+    assert (probability_operator(output) is not None) == (logits is False)
 
 
 @pytest.mark.parametrize("setting", [True, False])

@@ -94,7 +94,7 @@ def gelu(op: GraphBuilder, x: Value, y: Value, dy: Value, *, approximate: str) -
         return dy * (p + y * (1 - p) * (k + 3 * k * 0.044715 * square))
     z = x * math.sqrt(0.5)
     p = op.HardSigmoid(op.Erf(z), alpha=0.5, beta=0.5)  # (1 + erf z) / 2 in one operator
-    if not op.inside:
+    if not op.in_body:
         op.move_uses(y, x * p)
     return dy * (p + z * op.Exp(math.log(1 / math.sqrt(math.pi)) - z * z))
 

@@ -304,7 +304,7 @@ def _copy_body(
         if any(v.type is None or v.shape is None for v in node.outputs):
             infer_outputs(copy, node)
     _rename(op, copy)
-    return GraphBuilder(copy, around=op)
+    return GraphBuilder(copy, outer=op)
 
 
 def _rename(op: GraphBuilder, copy: ir.Graph) -> None:
@@ -343,7 +343,7 @@ def _record_inputs(
 
     `attributes` are those with an entry for each stacked output, which get 0 for the new ones.
     """
-    body = GraphBuilder(node.attributes["body"].as_graph(), around=op)
+    body = GraphBuilder(node.attributes["body"].as_graph(), outer=op)
     before = len(node.outputs)
     for value in body_inputs:
         body.graph.outputs.append(body.Identity(body.wrap(value)).ir)

@@ -65,7 +65,7 @@ def lstm_gradients(direction: Direction, cell: LstmCell) -> DirectionGradients:
     """Return the gradients of a direction, by the cheapest formula that applies to it."""
     op = direction.op
     has_padding = direction.lengths is not None
-    if cell.is_standard and direction.p is None and not has_padding and not op.inside:
+    if cell.is_standard and direction.p is None and not has_padding and not op.in_body:
         return _standard_lstm(direction)
     h_prev = flatten_time(direction.h_prev)
     a = direction.by_time(op.Gemm(h_prev, direction.r, _from_inputs(direction), transB=1))
