@@ -28,7 +28,7 @@ from onnxfit.gradients.blocker import (
     without_consequences,
 )
 from onnxfit.gradients.broadcasting import reduce_to, zeros_like
-from onnxfit.gradients.paths import FLOATS, PathNode, differentiable_inputs, differentiable_path
+from onnxfit.gradients.paths import PathNode, differentiable_inputs, differentiable_path
 from onnxfit.gradients.table import (
     DECOMPOSITIONS,
     NOT_DIFFERENTIABLE,
@@ -45,6 +45,7 @@ from onnxfit.graph import scopes
 from onnxfit.graph.bodies import function_body
 from onnxfit.graph.inference import InputsError, UnknownRankError, infer_outputs, schema_of
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.graph.weights import FLOATS
 
 # Errors of a rule, or of ONNX's inference, at a node whose attributes and inputs contradict each
 # other: rules count axes and sizes, which ONNX's checker does not compare.

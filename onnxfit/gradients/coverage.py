@@ -11,7 +11,7 @@ import onnx
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients import rules  # noqa: F401  # fills the table of rules
 from onnxfit.gradients.onnxruntime import builder  # noqa: F401  # fills the table of lowerings
-from onnxfit.gradients.onnxruntime.coverage import TABLE
+from onnxfit.gradients.onnxruntime.coverage import CHECKS
 from onnxfit.gradients.onnxruntime.lowerings import LOWERINGS
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS, Key
 from onnxfit.graph.opset import OPSET
@@ -82,7 +82,7 @@ def operators(names: Collection[str] = ()) -> list[Operator]:
 def operator(key: Key) -> Operator:
     """Return one operator and how it is differentiated."""
     domain, op_type = key
-    by_builder = not domain and (op_type in TABLE or op_type in LOWERINGS)
+    by_builder = not domain and (op_type in CHECKS or op_type in LOWERINGS)
     return Operator(domain, op_type, _gradient(key), NOT_DIFFERENTIABLE.get(key, ""), by_builder)
 
 
@@ -107,9 +107,9 @@ def as_text(chosen: Sequence[Operator]) -> str:
     """Return the table for a terminal."""
     header = ("operator", "gradient by the table of rules", "by onnxruntime's builder")
     rows = []
-    for o in chosen:
-        note = f": {o.note}" if o.note else ""
-        rows.append((o.name, o.description + note, "yes" if o.builder else ""))
+    for entry in chosen:
+        note = f": {entry.note}" if entry.note else ""
+        rows.append((entry.name, entry.description + note, "yes" if entry.builder else ""))
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(3)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
@@ -121,9 +121,10 @@ def as_text(chosen: Sequence[Operator]) -> str:
 def as_markdown() -> str:
     """Return the page docs/operators.md."""
     rows = []
-    for o in operators():
-        note = f" ({o.note})" if o.note else ""
-        rows.append(f"| {o.name} | {o.description}{note} | {'yes' if o.builder else ''} |")
+    for entry in operators():
+        note = f" ({entry.note})" if entry.note else ""
+        by_builder = "yes" if entry.builder else ""
+        rows.append(f"| {entry.name} | {entry.description}{note} | {by_builder} |")
     return f"""# Operators and their gradients
 
 Written by `onnxfit ops --markdown`; a test checks that it is current.

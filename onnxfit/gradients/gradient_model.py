@@ -10,8 +10,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.errors import GradientError, SettingError, UnknownNameError
 from onnxfit.gradients import gradient_source
-from onnxfit.gradients.paths import is_float, reachable_values
-from onnxfit.graph.model import normalize
+from onnxfit.gradients.paths import is_float, reachable_values, select_float_outputs
+from onnxfit.graph.model import initializers_to_inputs, normalize
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.weights import all_weights
 
@@ -64,10 +64,7 @@ def gradient_model(
     leaves = _leaves(work, wrt, targets)
     initializers = work.graph.initializers
     tensors = {name: initializers[name].const_value for name in leaves if name in initializers}
-    for name in tensors:  # sources of gradients take inputs
-        value = initializers.pop(name)
-        value.const_value = None
-        work.graph.inputs.append(value)
+    initializers_to_inputs(work.graph, tensors)  # sources of gradients take inputs
     pullback = source.add_pullback(work, targets, leaves).model
     for value in [v for v in pullback.graph.inputs if v.name in tensors]:
         pullback.graph.inputs.remove(value)
@@ -82,20 +79,14 @@ def gradient_model(
 
 def _targets(work: ir.Model, outputs: Sequence[str] | str | None) -> list[str]:
     """Return the outputs to differentiate."""
-    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
-    if outputs is None:
-        if not floats:
+    selected = select_float_outputs(work.graph, outputs)
+    if not selected:
+        if outputs is None:
             raise GradientError("The model has no float output to differentiate.")
-        return floats
-    chosen = [outputs] if isinstance(outputs, str) else list(outputs)
-    for name in chosen:
-        if name not in floats:
-            raise UnknownNameError("float output", name, floats)
-    if not chosen:
         raise SettingError(
             "outputs=[] leaves nothing to differentiate; None takes every float output."
         )
-    return chosen
+    return selected
 
 
 def _leaves(work: ir.Model, wrt: Sequence[str] | str | None, targets: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError, UnknownNameError
+from onnxfit.errors import ModelError
 from onnxfit.gradients import choose_source, gradient_source
 from onnxfit.gradients.blocker import Blocker
 from onnxfit.gradients.coverage import GRADIENTS, operator
@@ -18,11 +18,12 @@ from onnxfit.gradients.paths import (
     leaves_of,
     outputs_of,
     reachable_values,
+    select_float_outputs,
     stopping_nodes,
 )
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
-from onnxfit.graph.model import infer_shapes, model_errors, normalize
+from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
@@ -146,7 +147,7 @@ def inspect(
     Trains: 1 weight, differentiated by the table of rules.
     """
     work = normalize(read_model(model_onnx))
-    chosen = _float_outputs(work, outputs)
+    chosen = select_float_outputs(work.graph, outputs)
     try:
         selected = select_weights(work, weights)
     except ModelError as error:
@@ -191,18 +192,6 @@ def inspect_working(
         blockers=tuple(blocking),
         problems=tuple(problems),
     )
-
-
-def _float_outputs(work: ir.Model, wanted: Sequence[str] | str | None) -> list[str]:
-    """The wanted outputs; UnknownNameError for one that is no float output."""
-    floats = [v.name or "" for v in work.graph.outputs if is_float(v)]
-    if wanted is None:
-        return floats
-    chosen = [wanted] if isinstance(wanted, str) else list(wanted)
-    for name in chosen:
-        if name not in floats:
-            raise UnknownNameError("float output", name, floats)
-    return chosen
 
 
 def _operator_uses(
@@ -308,10 +297,7 @@ def _with_total_loss(work: ir.Model, outputs: Sequence[str], weights: Sequence[s
     Its weights are inputs, and the sum of its outputs is the loss.
     """
     copy = work.clone()
-    for name in weights:
-        value = copy.graph.initializers.pop(name)
-        value.const_value = None
-        copy.graph.inputs.append(value)
+    initializers_to_inputs(copy.graph, weights)
     op = GraphBuilder(copy.graph)
     total = op.constant(0.0)
     for value in outputs_of(copy.graph, *outputs):

@@ -4,14 +4,15 @@ loss to the leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxfit.errors import UnknownNameError
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
+from onnxfit.graph.weights import FLOATS
 
-FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 NOT_FLOATS = {
     ir.DataType.INT4,
     ir.DataType.INT8,
@@ -146,6 +147,21 @@ def is_float(value: ir.Value) -> bool:
     Other values, such as a sequence of tensors, have no gradient.
     """
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
+
+
+def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None) -> list[str]:
+    """Return the names of the requested outputs, or of all float outputs for None.
+
+    UnknownNameError for a name that no float output has.
+    """
+    floats = [v.name or "" for v in graph.outputs if is_float(v)]
+    if requested is None:
+        return floats
+    selected = [requested] if isinstance(requested, str) else list(requested)
+    for name in selected:
+        if name not in floats:
+            raise UnknownNameError("float output", name, floats)
+    return selected
 
 
 def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:

@@ -94,7 +94,7 @@ def _add_seeds(op: GraphBuilder, outputs: Sequence[str]) -> dict[int, Value]:
                 raise GradientError(
                     f"The rank of output {value.name!r} is unknown, so its gradient has none."
                 )
-            name = _unused_name(op, names.gradient(value.name))
+            name = names.unused(names.gradient(value.name), op.has_name)
             arriving[i] = op.input(name, y.dtype, y.shape)
     return arriving
 
@@ -106,15 +106,6 @@ def _with_outputs(
     arriving_names = {op.graph.outputs[i].name or "": dy.name for i, dy in arriving.items()}
     leaving_names = {}
     for name, dx in leaving.items():
-        leaving_names[name] = op.output(_unused_name(op, names.gradient(name)), dx).name
+        output_name = names.unused(names.gradient(name), op.has_name)
+        leaving_names[name] = op.output(output_name, dx).name
     return Pullback(ir.Model(op.graph, ir_version=10), arriving_names, leaving_names)
-
-
-def _unused_name(op: GraphBuilder, name: str) -> str:
-    """Return the name, followed by a number if the graph has it already."""
-    unused = name
-    count = 1
-    while op.has_name(unused):
-        count += 1
-        unused = f"{name}_{count}"
-    return unused

@@ -1,9 +1,10 @@
 """Gradients from the builder of onnxruntime's training build.
 
-The builder never sees a user's model. It gets the nodes between weights and loss alone, each as its
-lowering writes it and the table in `coverage.py` allows it. Of its answer, only the nodes it added
-are used; the forward pass stays as it was. So the builder cannot change what is not on the gradient
-path, and what has no derivative (a comparison, a shape, a rounding) is a constant to it.
+The builder never sees a user's model. It gets only the nodes between weights and loss, each
+rewritten by its lowering and allowed by the table in `coverage.py`. Of the builder's result, only
+the added nodes are used; the forward pass stays as it was. So the builder cannot change nodes that
+are not on the gradient path, and values without a derivative (of a comparison, a shape, a rounding)
+are constants to it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from onnxfit.graph.values import GraphBuilder
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> list[Blocker]:
-    """Every node between `weights` and `loss` that cannot be differentiated correctly.
+    """Return every node between `weights` and `loss` that cannot be differentiated correctly.
 
-    Nothing is run, the builder neither.
+    The builder is not run.
     """
     return LoweredModel(model, loss, weights).blockers
 
@@ -54,13 +55,13 @@ def add_gradients(
     if not lowered.path:
         return lowered.model, {}
     extracted = ExtractedModel(lowered.model.graph, lowered.path, loss, weights)
-    return lowered.model, extracted.graft(_build(module, extracted, weights), weights)
+    return lowered.model, extracted.append_to_graph(_build(module, extracted, weights), weights)
 
 
 def require_builder() -> Any:
-    """onnxruntime's C module, which has the gradient builder.
+    """Return onnxruntime's C module, which has the gradient builder.
 
-    Raises InstallationError, which says how to install one.
+    Raises InstallationError, which says how to install a build with a gradient builder.
     """
     wheels = (
         "onnxruntime-training-cpu (Python up to 3.12) or, on Linux, onnxruntime-training (Python up"
@@ -124,7 +125,7 @@ class LoweredModel:
         )
 
     def _lower(self) -> None:
-        """Lower every node on the path, again while that may tell shapes that others need."""
+        """Lower every node on the path; repeat while that may tell shapes that other nodes need."""
         while True:
             changed = False
             self._blocked.clear()
@@ -140,7 +141,7 @@ class LoweredModel:
                 return
 
     def _block(self, node: ir.Node, error: NoGradientError) -> None:
-        """Note why the node, or the original node that it comes from, has no gradient."""
+        """Note why the node, or the original node it was lowered from, has no gradient."""
         origin = node.name or ""
         while origin not in self._op_types and "/" in origin:
             origin = origin.rpartition("/")[0]  # nodes of a lowering are named after its node
@@ -165,8 +166,9 @@ def _lower_node(op: GraphBuilder, path_node: PathNode) -> bool:
 
 
 def _use_weights_once_per_node(op: GraphBuilder, weights: set[str]) -> None:
-    """Let a node that uses a weight twice use a copy the second time: the builder would define the
-    weight's gradient twice.
+    """Let a node that uses a weight twice use a copy the second time.
+
+    Otherwise the builder would define the weight's gradient twice.
     """
     for node in list(op.graph):
         for i, value in enumerate(node.inputs):

@@ -13,10 +13,12 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import STATIC, TYPED
-from onnxfit.gradients.paths import FLOATS, PathNode
+from onnxfit.gradients.paths import PathNode
 from onnxfit.gradients.table import NoGradientError
+from onnxfit.graph.inference import sizes_of
+from onnxfit.graph.weights import FLOATS
 
-SINGLE_PRECISION = "onnxruntime computes its gradient in float32 only"
+FLOAT32_ONLY_REASON = "onnxruntime computes its gradient in float32 only"
 
 Check = Callable[[PathNode], None]
 
@@ -25,7 +27,7 @@ def check(path_node: PathNode) -> None:
     """Raise NoGradientError unless the builder's gradient of this node is correct."""
     node = path_node.node
     key = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-    if key not in TABLE:
+    if key not in CHECKS:
         raise NoGradientError(f"no gradient{REASONS.get(key, '')}")
     for value in (*node.inputs, *node.outputs):
         if value is not None and value.name and (value.type is None or value.dtype is None):
@@ -36,7 +38,7 @@ def check(path_node: PathNode) -> None:
         _shape(value)
         if value is not None:
             _check_type(node, value)
-    TABLE[key](path_node)
+    CHECKS[key](path_node)
 
 
 def _check_type(node: ir.Node, value: ir.Value) -> None:
@@ -46,8 +48,8 @@ def _check_type(node: ir.Node, value: ir.Value) -> None:
             f"{value.name!r} is {value.dtype}, in which onnxruntime's gradients are unreliable",
             "float32",
         )
-    if value.dtype == ir.DataType.DOUBLE and node.op_type in SINGLE:
-        raise NoGradientError(SINGLE_PRECISION, "float32")
+    if value.dtype == ir.DataType.DOUBLE and node.op_type in FLOAT32_ONLY:
+        raise NoGradientError(FLOAT32_ONLY_REASON, "float32")
 
 
 # The checks
@@ -59,13 +61,13 @@ def always(path_node: PathNode) -> None:
 
 
 def all_of(*checks: Check) -> Check:
-    """Every one of these checks."""
+    """Return a check that makes every one of these checks."""
 
-    def check(path_node: PathNode) -> None:
-        for one in checks:
-            one(path_node)
+    def check_all(path_node: PathNode) -> None:
+        for each in checks:
+            each(path_node)
 
-    return check
+    return check_all
 
 
 def only(*positions: int) -> Check:
@@ -112,7 +114,7 @@ def matrix_product(path_node: PathNode) -> None:
     if min(len(s) for s in shapes) < 2:
         raise NoGradientError("an operand of rank 1")
     if max(len(s) for s in shapes) > 2 and path_node.node.outputs[0].dtype == ir.DataType.DOUBLE:
-        raise NoGradientError(SINGLE_PRECISION, "float32")
+        raise NoGradientError(FLOAT32_ONLY_REASON, "float32")
     _compatible([s[:-2] for s in shapes])
 
 
@@ -120,7 +122,7 @@ def general_product(path_node: PathNode) -> None:
     """Correct if known sizes tell how the third operand broadcasts to the product."""
     beta = path_node.node.attributes.get("beta")
     if beta is not None and beta.value == 0:
-        raise NoGradientError("beta=0", "leave the third operand away")
+        raise NoGradientError("beta=0", "leave out the third operand")
     if 2 in path_node.inputs:
         _compatible([_shape(path_node.node.inputs[2]), _shape(path_node.node.outputs[0])])
 
@@ -181,7 +183,7 @@ def _shape(value: ir.Value | None) -> tuple[int | str | None, ...]:
         return ()
     if value.shape is None:
         raise NoGradientError(f"the rank of {value.name!r} is unknown", STATIC)
-    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    return sizes_of(value.shape)
 
 
 def _compatible(shapes: Sequence[tuple[int | str | None, ...]]) -> None:
@@ -197,15 +199,15 @@ def _compatible(shapes: Sequence[tuple[int | str | None, ...]]) -> None:
 # The table
 # --------------------------------------------------------------------------------------------------
 
-ALWAYS = [
+WITHOUT_CONDITIONS = [
     "Abs", "Concat", "Cos", "Div", "Erf", "Exp", "Flatten", "Gather", "GatherElements", "GatherND",
     "Gelu", "GlobalAveragePool", "Identity", "LeakyRelu", "Log", "LogSoftmax", "Neg", "Reciprocal",
     "Relu", "Reshape", "Sigmoid", "Sin", "Softmax", "Sqrt", "Squeeze", "Tanh", "Tile", "TopK",
     "Transpose", "Trilu", "Unsqueeze", "com.microsoft.GRUTraining", "com.microsoft.LSTMTraining",
 ]  # fmt: skip
 
-TABLE: dict[str, Check] = {
-    **dict.fromkeys(ALWAYS, always),
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(WITHOUT_CONDITIONS, always),
     **dict.fromkeys(("Add", "Max", "Min", "Mul", "Sub"), broadcasting),
     **dict.fromkeys(("ReduceMean", "ReduceSum"), attributes(noop_with_empty_axes=0)),
     **dict.fromkeys(("ReduceL2", "ReduceLogSumExp"), all_of(explicit_axes, attributes(keepdims=1))),
@@ -226,12 +228,12 @@ TABLE: dict[str, Check] = {
 }
 
 # Operators whose gradient has no kernel for float64 on the CPU.
-SINGLE = {
+FLOAT32_ONLY = {
     "AveragePool", "Conv", "Cos", "Erf", "Gelu", "GlobalAveragePool", "LeakyRelu", "LogSoftmax",
     "MaxPool", "ReduceL2", "Relu", "Sin", "Softmax",
 }  # fmt: skip
 
-# Reasons for operators of which "no gradient" does not say enough.
+# Reasons to append to "no gradient".
 REASONS = {
     "DynamicQuantizeLinear": ": rounding has derivative zero",
     "QuantizeLinear": ": rounding has derivative zero",

@@ -83,7 +83,7 @@ def selu(op: GraphBuilder, node: NodeToLower) -> Value:
 def _exponential_below_zero(
     op: GraphBuilder, x: Value, alpha: float, scale: float | None = None
 ) -> Value:
-    """x where x >= 0, else alpha (e^(x / scale) - 1); `scale` is 1 by default."""
+    """Return x where x >= 0, else alpha (e^(x / scale) - 1); `scale` is 1 by default."""
     negative = x < 0
     # the gradient of Where multiplies by 0, which e^x of a large positive x would make NaN
     below = op.Where(negative, x, 0.0)
@@ -174,7 +174,7 @@ def power(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 
 def _power_of_trained_exponent(op: GraphBuilder, node: NodeToLower) -> Value:
-    """x^e as e^(e log x), for a constant and positive base."""
+    """Return x^e as e^(e log x), for a constant and positive base."""
     x = node.input(0)
     base = None if 0 in node.path_inputs else ir.convenience.get_const_tensor(x.ir)
     if base is None or not (base.numpy() > 0).all():
@@ -191,7 +191,7 @@ def _power_of_trained_exponent(op: GraphBuilder, node: NodeToLower) -> Value:
 
 
 @lowering("Sum", "Mean")
-def total(op: GraphBuilder, node: NodeToLower) -> Value:
+def sum_or_mean(op: GraphBuilder, node: NodeToLower) -> Value:
     terms = [op.wrap(v) for v in node.ir.inputs if v is not None]
     if len(terms) == 1:
         return op.Identity(terms[0])
@@ -202,7 +202,7 @@ def total(op: GraphBuilder, node: NodeToLower) -> Value:
 
 
 @lowering("Max", "Min")
-def extreme(op: GraphBuilder, node: NodeToLower) -> Value | None:
+def max_or_min(op: GraphBuilder, node: NodeToLower) -> Value | None:
     return op.Identity(node.input(0)) if len(node.ir.inputs) == 1 else None
 
 
@@ -233,7 +233,7 @@ def clip(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 
 def _reduced_axes(node: NodeToLower) -> list[int]:
-    """The axes of a reduction, in order; NoGradientError if `noop_with_empty_axes` leaves none."""
+    """Return the axes of a reduction, in order; NoGradientError if it reduces none."""
     rank = require_rank(node.input(0))
     axes = node.constant_input(1)
     if axes is not None and axes.size:
@@ -245,7 +245,7 @@ def _reduced_axes(node: NodeToLower) -> list[int]:
 
 @lowering("ReduceSum", "ReduceMean")
 def linear_reduction(op: GraphBuilder, node: NodeToLower) -> None:
-    _reduced_axes(node)  # or there is no gradient
+    _reduced_axes(node)  # raises NoGradientError where there is no gradient
 
 
 @lowering("ReduceL2", "ReduceLogSumExp", "ReduceSumSquare", "ReduceL1", "ReduceLogSum")
@@ -254,17 +254,17 @@ def reduction(op: GraphBuilder, node: NodeToLower) -> Value | None:
     axes = _reduced_axes(node)
     keepdims = node.attribute("keepdims", 1)
     op_type = node.op_type
-    named = node.constant_input(1)
-    if op_type in ("ReduceL2", "ReduceLogSumExp") and keepdims and named is not None and named.size:
+    axes_input = node.constant_input(1)
+    explicit = axes_input is not None and bool(axes_input.size)
+    if op_type in ("ReduceL2", "ReduceLogSumExp") and keepdims and explicit:
         return None
 
     def reduce(op_type: str, value: Value) -> Value:
         if not axes:  # of a scalar
             return abs(value) if op_type == "ReduceL2" else value
         call: Callable[..., Value] = getattr(op, op_type)
-        y = call(
-            value, axes, keepdims=1
-        )  # the builder's rule for ReduceL2 is wrong with keepdims=0
+        # The builder's rule for ReduceL2 is wrong with keepdims=0.
+        y = call(value, axes, keepdims=1)
         return y if keepdims else op.Squeeze(y, axes)
 
     if op_type == "ReduceSumSquare":
@@ -277,7 +277,7 @@ def reduction(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 
 @lowering("ReduceMax", "ReduceMin")
-def extreme_along(op: GraphBuilder, node: NodeToLower) -> Value:
+def reduce_max_or_min(op: GraphBuilder, node: NodeToLower) -> Value:
     x = node.input(0)
     axes = _reduced_axes(node)
     largest = int(node.op_type == "ReduceMax")
@@ -305,7 +305,7 @@ def matmul(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 
 @lowering("CumSum")
-def cumulated(op: GraphBuilder, node: NodeToLower) -> Value:
+def cumulative_sum(op: GraphBuilder, node: NodeToLower) -> Value:
     """A product with a triangular matrix of ones."""
     x = node.input(0)
     axes = node.constant_input(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.gradients.building import per_channel
 from onnxfit.gradients.onnxruntime.lowerings import (
     NodeToLower,
     lowering,
@@ -52,7 +53,7 @@ def convolution(op: GraphBuilder, node: NodeToLower) -> None:
 
 @lowering("MaxPool")
 def max_pool(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
-    """A MaxPool that also returns its indices, which tell the builder where the gradient goes."""
+    """Let a MaxPool return its indices, too, which tell the builder where the gradient goes."""
     x = node.input(0)
     for axis in range(1, require_rank(x)):
         require_size(x, axis)  # the builder crashes if one is unknown
@@ -105,7 +106,7 @@ def global_lp_pool(op: GraphBuilder, node: NodeToLower) -> Value:
 def _normalize(
     op: GraphBuilder, x: Value, axes: list[int], epsilon: float
 ) -> tuple[Value, Value, Value]:
-    """(x - mean) / deviation over the axes; the mean; and 1 / deviation."""
+    """Return (x - mean) / deviation over the axes, the mean, and 1 / deviation."""
     mean = op.ReduceMean(x, axes)
     centered = x - mean
     inverse = op.Reciprocal(op.Sqrt(op.ReduceMean(centered * centered, axes) + epsilon))
@@ -113,9 +114,9 @@ def _normalize(
 
 
 def _per_channel(op: GraphBuilder, vector: Value, x: Value) -> Value:
-    """A vector of channels as it broadcasts against x `(batch, channels, ...)`."""
-    rank = require_rank(x)
-    return op.Reshape(vector, [-1] + [1] * (rank - 2)) if rank > 2 else vector
+    """Reshape a vector of channels for x; NoGradientError if the rank of x is unknown."""
+    require_rank(x)
+    return per_channel(op, vector, x)
 
 
 @lowering("LayerNormalization")
@@ -166,7 +167,7 @@ def lp_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
 
 @lowering("LRN")
 def local_response_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
-    """The sum over neighboring channels is a product with a band matrix of ones."""
+    """Sum over neighboring channels by a product with a band matrix of ones."""
     x = node.input(0)
     window = node.attribute("size")
     channels = require_size(x, 1)
@@ -187,8 +188,10 @@ def local_response_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
 
 @lowering("BatchNormalization")
 def batch_normalization(op: GraphBuilder, node: NodeToLower) -> Value:
-    """Inference in plain operators: of the operator itself, the builder takes the gradient of
-    training, with the statistics of the batch.
+    """Write BatchNormalization in inference form in plain operators.
+
+    The builder would differentiate the operator itself as in training, with the statistics of the
+    batch.
     """
     if node.attribute("training_mode", 0):
         raise NoGradientError("training_mode=1", "BatchNormalization in inference form")
@@ -214,8 +217,9 @@ def negative_log_likelihood(op: GraphBuilder, node: NodeToLower) -> Value:
 
 
 def _negative_log_likelihood(op: GraphBuilder, node: NodeToLower, log_probability: Value) -> Value:
-    """-w[t] log p[t], 0 where the label t is `ignore_index`; the mean divides by the sum of w[t]
-    over the other labels, and is 0 if there are none.
+    """Return -w[t] log p[t], or 0 where the label t is `ignore_index`.
+
+    The mean divides by the sum of w[t] over the other labels, and is 0 without other labels.
     """
     target = node.input(1)
     class_weights = node.optional_input(2)

@@ -35,19 +35,19 @@ class NodeToLower:
         self.path_outputs = path_node.outputs
 
     def optional_input(self, index: int) -> Value | None:
-        """The input at a position, None if it is absent."""
+        """Return the input at a position; None if it is absent."""
         value = self.ir.inputs[index] if index < len(self.ir.inputs) else None
         return None if value is None else self.op.wrap(value)
 
     def input(self, index: int) -> Value:
-        """The input at a position; NoGradientError if it is absent."""
+        """Return the input at a position; NoGradientError if it is absent."""
         value = self.optional_input(index)
         if value is None:
             raise NoGradientError(f"its input {index} is missing")
         return value
 
     def constant_input(self, index: int) -> npt.NDArray[Any] | None:
-        """A constant input as an array, None if it is absent; NoGradientError if it is computed."""
+        """Return a constant input, None if it is absent; NoGradientError if it is computed."""
         value = self.optional_input(index)
         if value is None:
             return None
@@ -59,12 +59,12 @@ class NodeToLower:
         return tensor.numpy()
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute, or the default."""
+        """Return the value of an attribute, or the default."""
         attribute = self.ir.attributes.get(name)
         return default if attribute is None else attribute.value
 
     def text_attribute(self, name: str, default: str) -> str:
-        """The value of a string attribute, or the default."""
+        """Return the value of a string attribute, or the default."""
         value = self.attribute(name, default)
         return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -91,14 +91,14 @@ def lowering(*op_types: str) -> Callable[[F], F]:
 
 
 def require_rank(value: Value) -> int:
-    """The number of axes; NoGradientError if it is unknown."""
+    """Return the number of axes; NoGradientError if it is unknown."""
     if value.shape is None:
         raise NoGradientError(f"the rank of {value.name!r} is unknown", STATIC)
     return len(value.shape)
 
 
 def require_size(value: Value, axis: int) -> int:
-    """The size of an axis; NoGradientError if it is unknown."""
+    """Return the size of an axis; NoGradientError if it is unknown."""
     require_rank(value)
     assert value.shape is not None
     size = value.shape[axis]
@@ -108,7 +108,7 @@ def require_size(value: Value, axis: int) -> int:
 
 
 def same_shape(a: Value, b: Value) -> bool:
-    """Whether two values surely have the same shape."""
+    """Return whether two values surely have the same shape."""
     return a.shape is not None and a.shape == b.shape and None not in a.shape
 
 
@@ -124,5 +124,5 @@ def expand_to(op: GraphBuilder, value: Value, like: Value) -> Value:
 
 
 def gather_at(op: GraphBuilder, x: Value, indices: npt.ArrayLike, axis: int) -> Value:
-    """The elements of x at constant indices along an axis; an index may occur several times."""
+    """Return the elements of x at constant indices along an axis; indices may repeat."""
     return op.Gather(x, op.constant(np.asarray(indices, np.int64)), axis=axis)

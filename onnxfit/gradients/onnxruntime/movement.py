@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnxfit.gradients.building import pad_axis
 from onnxfit.gradients.onnxruntime.lowerings import (
     NodeToLower,
     gather_at,
@@ -17,8 +18,9 @@ from onnxfit.graph.values import GraphBuilder, Value
 
 @lowering("Split")
 def split(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
-    """A Slice for each output, unless all are on the gradient path: the builder drops the others'
-    zeros.
+    """Write a Slice for each output, unless all outputs are on the gradient path.
+
+    The builder drops the zero gradients of the other outputs.
     """
     count = len(node.ir.outputs)
     if len(node.path_outputs) == count:
@@ -28,8 +30,8 @@ def split(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
     sizes = node.constant_input(1)
     if sizes is None:
         size = require_size(x, axis)
-        each = -(-size // count)
-        sizes = np.minimum(each, size - each * np.arange(count))
+        full_size = -(-size // count)
+        sizes = np.minimum(full_size, size - full_size * np.arange(count))
     ends = np.cumsum(sizes)
     starts = ends - sizes
     return tuple(op.Slice(x, [int(start)], [int(end)], [axis]) for start, end in zip(starts, ends))
@@ -37,7 +39,7 @@ def split(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...] | None:
 
 @lowering("Slice")
 def slice_(op: GraphBuilder, node: NodeToLower) -> Value | None:
-    """A Gather for each axis if a step is negative, for which the builder has no rule."""
+    """Write a Gather for each axis if a step is negative: the builder has no rule for those."""
     steps = node.constant_input(4)
     if steps is None or (steps > 0).all():
         return None
@@ -62,7 +64,7 @@ def slice_(op: GraphBuilder, node: NodeToLower) -> Value | None:
 
 @lowering("Pad")
 def pad(op: GraphBuilder, node: NodeToLower) -> Value | None:
-    """Padding by a constant with explicit axes, or a Gather for each axis in another mode."""
+    """Write a constant padding of all axes, or a Gather for each axis in other modes."""
     if node.path_inputs != {0}:
         raise NoGradientError("the gradient of the padding value is not known", "freeze the value")
     x = node.input(0)
@@ -83,34 +85,33 @@ def pad(op: GraphBuilder, node: NodeToLower) -> Value | None:
         return op.Pad(x, pads.reshape(-1), node.optional_input(2))
     if (widths < 0).any():
         raise NoGradientError(f"negative pads in mode {mode!r}", "pads that are not negative")
-    for axis, left, right in zip(axes, before, after):
-        if left or right:
+    for axis, count_before, count_after in zip(axes, before, after):
+        if count_before or count_after:
             indices = np.arange(require_size(x, int(axis)))
-            # numpy's modes of these names are ONNX's
-            indices = np.pad(indices, (int(left), int(right)), mode)  # type: ignore[call-overload]
+            # NumPy's modes are called as ONNX's are, but their type is a Literal.
+            counts = (int(count_before), int(count_after))
+            indices = np.pad(indices, counts, mode)  # type: ignore[call-overload]
             x = gather_at(op, x, indices, int(axis))
     return op.Identity(x)
 
 
 @lowering("CenterCropPad")
 def center_crop_pad(op: GraphBuilder, node: NodeToLower) -> Value:
-    """A Slice or a Pad for each axis; of an odd difference, the larger half comes last."""
+    """Write a Slice or a Pad for each axis; the larger half of an odd difference comes last."""
     x = node.input(0)
     target = node.constant_input(1)
     axes = node.attribute("axes")
     assert target is not None
     rank = require_rank(x)
-    for axis, wanted in zip(range(rank) if axes is None else axes, target):
+    for axis, target_size in zip(range(rank) if axes is None else axes, target):
         size = require_size(x, int(axis))
-        new_size = int(wanted)
+        new_size = int(target_size)
         if new_size < size:
             start = (size - new_size) // 2
             x = op.Slice(x, [start], [start + new_size], [int(axis) % rank])
         elif new_size > size:
-            pads = np.zeros((2, rank), np.int64)
-            pads[0, axis] = (new_size - size) // 2
-            pads[1, axis] = new_size - size - pads[0, axis]
-            x = op.Pad(x, pads.reshape(-1))
+            count_before = (new_size - size) // 2
+            x = pad_axis(op, x, int(axis), count_before, new_size - size - count_before)
     return op.Identity(x)
 
 
@@ -153,7 +154,7 @@ def space_to_depth(op: GraphBuilder, node: NodeToLower) -> Value:
 
 @lowering("Dropout")
 def dropout(op: GraphBuilder, node: NodeToLower) -> Value:
-    """The identity, as in inference. In training, a caller has written Dropout in arithmetic."""
+    """Write an Identity, as in inference. Training steps have written Dropout as arithmetic."""
     training = node.constant_input(2)
     if training is not None and bool(training):
         raise NoGradientError("it draws its mask itself", "Dropout in inference form")

@@ -34,7 +34,7 @@ def recurrent(op: GraphBuilder, node: NodeToLower) -> tuple[Value, ...]:
 
 
 def _check_configuration(node: NodeToLower) -> None:
-    """Raise NoGradientError for what the training operators do not compute."""
+    """Raise NoGradientError for a configuration that the training operators do not support."""
     defaults = DEFAULT_ACTIVATIONS[node.op_type]
     activations = [
         a.decode() if isinstance(a, bytes) else a for a in node.attribute("activations") or ()
@@ -54,7 +54,9 @@ def _check_configuration(node: NodeToLower) -> None:
 def _one_direction(
     op: GraphBuilder, node: NodeToLower, direction: int, backward: bool
 ) -> tuple[Value, ...]:
-    """All hidden states `(time, 1, batch, hidden)`, the last one, and for LSTM the last cell state.
+    """Return all hidden states `(time, 1, batch, hidden)`, the last one, and the last cell state.
+
+    GRU has no cell state.
 
     A backward direction reads the sequence reversed, and its hidden states are reversed again.
     """
@@ -84,7 +86,7 @@ def _one_direction(
 
 
 def _zero_state(op: GraphBuilder, x: Value, hidden: int) -> Value:
-    """Zeros `(1, batch, hidden)`."""
+    """Return zeros of shape `(1, batch, hidden)`."""
     batch = op.Slice(op.Shape(x), [1], [2])
     shape = op.Concat([1], batch, [hidden], axis=0)
     return op.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, x.dtype)))
@@ -93,9 +95,9 @@ def _zero_state(op: GraphBuilder, x: Value, hidden: int) -> Value:
 def _training_operator(
     op: GraphBuilder, node: NodeToLower, x: Value, inputs: list[Value | None]
 ) -> tuple[Value, ...]:
-    """LSTMTraining or GRUTraining: the outputs that LSTM and GRU have, too.
+    """Add LSTMTraining or GRUTraining; return the outputs that LSTM and GRU have, too.
 
-    Those that follow are for the builder's gradient. ONNX infers no shape of them.
+    The outputs after those are for the builder's gradient. ONNX infers no shape of them.
     """
     hidden = node.attribute("hidden_size")
     attributes: dict[str, Any] = {"hidden_size": hidden}

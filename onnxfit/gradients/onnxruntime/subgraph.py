@@ -1,5 +1,6 @@
-"""The nodes between weights and loss as a model for onnxruntime's builder, and the transfer of the
-nodes that the builder adds to it back into the graph.
+"""The nodes between weights and loss as a model for onnxruntime's builder.
+
+The nodes that the builder adds to this model are then appended to the graph.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from onnxfit.gradients.backward import may_be_equal
 from onnxfit.gradients.paths import PathNode
 from onnxfit.graph import names
 
-# The builder reads axes and shapes, so it gets constants of up to so many elements as initializers;
-# larger ones are inputs.
+# The builder reads axes and shapes, so constants of up to so many elements are initializers of its
+# model. Larger ones are inputs.
 MAX_CONSTANT_ELEMENTS = 1024
 
 LOSS_IN_FLOAT = "loss_in_float"
@@ -25,8 +26,8 @@ LOSS_IN_FLOAT = "loss_in_float"
 class ExtractedModel:
     """The nodes on the gradient path as a model.
 
-    `model` has inner names ("n0", "v0", ...), which cannot collide with those of the builder.
-    `loss` is the inner name of the loss, in float32.
+    `model` has inner names ("n0", "v0", ...), which cannot collide with names that the builder
+    adds. `loss` is the inner name of the loss, in float32.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class ExtractedModel:
         self.loss = self._add_loss(self.inner_name(loss))
 
     def inner_name(self, name: str) -> str:
-        """The name in `model` of a value of the graph."""
+        """Return the name in `model` of a value of the graph."""
         return self._inner_by_name[name]
 
     def with_original_names(self, text: str) -> str:
-        """A text with the names of the graph in the place of inner names."""
+        """Return a text with inner names replaced by those of the graph."""
 
         def original(match: re.Match[str]) -> str:
             by_name = self.values if match[0].startswith("v") else self.nodes
@@ -63,8 +64,8 @@ class ExtractedModel:
 
         return re.sub(r"(?<![A-Za-z0-9])[nv]\d+(?![A-Za-z0-9])", original, text)
 
-    def graft(self, built: onnx.ModelProto, weights: Sequence[str]) -> dict[str, str]:
-        """Move the nodes that the builder added to the end of the graph.
+    def append_to_graph(self, built: onnx.ModelProto, weights: Sequence[str]) -> dict[str, str]:
+        """Append the nodes that the builder added to the graph.
 
         Returns weight -> name of its gradient.
         """
@@ -73,31 +74,32 @@ class ExtractedModel:
         gradients = {value.name: value for node in added for value in node.outputs}
         for value in added.inputs:
             value.replace_all_uses_with(self.values[value.name or ""])
-        taken = self._names_taken(weights)
+        used_names = self._used_names(weights)
         for value in list(added.initializers.values()):
             del added.initializers[value.name or ""]
-            value.name = self._unique_name(value.name or "", taken)
+            value.name = self._unique_name(value.name or "", used_names)
             self.graph.register_initializer(value)
         nodes = list(added)
         added.remove(nodes)
         for node in nodes:
-            node.name = self._unique_name(node.name or "", taken)
+            node.name = self._unique_name(node.name or "", used_names)
             for value in node.outputs:
-                value.name = self._unique_name(value.name, taken) if value.name else value.name
+                if value.name:
+                    value.name = self._unique_name(value.name, used_names)
             self.graph.opset_imports.setdefault(node.domain, 1)
         self.graph.extend(nodes)
         by_weight = {weight: gradients[f"{self.inner_name(weight)}_grad"] for weight in weights}
         self._set_types(by_weight)
         return {weight: gradient.name or "" for weight, gradient in by_weight.items()}
 
-    def _names_taken(self, weights: Sequence[str]) -> set[str | None]:
-        """The names of the graph, and those that callers will give to the gradients."""
-        taken = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
-        taken.update(map(names.gradient, weights))
+    def _used_names(self, weights: Sequence[str]) -> set[str | None]:
+        """Return the names of the graph, and those that callers will give to the gradients."""
+        used_names = {v.name for v in (*self.graph.inputs, *self.graph.initializers.values())}
+        used_names.update(map(names.gradient, weights))
         for node in self.graph.all_nodes():
-            taken.add(node.name)
-            taken.update(v.name for v in node.outputs)
-        return taken
+            used_names.add(node.name)
+            used_names.update(v.name for v in node.outputs)
+        return used_names
 
     def _set_types(self, gradients: dict[str, ir.Value]) -> None:
         """Give each gradient the type and shape of its weight; GradientError if they differ."""
@@ -168,7 +170,7 @@ class ExtractedModel:
                 )
 
     def _added(self, built: onnx.GraphProto) -> ir.Graph:
-        """The nodes that the builder added, as a graph whose inputs are inner names."""
+        """Return the nodes that the builder added, as a graph whose inputs have inner names."""
         ours = {node.name for node in self.model.graph.node}
         nodes = [node for node in built.node if node.name not in ours]
         used = {name for node in nodes for name in node.input}
@@ -182,13 +184,13 @@ class ExtractedModel:
         )
         return ir.serde.deserialize_graph(added)
 
-    def _unique_name(self, name: str, taken: set[str | None]) -> str:
-        """The name with original names in it, and a number if it is taken; it is then taken."""
+    def _unique_name(self, name: str, used_names: set[str | None]) -> str:
+        """Add the name with original names in it, and a number if in use; return the result."""
         stem = self.with_original_names(name)
         unique = stem
         count = 0
-        while unique in taken:
+        while unique in used_names:
             count += 1
             unique = f"{stem}_{count}"
-        taken.add(unique)
+        used_names.add(unique)
         return unique
