@@ -46,8 +46,8 @@ class OnnxModule(torch.nn.Module):
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `weights`: None for every float initializer that is a weight, or names and fnmatch patterns in
-      any order; `"!pattern"` excludes. Other initializers stay constants of the graph; with `[]`
-      all do. `requires_grad_(False)` freezes a Parameter.
+      any order; `"!pattern"` excludes. Other initializers stay constants of the graph; with `[]`,
+      all of them do. `requires_grad_(False)` freezes a Parameter.
     - `gradient`: the source of gradients, "auto", "onnx" or "onnxruntime", as for
       `onnxfit.Trainer`.
     - `batch_norm`: "train" normalises by the batch in training; "frozen" uses the running
@@ -199,7 +199,7 @@ class OnnxModule(torch.nn.Module):
     # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle: everything except compiled graphs."""
+        """Return the state of a copy or a pickle: all attributes except compiled graphs."""
         return {name: value for name, value in self.__dict__.items() if name not in _DERIVED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -225,11 +225,11 @@ class OnnxModule(torch.nn.Module):
         order = self.input_names
         values = {**dict(zip(order, inputs)), **named}
         if len(inputs) + len(named) != len(order) or set(values) != set(order):
-            passed = [f"{len(inputs)} by position"] * bool(inputs)
-            passed += [f"{name!r} by name" for name in named]
+            received = [f"{len(inputs)} by position"] * bool(inputs)
+            received += [f"{name!r} by name" for name in named]
             raise DataError(
                 f"The model takes {len(order)} input{'s' * (len(order) != 1)}"
-                f" ({', '.join(map(str, specs))}), got {' and '.join(passed) or 'none'}."
+                f" ({', '.join(map(str, specs))}), got {' and '.join(received) or 'none'}."
             )
         return {spec.name: self._check_input(values[spec.name], spec) for spec in specs}
 
@@ -267,7 +267,7 @@ class OnnxModule(torch.nn.Module):
             kind = "nn.Parameter(tensor)" if is_weight else "tensor"
             raise SettingError(
                 f"The module's {path!r} was taken away: set module.{path} = {kind}, of shape"
-                f" {shape}, and it works again."
+                f" {shape}."
             )
         if value.dtype != self._dtypes[name] or tuple(value.shape) != shape:
             raise SettingError(
@@ -292,7 +292,7 @@ class OnnxModule(torch.nn.Module):
         return {name: torch.tensor(numbers[name]) for name in needed}
 
 
-# Attributes that `_prepare` sets, in which sessions are: no copy and no pickle has them.
+# Attributes that `_prepare` sets. They hold sessions, so copies and pickles leave them out.
 _DERIVED = {"_functional", "_dtypes"}
 
 
@@ -379,9 +379,9 @@ def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
     for name, value in values.items():
         names_by_device.setdefault(value.device, name)
     if len(names_by_device) > 1:
-        places = " and ".join(f"{name!r} is on {d}" for d, name in names_by_device.items())
+        devices = " and ".join(f"{name!r} is on {d}" for d, name in names_by_device.items())
         raise DataError(
-            f"All tensors must be on one device: {places}. module.to(device) moves the weights."
+            f"All tensors must be on one device: {devices}. module.to(device) moves the weights."
         )
     device = next(iter(names_by_device), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
@@ -393,20 +393,20 @@ def _common_device(values: Mapping[str, torch.Tensor]) -> torch.device:
 
 
 def _parameter_paths(module: torch.nn.Module, onnx_names: Iterable[str]) -> dict[str, str]:
-    """Return ONNX name -> path of the Parameter from the module; see OnnxModule."""
+    """Return ONNX name -> path of its Parameter in the module, as OnnxModule describes."""
     # The start of an ONNX name, and whether it is a module -> its path.
     path_of: dict[tuple[str, bool], str] = {}
     paths = {}
     for name in onnx_names:
         prefix = ""
-        pieces = name.split(".")
-        for i, piece in enumerate(pieces):
-            key = ".".join(pieces[: i + 1]), i < len(pieces) - 1
+        levels = name.split(".")
+        for i, level in enumerate(levels):
+            key = ".".join(levels[: i + 1]), i < len(levels) - 1
             if key not in path_of:
-                piece = piece or "_"
-                while hasattr(module, piece) or prefix + piece in path_of.values():
-                    piece += "_"
-                path_of[key] = prefix + piece
+                attribute = level or "_"
+                while hasattr(module, attribute) or prefix + attribute in path_of.values():
+                    attribute += "_"
+                path_of[key] = prefix + attribute
             prefix = f"{path_of[key]}."
         paths[name] = prefix[:-1]
     return paths
@@ -416,7 +416,7 @@ def _torch_dtype(spec: TensorSpec) -> torch.dtype:
     try:
         return _tensor(np.zeros(0, spec.dtype)).dtype
     except TypeError:
-        raise ModelError(f"{spec} has an element type that torch has not.") from None
+        raise ModelError(f"{spec} has an element type that torch does not have.") from None
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -73,9 +73,9 @@ BufferPair = tuple[Buffer, Buffer]
 class DoubleBufferedState:
     """The tensors that training changes, in two sets of buffers.
 
-    A step reads one set and writes the other, then the sets swap. No step reads what it writes,
-    nothing is bound anew, and after a step that failed or reached NaN the previous values are still
-    in the other set.
+    A step reads one set and writes the other, then the sets swap. So no step reads the buffers that
+    it writes, and no session is bound again. After a step that failed or reached NaN, the previous
+    values are still in the other set.
 
     - `groups`: group name -> tensor name -> initial array. Tensors that different graphs write
       (weights; sums of gradients) are in different groups, which swap separately.

@@ -1,5 +1,6 @@
-"""A model as functions: every input, weight and statistic goes in, and everything computed comes
-out, with each call.
+"""A model as functions without state.
+
+Each call takes every input, weight and statistic, and returns every result.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PassesKind = tuple[bool, tuple[str, ...], str]
 class FunctionalPasses:
     """The forward and the backward pass of a model as stateless sessions.
 
-    `backward` is None where no output depends on a value that a gradient is wanted of. `statistics`
-    are the running statistics that the forward pass updates.
+    `backward` is None if no output depends on a value to differentiate with respect to.
+    `statistics` are the running statistics that the forward pass updates.
     """
 
     graphs: SplitStep
@@ -45,7 +46,7 @@ class FunctionalPasses:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The values that the caller of the forward pass gets: outputs and updated statistics."""
+        """Names of the values that a forward pass returns: outputs and updated statistics."""
         return (*self.graphs.outputs, *map(names.updated, self.statistics))
 
 
@@ -151,8 +152,8 @@ class FunctionalModel:
 def _evaluation_recipe(training: Recipe) -> Recipe:
     """Return the recipe of the model in evaluation mode.
 
-    The running statistics are values that go in, as the weights do, and BatchNormalization uses
-    them as they are.
+    The running statistics are inputs, as the weights are, and BatchNormalization uses them as they
+    are.
     """
     model = ir.from_proto(ir.to_proto(training.model))
     to_evaluation_form(GraphBuilder(model.graph))

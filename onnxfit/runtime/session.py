@@ -21,7 +21,7 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.values import Array, numpy_dtype, ort_value
+from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 # Warnings about graphs that onnxfit builds on purpose are noise to the user.
 onnxruntime.set_default_logger_severity(3)
@@ -51,7 +51,8 @@ def compile_model(
     options.log_severity_level = 4  # errors come as exceptions
     if pausable:
         # Another run must not overwrite the values of a paused one.
-        options.enable_mem_pattern = options.enable_mem_reuse = False
+        options.enable_mem_pattern = False
+        options.enable_mem_reuse = False
         # Weights are inputs and change, so that a prepacked copy would be out of date.
         options.add_session_config_entry("session.disable_prepacking", "1")
     if not busy_wait:
@@ -99,6 +100,7 @@ if hasattr(os, "register_at_fork"):  # as in DataLoader workers
 
 
 def _explain(problem: str, error: Exception) -> str:
+    """Return a message with onnxruntime's first line, and the node that it names and its maker."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     node = re.search(
@@ -106,7 +108,7 @@ def _explain(problem: str, error: Exception) -> str:
         r" \(\"([^\"]+)\"",
         text,
     )
-    name = next((g for g in node.groups() if g), None) if node else None
+    name = next((group for group in node.groups() if group), None) if node else None
     maker = f" (node {name!r}, made by {maker_of(name)})" if name else ""
     return f"{problem}{maker}: {text}"
 
@@ -205,7 +207,8 @@ class BoundSession:
         binding = self._bindings.get(state.current)
         options = None
         if binding is None:
-            binding = self._bindings[state.current] = self._bind()
+            binding = self._bind()
+            self._bindings[state.current] = binding
             options = _first_run_options(self._device)
         if self._prepares_runs:
             for buffer in self._feeds.values():
@@ -232,8 +235,8 @@ class BoundSession:
         return outputs
 
     def prediction(self) -> dict[str, Array]:
-        """Return copies of these outputs as arrays."""
-        return {name: np.array(value.numpy()) for name, value in self.outputs().items()}
+        """Return copies of `outputs` as arrays."""
+        return copied_arrays(self.outputs())
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs of the last run other than state, in the types that `run` takes."""
@@ -280,7 +283,7 @@ class BoundSession:
             value = values[name]
             is_array = isinstance(value, np.ndarray)
             if name in bound and bound[name][1] is value and not is_array:
-                continue  # of an array, the shape may have been set in place
+                continue  # not for arrays, whose shape may have been set in place
             if is_array:
                 value = np.require(value, requirements="C")
                 key = value.__array_interface__["data"][0], value.shape, value.dtype

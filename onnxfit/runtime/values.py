@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ def array_of(value: Any) -> Array:
     if value.device_name().lower() != "cpu" or value.data_type() == "tensor(string)":
         return np.asarray(value.numpy())
     return array_view(value, *dtype_and_shape(value))
+
+
+def copied_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
+    """Return copies of internal OrtValues as arrays, by name."""
+    return {name: np.array(value.numpy()) for name, value in values.items()}
 
 
 def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

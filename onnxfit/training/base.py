@@ -122,7 +122,7 @@ class BaseTrainer:
     @accumulate.setter
     def accumulate(self, value: int) -> None:
         check_accumulate(value)
-        if value > 1 and not self._backend.adds_up:
+        if value > 1 and not self._backend.can_accumulate:
             raise SettingError(
                 f"accumulate={value} needs graphs that add gradients up, which this trainer was"
                 " built without: Trainer(..., accumulate=2) or more has them, whatever is set"

@@ -27,7 +27,8 @@ from onnxfit.step.tracker import StepResult
 __all__ = ["Backend"]
 
 Array = npt.NDArray[Any]
-WRITING_KINDS = ("train", "accumulate", "update", "apply")  # of graphs that change the state
+# Kinds of graphs that change the state.
+WRITING_KINDS = ("train", "accumulate", "update", "apply")
 
 
 class Backend(ABC):
@@ -45,7 +46,8 @@ class Backend(ABC):
 
     Further attributes: `window`, the number of batches whose gradients wait for the update;
     `on_gradients`, a function that is called with the gradients before each update where
-    `shows_gradients` is true, or None; `adds_up`, whether the backend can accumulate; `state`.
+    `shows_gradients` is true, or None; `can_accumulate`, whether `accumulate` may be above 1;
+    `state`.
     """
 
     name: ClassVar[str]  # for `Trainer(backend=)`
@@ -68,7 +70,7 @@ class Backend(ABC):
         self.threads = threads
         self.window = 0
         self.accumulate = accumulate
-        self.adds_up = accumulate > 1
+        self.can_accumulate = accumulate > 1
         self.on_gradients: Callable[[dict[str, Array]], None] | None = None
         # Name of a fused tensor -> the weights in it.
         self.fused = self._fuse_weights(arrays)
@@ -79,7 +81,7 @@ class Backend(ABC):
         self._batchless: dict[str, BoundSession] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
-        # A session with the weights inside, and the version of the state that they are.
+        # The version of the state, and a session compiled with the weights of that version.
         self._deployed: tuple[int, BoundSession] | None = None
 
     def _create_state(self, arrays: Mapping[str, Array]) -> DoubleBufferedState:
@@ -91,7 +93,7 @@ class Backend(ABC):
             for slot, array in weight_slots.items()
         }
         sums = {}
-        if self.adds_up:
+        if self.can_accumulate:
             sums = {names.gradient_sum(w): np.zeros_like(array) for w, array in weights.items()}
         constants = {
             name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]  # a recipe's constants have values
@@ -192,7 +194,7 @@ class Backend(ABC):
     def graphs(self, batch: Specs) -> dict[str, onnx.ModelProto]:
         """Return all graphs of this backend by name, in the order in which they run.
 
-        They are readable graphs: one that is compiled may be an equal one of fewer operators.
+        The graphs are readable; a compiled graph may compute the same with fewer operators.
         `batch` has the specs of a batch of any size. If the gradient needs known sizes, the graphs
         of the training step are for the last batch that was run; GradientError if there was none.
         """
@@ -292,20 +294,24 @@ class Backend(ABC):
 
 
 def run_on(session: BoundSession, batch: Batch) -> BoundSession:
-    """Run a session on a batch and return it.
+    """Run a session on a batch and return the session."""
+    session.run(write_batch(session, batch))
+    return session
 
-    The rows are copied into the session's buffers; inputs of unknown size are read from the arrays
-    of the batch.
+
+def write_batch(session: BoundSession, batch: Batch) -> dict[str, Array]:
+    """Copy the rows of a batch into the session's buffers; return the arrays for `session.run`.
+
+    Those are the inputs without a buffer, such as inputs of unknown size.
     """
-    if not session.per_run_inputs:
+    per_run = session.per_run_inputs
+    if not per_run or not any(name in per_run for name, _ in (*batch.columns, *batch.scalars)):
         batch.write(session.feeds)
-        session.run()
-        return session
+        return {}
     arrays = batch.arrays()
     for name in arrays.keys() & session.feeds.keys():
         session.feeds[name][...] = arrays[name]
-    session.run(arrays)
-    return session
+    return arrays
 
 
 def write_scalars(session: BoundSession, learning_rate: float, step: int, seed: int) -> None:

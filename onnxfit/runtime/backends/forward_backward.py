@@ -1,5 +1,7 @@
-"""The forward_backward backend: forward pass, loss, backward pass, penalty and update are separate
-graphs, and the gradients can be read and changed between them.
+"""The forward_backward backend: a step as separate graphs.
+
+Forward pass, loss, backward pass, penalty and update are a graph each. Between them, the gradients
+can be read and changed.
 """
 
 from __future__ import annotations
@@ -8,18 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import Array, Backend, write_scalars
+from onnxfit.runtime.backends.backend import Array, Backend, write_batch, write_scalars
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.session import BoundSession
-from onnxfit.runtime.values import array_of
+from onnxfit.runtime.values import array_of, copied_arrays
 from onnxfit.step import split
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.split import SplitStep
@@ -48,7 +49,7 @@ class CompiledStep:
     def prediction(self) -> dict[str, Array]:
         """Return copies of the model's outputs for the last batch."""
         assert self.forward is not None
-        return {name: np.array(value.numpy()) for name, value in self.forward.outputs.items()}
+        return copied_arrays(self.forward.outputs)
 
     def fed(self, batch: Batch) -> Mapping[str, Array]:
         """Return the arrays of `batch`, which was just run."""
@@ -85,9 +86,9 @@ class ForwardBackwardBackend(Backend):
             if self.accumulate == 1 and not self.window:
                 self.apply(gradients, learning_rate, step)
             else:
-                self._add(gradients)
+                self._accumulate(gradients)
         except BaseException:
-            self.state.revert(["statistics"])  # which the forward pass has updated
+            self.state.revert(["statistics"])  # the forward pass has updated them
             raise
         if self.window >= self.accumulate:
             self.flush(learning_rate, step)
@@ -112,17 +113,21 @@ class ForwardBackwardBackend(Backend):
     def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
         recipe = self.recipe
         if recipe.loss_outputs:
-            built = loss_and_passes(recipe, shapes)
-            passes = built.passes
-            graphs = {"forward": passes.forward, "loss": built.loss, "backward": passes.backward}
+            split_graphs = loss_and_passes(recipe, shapes)
+            passes = split_graphs.passes
+            graphs = {
+                "forward": passes.forward,
+                "loss": split_graphs.loss,
+                "backward": passes.backward,
+            }
         else:
             passes = split_for_training(recipe, shapes)
             graphs = {"forward": passes.forward, "backward": passes.backward}
         if recipe.penalties:
             graphs["penalty"] = self.graph("penalty", shapes)
-        if self.adds_up:
+        if self.can_accumulate:
             graphs["accumulate"] = self.graph("accumulate", shapes)
-        graphs["update"] = self.graph("update" if self.adds_up else "apply", shapes)
+        graphs["update"] = self.graph("update" if self.can_accumulate else "apply", shapes)
         return graphs
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
@@ -137,9 +142,9 @@ class ForwardBackwardBackend(Backend):
     def compile(self, kind: str, shapes: Specs) -> Any:
         if kind != "step":
             return super().compile(kind, shapes)
-        built = loss_and_passes(self.recipe, shapes)
+        graphs = loss_and_passes(self.recipe, shapes)
         passes = compile_passes(
-            built.passes,
+            graphs.passes,
             self.state,
             self.device,
             self.threads,
@@ -147,23 +152,16 @@ class ForwardBackwardBackend(Backend):
             alternating=True,
         )
         loss = self.bind(
-            "loss", built.loss, per_run_inputs=built.passes.outputs, overwrite_outputs=True
+            "loss", graphs.loss, per_run_inputs=graphs.passes.outputs, overwrite_outputs=True
         )
-        return CompiledStep(passes, loss, built.output_gradients)
+        return CompiledStep(passes, loss, graphs.output_gradients)
 
     def _gradients(
         self, compiled: CompiledStep, forward: ForwardPass, batch: Batch
     ) -> dict[str, Any]:
         """Run loss and backward pass; return the weights' gradients, which callbacks may change."""
         loss = compiled.loss
-        if any(name in loss.per_run_inputs for name, _ in batch.columns):
-            arrays = batch.arrays()
-            for name in arrays.keys() & loss.feeds.keys():
-                loss.feeds[name][...] = arrays[name]
-        else:
-            arrays = {}
-            batch.write(loss.feeds)
-        loss.run({**arrays, **forward.outputs})
+        loss.run({**write_batch(loss, batch), **forward.outputs})
         values = loss.outputs()
         output_gradients = {
             output: values[gradient]
@@ -173,10 +171,10 @@ class ForwardBackwardBackend(Backend):
         gradients, penalty = self.add_penalty(compiled.passes.backward(forward, output_gradients))
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.on_gradients is not None:
-            self._show(gradients)
+            self._call_on_gradients(gradients)
         return gradients
 
-    def _show(self, gradients: dict[str, Any]) -> None:
+    def _call_on_gradients(self, gradients: dict[str, Any]) -> None:
         """Let callbacks read and change the gradients."""
         assert self.on_gradients is not None
         arrays = {name: array_of(value) for name, value in gradients.items()}
@@ -185,7 +183,7 @@ class ForwardBackwardBackend(Backend):
             if self.device.kind != "cpu":
                 value.update_inplace(arrays[name])
 
-    def _add(self, gradients: Mapping[str, Any]) -> None:
+    def _accumulate(self, gradients: Mapping[str, Any]) -> None:
         """Add the gradients of a batch to those of its window."""
         session = self.batchless_session("accumulate")
         session.feeds[names.FIRST][()] = self.window == 0
@@ -194,8 +192,9 @@ class ForwardBackwardBackend(Backend):
 
 
 def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
-    """Return both passes, with the outputs that loss and metrics read (all, if there is no loss),
-    differentiated with respect to the weights.
+    """Return the forward and the backward pass, with the weights' gradients.
+
+    The outputs are those that loss and metrics read, or all without a loss.
     """
     outputs = [v.name or "" for v in recipe.model.graph.outputs]
     needed = {*(recipe.loss_outputs or outputs), *recipe.metric_outputs}
@@ -205,7 +204,7 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
 
 
 def loss_and_passes(recipe: Recipe, shapes: Specs) -> LossAndPasses:
-    """Split the model for training; return both passes, and the loss of the forward's outputs."""
+    """Split the model for training into both passes and the loss between them."""
     passes = split_for_training(recipe, shapes)
     outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
     loss, output_gradients = split.loss_graph(

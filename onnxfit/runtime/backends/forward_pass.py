@@ -1,4 +1,4 @@
-"""The forward and the backward pass of a model as two runs, between which the caller decides."""
+"""The forward and the backward pass of a model as two runs that the caller starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ForwardPass:
     """A forward pass that waits for its backward pass.
 
     - `outputs`: output -> OrtValue.
-    - `saved`: whatever the backward pass needs of the forward pass; None after it.
-    - `passes`: the passes that ran it, and run its backward pass.
+    - `saved`: values that the backward pass needs; None after the backward pass.
+    - `passes`: the object that ran this forward pass, and runs its backward pass.
     - `weights_version`: the version of the weights that it used.
     """
 

@@ -50,7 +50,7 @@ class FullBackend(Backend):
         return super().graph(kind, shapes)
 
     def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
-        if not self.adds_up:
+        if not self.can_accumulate:
             return {"train": train_graph(self.recipe, shapes)}
         return {
             "accumulate": accumulate_graph(self.recipe, shapes),
@@ -58,7 +58,7 @@ class FullBackend(Backend):
         }
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-        if self.adds_up or self.device.kind != "cpu":
+        if self.can_accumulate or self.device.kind != "cpu":
             return {}
         weights = {name: arrays[name] for name in self.recipe.weights}
         groups = fused_weights(self.recipe.optimizer, weights, self.recipe.slots)

@@ -4,8 +4,8 @@ that the caller provides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,10 @@ from onnxfit.runtime.values import (
 from onnxfit.step.split import split_step
 
 MAX_PENDING_PASSES = 256  # forward passes that wait; more are most likely forgotten
+# Distance between the step numbers of two forward passes since the last update. It keeps the random
+# numbers of such passes apart from those of the next steps.
 STEP_STRIDE = 1_000_003
+T = TypeVar("T")
 
 
 class PendingPass(NamedTuple):
@@ -78,7 +81,7 @@ class ManualTraining:
         shapes = {name: TensorSpec(name, *dtype_and_shape(value)) for name, value in values.items()}
         self._check_inputs(shapes)
         if not training:
-            session = self._inference_session(shapes)
+            session = self._compiled(self._inference, shapes, self._compile_inference)
             session.run(values)
             return _single(
                 {
@@ -92,7 +95,7 @@ class ManualTraining:
                 " keeps tensors for it. Without a backward pass to come, call forward(inputs,"
                 " training=False) or predict. apply_gradients discards the passes that wait."
             )
-        passes = self._compiled_passes(shapes)
+        passes = self._compiled(self._passes, shapes, self._compile_passes)
         number = (step + STEP_STRIDE * self._passes_since_update) % 2**31
         forward = passes.forward(values, number, seed)
         self._passes_since_update += 1
@@ -214,14 +217,17 @@ class ManualTraining:
             checked[name] = value
         return checked
 
-    def _compiled_passes(self, shapes: Specs) -> ForwardBackward:
+    def _compiled(
+        self, cache: ShapeCache[T], shapes: Specs, compile_for: Callable[[Specs], T]
+    ) -> T:
+        """Return the object of `cache` for inputs of these shapes, compiled if necessary."""
         signature = tuple(shapes.values())
-        passes = self._passes.get(signature)
-        if passes is None:
-            passes = self._passes.compile(
-                signature, shapes, lambda: self._backend.without_sizes(shapes), self._compile_passes
+        compiled = cache.get(signature)
+        if compiled is None:
+            compiled = cache.compile(
+                signature, shapes, lambda: self._backend.without_sizes(shapes), compile_for
             )
-        return passes
+        return compiled
 
     def _compile_passes(self, shapes: Specs) -> ForwardBackward:
         recipe = self._recipe
@@ -237,19 +243,9 @@ class ManualTraining:
             graphs, backend.state, backend.device, backend.threads, recipe.gradient
         )
 
-    def _inference_session(self, shapes: Specs) -> BoundSession:
-        signature = tuple(shapes.values())
-        session = self._inference.get(signature)
-        if session is None:
-            session = self._inference.compile(
-                signature,
-                shapes,
-                lambda: self._backend.without_sizes(shapes),
-                lambda specs: self._backend.bind(
-                    "predict", self._backend.graph("predict", specs), per_run_inputs=list(specs)
-                ),
-            )
-        return session
+    def _compile_inference(self, shapes: Specs) -> BoundSession:
+        graph = self._backend.graph("predict", shapes)
+        return self._backend.bind("predict", graph, per_run_inputs=list(shapes))
 
 
 def _unwrapped(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,11 +271,12 @@ def _check_value(value: Any, spec: TensorSpec, subject: str) -> None:
 
 
 def _read_only(value: Any) -> Any:
-    """Return an OrtValue as an array that cannot be written: the backward pass may read it."""
+    """Return an OrtValue as a read-only array, since the backward pass may read its memory."""
     array = array_of(value)
     array.flags.writeable = False
     return array
 
 
 def _single(outputs: dict[str, Any]) -> Any:
+    """Return the only output itself; several outputs stay a dict."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs

@@ -12,12 +12,12 @@ from onnxfit.graph.spec import TensorSpec
 
 Specs = Mapping[str, TensorSpec]
 T = TypeVar("T")
-# A graph for exact shapes is faster, and each one takes time to compile and memory. Batches of a
+# A graph for exact shapes is faster, but each one takes memory, and time to compile. Batches of a
 # fifth shape get the graph for any size.
 MAX_EXACT_SHAPES = 4
 # The same where no graph for any size can be built.
 MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE = 16
-MAX_SIGNATURES = 1024
+MAX_SIGNATURES = 1024  # signatures of batches whose graph is looked up without their specs
 
 
 class ShapeCache(Generic[T]):
@@ -62,7 +62,8 @@ class ShapeCache(Generic[T]):
         if self.only_any_size or len(self.exact) >= MAX_EXACT_SHAPES:
             compiled = self._compile_for_any_size(without_sizes(), compile_for)
         if compiled is None:
-            compiled = self.exact[signature] = compile_for(shapes)
+            compiled = compile_for(shapes)
+            self.exact[signature] = compiled
             if len(self.exact) > MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE:
                 oldest, _ = self.exact.popitem(last=False)
                 self._by_signature.pop(oldest, None)

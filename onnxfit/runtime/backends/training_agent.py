@@ -1,5 +1,6 @@
-"""Both passes by onnxruntime's TrainingAgent: one session that stops after the forward pass,
-returns the outputs, and waits for their gradients.
+"""The forward and the backward pass by onnxruntime's TrainingAgent.
+
+One session stops after the forward pass, returns the outputs, and waits for their gradients.
 
 The agent runs a graph in which a YieldOp stands between both passes. That graph consists of the two
 graphs of a `SplitStep`, whose gradients come from onnxruntime's builder. The agent differs from two
@@ -117,8 +118,9 @@ class Agent:
 
 
 def with_yield(graphs: SplitStep) -> onnx.ModelProto:
-    """Return both passes as one graph, with a YieldOp between them that takes the outputs and
-    returns their gradients.
+    """Return both passes as one graph, with a YieldOp between them.
+
+    The YieldOp takes the outputs and returns their gradients.
     """
     model = onnx.ModelProto()
     model.CopyFrom(graphs.forward)
