@@ -1,6 +1,6 @@
 """Data: arrays, loaders and iterables become batches that fit the model's inputs.
 
-Data that does not fit is one error, which says why.
+Data that does not fit raises a DataError, which says why.
 
 To add a kind of data, add a module with its classes in `__all__`. `fit` finds a `Source` there, and
 asks it which data it accepts; a `Loader` is accepted without a source of its own.

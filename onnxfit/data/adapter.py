@@ -1,4 +1,4 @@
-"""The data adapter: it matches data with a model's inputs and labels, checks it and casts it."""
+"""The data adapter, which matches data with a model's inputs and labels, and converts it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MatchedData:
     sample_weight: Any
 
     def named_values(self) -> list[tuple[str, Any]]:
-        """Return every value with the name that messages have for it."""
+        """Return every value with the name that messages use for it."""
         labels = [(_label_name(output), value) for output, value in self.labels.items()]
         weights = [] if self.sample_weight is None else [(SAMPLE_WEIGHT, self.sample_weight)]
         return [*self.inputs.items(), *labels, *weights]
@@ -144,7 +144,7 @@ class DataAdapter:
         )
 
     def batch(self, item: Any) -> Batch:
-        """Return a batch made of what a loader gives.
+        """Return the batch for an item of a loader or an iterable.
 
         - `item`: `(x,)`, `(x, y)`, `(x, y, sample_weight)`, an array, or a dict of inputs with the
           labels beside them.
@@ -177,8 +177,8 @@ class DataAdapter:
     def match(self, x: Any, y: Any = None, sample_weight: Any = None) -> MatchedData:
         """Match `x`, `y` and `sample_weight` with inputs and outputs, without reading them.
 
-        DataError for data that is missing or left over. SettingError for sample weights beside
-        class weights.
+        DataError for data that is missing, or that the model does not take. SettingError for sample
+        weights beside class weights.
         """
         x, y, sample_weight = self._split_dict(x, y, sample_weight)
         inputs = self._match_inputs(x)
@@ -223,7 +223,7 @@ class DataAdapter:
         scalars: list[tuple[str, Array]] = []
         narrowed: list[str] = []
         for spec, array in zip(self.inputs, arrays):
-            # a list of numbers has no type that could be lost
+            # A list of numbers has no element type, so that nothing is narrowed.
             typed = hasattr(values[spec.name], "__array__") and array.ndim
             if typed and narrows(array.dtype, spec.dtype):
                 narrowed.append(f"{spec.name!r} is {array.dtype} and was converted to {spec.dtype}")
@@ -253,11 +253,11 @@ class DataAdapter:
     def _check_numbers(self, array: Array, name: object) -> None:
         """DataError for NaN, except in prediction.
 
-        A model may know what to do with NaN; a gradient does not.
+        A model may handle NaN, but a gradient of NaN is NaN.
         """
         if self.purpose == "prediction" or not is_float(array.dtype) or not array.size:
             return
-        # the minimum is NaN if any element is, and needs no array of booleans
+        # The minimum is NaN if any element is, and computing it needs no array of booleans.
         if np.isnan(array.min()):
             rows = np.isnan(array).reshape(len(array) if array.ndim else 1, -1)
             raise DataError(f"{name} is NaN in row {int(rows.any(axis=1).argmax())}.")
@@ -295,12 +295,13 @@ class DataAdapter:
         missing = [spec for spec in self.inputs if spec.name not in values]
         surplus = [name for name in values if name not in names]
         if missing or surplus:
-            raise DataError(
-                f"The {self.purpose} data does not match the model's inputs."
-                + (f" Missing: {'; '.join(map(str, missing))}." if missing else "")
-                + (f" Not an input: {', '.join(map(repr, surplus))}." if surplus else "")
-                + f" Expected: {'; '.join(map(str, self.inputs))}."
-            )
+            problems = [f"The {self.purpose} data does not match the model's inputs."]
+            if missing:
+                problems.append(f"Missing: {'; '.join(map(str, missing))}.")
+            if surplus:
+                problems.append(f"Not an input: {', '.join(map(repr, surplus))}.")
+            problems.append(f"Expected: {'; '.join(map(str, self.inputs))}.")
+            raise DataError(" ".join(problems))
         return values
 
     def _match_labels(self, y: Any) -> dict[str, Any]:
@@ -326,7 +327,7 @@ class DataAdapter:
     def _without_targets(self, kind: str, default: T) -> T:
         """Return `default` in prediction, which ignores labels and weights.
 
-        DataError otherwise, where they would be lost silently.
+        DataError otherwise, since they would be lost silently.
         """
         if self.purpose != "prediction":
             raise DataError(
@@ -337,7 +338,7 @@ class DataAdapter:
 
 
 def _label_name(output: str) -> str:
-    """Return the name that messages have for the labels of an output."""
+    """Return the name that messages use for the labels of an output."""
     return f"y for {output}"
 
 

@@ -15,7 +15,7 @@ __all__ = ["Batch", "Target"]
 
 
 class Target(Protocol):
-    """The labels of one output: the graph input that they enter by, and how its loss wants them."""
+    """The graph input that takes the labels of an output, and the preparation of the labels."""
 
     @property
     def input(self) -> str:
@@ -34,7 +34,7 @@ class Batch:
 
     - `rows`: the number of rows.
     - `signature`: a string that is equal for two batches of the same names, types and shapes. It
-      is a string because a string remembers its hash.
+      is a string because a string caches its hash.
     - `columns`: pairs (graph input, array) of the arrays that have rows. `index` selects this
       batch's rows of them.
     - `scalars`: pairs (graph input, array) of inputs of rank 0, which are the same for every row.

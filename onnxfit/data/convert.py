@@ -28,7 +28,7 @@ def as_array(value: Any, name: object) -> Array:
         raise DataError(
             f"{name} cannot become one array (rows of different lengths?): {error}"
         ) from error
-    # bfloat16 and its like have kind V
+    # bfloat16 and similar types have kind "V".
     if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.type is not np.void):
         return array
     hint = {"O": "objects", "V": "records", "c": "complex", "M": "dates", "m": "times"}.get(
@@ -53,7 +53,7 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
             raise DataError(f"{spec} is a single number, got an array of shape {array.shape}.")
         return array.reshape(())
     if array.ndim and not len(array):
-        return array  # no rows: that is the error to report
+        return array  # the caller reports that there are no rows
     if array.ndim == len(shape) - 1 and array.ndim and shape[-1] == 1:
         array = array[..., None]
     if array.ndim != len(shape) or any(
@@ -104,5 +104,5 @@ def narrows(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether the type is one of floats. bfloat16 and its like have kind "V"."""
+    """Return whether the type is one of floats. bfloat16 and similar types have kind "V"."""
     return dtype.kind in "fV"

@@ -31,8 +31,8 @@ class ImageFolder(Loader):
     $(v / 255 - mean) / std$ for values $v$ from 0 to 255. `y` is int64 of shape `(batch,)`, the
     index of the class in `classes`. A root without folders gives `(x,)`, its own images.
 
-    - `root`: the folder of the folders. Images in subfolders of them count, too; names that begin
-      with a dot are skipped.
+    - `root`: the folder with a folder for each class. Images in subfolders count, too; names that
+      begin with a dot are skipped.
     - `size`: (height, width) in pixels, to which images are scaled bilinearly.
     - `channels`: 1 (grey), 3 (RGB) or 4 (RGBA), to which images are converted.
     - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
@@ -127,7 +127,7 @@ class ImageFolder(Loader):
         operations = import_optional("PIL.ImageOps", "images", "Pillow")
         try:
             with images.open(path) as file:
-                # a palette may hold transparent colours
+                # A palette may have transparent colours.
                 image = file.convert("RGBA") if file.mode == "P" else file
                 if image.mode[0] in "IF":
                     raise DataError(

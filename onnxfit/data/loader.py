@@ -1,4 +1,4 @@
-"""Loaders: data with a batch size and an order, which `fit` takes and which can be iterated."""
+"""Loaders: data with a batch size and an order, for `fit` or for iteration."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Loader(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, the epoch and the number of its batches that were yielded.
 
-        The number of rows and the batch size are there, too, since the rest means nothing for
-        others. Everything is a plain number or None.
+        It also has the number of rows and the batch size, since the position has no meaning for
+        other ones. Every value is a plain number or None.
         """
         return {
             "seed": self.seed,
@@ -141,7 +141,7 @@ class Loader(ABC):
 
 
 class LoaderSource(RowSource, StreamSource):
-    """A loader, whose own batch size, order and prefetching come before the arguments of `fit`."""
+    """A loader, whose batch size, order and prefetching override the arguments of `fit`."""
 
     def __init__(self, adapter: DataAdapter, loader: Loader, seed: int | None) -> None:
         self._loader = loader
@@ -240,7 +240,7 @@ class DataLoader(Loader):
             for name, value in data.items()
             if value is not None
         }
-        self._elements = list(converted.values())  # of each batch, a tuple
+        self._elements = list(converted.values())  # x, y and the weights, the elements of a batch
         arrays = [array for name, value in converted.items() for array in named_arrays(value, name)]
         super().__init__(
             common_rows(arrays, "loader's"), batch_size, shuffle, seed, drop_last, prefetch

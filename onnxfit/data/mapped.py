@@ -34,8 +34,8 @@ HEADER_READERS = {
 class MappedSource(RowSource, StreamSource):
     """Arrays of which some are on disk.
 
-    Each batch is read, checked and cast when it comes; before that, only the first row is. Arrays
-    become this source by `array_source`, which matches them first.
+    Each batch is read, checked and cast when the loop asks for it; at first, only one row is.
+    `array_source` matches arrays and creates this source.
     """
 
     def __init__(self, adapter: DataAdapter, matched: MatchedData, batching: Batching) -> None:
@@ -131,5 +131,5 @@ def _map_member(path: Path, file: Any, member: zipfile.ZipInfo) -> Array:
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python objects.")
     if not np.prod(shape):
-        return np.empty(shape, dtype)  # there is nothing to map
+        return np.empty(shape, dtype)  # an empty array cannot be mapped
     return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran_order else "C")

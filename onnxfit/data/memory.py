@@ -1,4 +1,4 @@
-"""Arrays: the source of their batches, and the rows of them that are kept back to validate."""
+"""Arrays: the source of their batches, and the split into training and validation data."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class ArraySource(RowSource):
         columns = self._data.columns
         scalars = self._data.scalars
         size = self._full_rows
-        full, rest = divmod(self.rows, size)
+        full_batches, remainder = divmod(self.rows, size)
         signature = self._data.signature(size)
         indices = self.indices(epoch, skip)
-        for index in islice(indices, max(full - skip, 0)):
+        for index in islice(indices, max(full_batches - skip, 0)):
             yield Batch(size, signature, columns, scalars, index)
         for index in indices:
-            yield Batch(rest, self._data.signature(rest), columns, scalars, index)
+            yield Batch(remainder, self._data.signature(remainder), columns, scalars, index)
 
 
 def array_source(
@@ -107,7 +107,7 @@ def validation_split(
     sample_weight = open_paths(sample_weight)
     if not holds_arrays(x):
         raise SettingError(
-            f"validation_split cuts arrays, and {type(x).__name__} is none: split the data yourself"
+            f"validation_split splits arrays, got {type(x).__name__}: split the data yourself"
             " and pass validation_data, or pass the arrays with validation_split."
         )
     data = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -118,14 +118,15 @@ def validation_split(
         for array in named_arrays(value, name)
     ]
     rows = common_rows(arrays, "training")
-    trained = math.floor(round(rows * (1 - fraction), 9))  # 10 * (1 - 0.9) is a little less than 1
-    if not 0 < trained < rows:
+    # Rounded, since 10 * (1 - 0.9) is a little less than 1.
+    train_rows = math.floor(round(rows * (1 - fraction), 9))
+    if not 0 < train_rows < rows:
         raise SettingError(
             f"validation_split={fraction} of {rows} rows leaves no row for"
-            f" {'validation' if trained else 'training'}."
+            f" {'validation' if train_rows else 'training'}."
         )
-    train = slice(0, trained)
-    validation = slice(trained, rows)
+    train = slice(0, train_rows)
+    validation = slice(train_rows, rows)
     return (
         (_select(x, train), _select(y, train), _select(sample_weight, train)),
         (_select(x, validation), _select(y, validation), _select(sample_weight, validation)),

@@ -1,4 +1,4 @@
-"""Libraries that only some data needs, imported when such data is passed."""
+"""Late imports of libraries that only some kinds of data need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxfit.errors import InstallationError
 def import_optional(module: str, extra: str, library: str) -> Any:
     """Import and return `module`, which comes with `library`.
 
-    InstallationError, which names the `extra` of onnxfit to install, where it is missing.
+    If the library is missing, the InstallationError names the `extra` of onnxfit to install.
     """
     try:
         return importlib.import_module(module)

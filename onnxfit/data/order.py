@@ -23,8 +23,8 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     - `seed`: any integer, taken modulo 2**64.
     - `epoch`: the number of the epoch, from 0.
     - `rows`: how many rows there are.
-    - `block`: the number of a block of the epoch whose rows have an order of their own, from 1; 0
-      for the epoch as a whole.
+    - `block`: the number of a block of rows that is shuffled by itself, from 1; 0 for the epoch as
+      a whole.
 
     >>> permutation(0, 0, 5).tolist() == permutation(0, 0, 5).tolist()
     True
@@ -40,7 +40,7 @@ def batch_indices(
 ) -> Iterator[slice | Array]:
     """Return the rows of each batch of an epoch, without the first `skip` batches.
 
-    They are slices if `seed` is None, and otherwise pieces of the epoch's permutation.
+    They are slices if `seed` is None, and otherwise consecutive parts of the epoch's permutation.
     """
     starts = range(skip * size, steps * size, size)
     if seed is None:
@@ -80,8 +80,8 @@ def check_fixed(
     needed = fixed.shape[0]
     assert isinstance(needed, int)
     size = min(batch_size, rows)
-    rest = rows % needed
-    if size == needed and (drop_last or not rest):
+    remainder = rows % needed
+    if size == needed and (drop_last or not remainder):
         return
     if rows < needed:
         raise DataError(
@@ -89,10 +89,10 @@ def check_fixed(
             f" {rows} rows."
         )
     fix = f"Pass batch_size={needed}"
-    if rest:
+    if remainder:
         arguments = "x, y" if loader == "DataLoader" else "..."
         fix += (
-            f"; drop_last=True leaves out the last {rest} rows:"
+            f"; drop_last=True leaves out the last {remainder} rows:"
             f" {loader}({arguments}, batch_size={needed}, drop_last=True)"
         )
     raise DataError(

@@ -81,7 +81,7 @@ class ParquetLoader(Loader):
                 "ParquetLoader casts floats to dtype, which must be a type of floats, got"
                 f" {self.dtype}."
             )
-        # of each batch, a tuple
+        # The columns of x, y and the weights, the elements of a batch.
         self._elements = [
             columns for columns in (inputs, labels, sample_weight) if columns is not None
         ]
@@ -97,17 +97,17 @@ class ParquetLoader(Loader):
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         size = self.batch_size
         number = 0
-        rest = Table()
+        remainder = Table()
         for block in self._blocks(epoch, seed):
-            rest = _concatenate([rest, block]) if rest else block
-            full = _rows(rest) // size
+            remainder = _concatenate([remainder, block]) if remainder else block
+            full = _rows(remainder) // size
             for start in range(0, full * size, size):
                 if number >= skip:
-                    yield self._make_batch(_select(rest, slice(start, start + size)))
+                    yield self._make_batch(_select(remainder, slice(start, start + size)))
                 number += 1
-            rest = _select(rest, slice(full * size, None))
+            remainder = _select(remainder, slice(full * size, None))
         if skip <= number < len(self):
-            yield self._make_batch(rest)
+            yield self._make_batch(remainder)
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
         """Yield tables of `buffer` rows and a shorter last one.
@@ -154,12 +154,12 @@ class ParquetLoader(Loader):
         if isinstance(columns, Mapping):
             return {name: self._element(column, table) for name, column in columns.items()}
         matrices = [table[name].reshape(_rows(table), -1) for name in columns]
-        # numpy makes integers beside float32 double
+        # NumPy concatenates integers and float32 to float64.
         return self._floats(np.concatenate(matrices, axis=1), "columns")
 
 
 def _names(columns: Columns) -> list[str]:
-    """Return every column that is asked for. SettingError where there is none."""
+    """Return every requested column. SettingError where there is none."""
     if isinstance(columns, str):
         return [columns]
     if isinstance(columns, Mapping):
@@ -168,7 +168,7 @@ def _names(columns: Columns) -> list[str]:
         names = list(columns)
     if not names:
         raise SettingError(
-            "ParquetLoader needs the names of columns wherever there is something to feed, got"
+            "ParquetLoader needs at least one column for an input and for an output's labels, got"
             " none."
         )
     return names

@@ -161,7 +161,7 @@ class PrefetchedSource(Source):
 
 
 def prefetched(items: Iterable[T], depth: int, running: list[PrefetchIterator[T]]) -> Iterator[T]:
-    """Yield the items, taken by a thread that is listed in `running` while it lives."""
+    """Yield the items, which a thread prepares; `running` lists its iterator meanwhile."""
     iterator = PrefetchIterator(items, depth)
     running.append(iterator)
     try:

@@ -34,7 +34,7 @@ class Source(ABC):
     that its `accepts` recognises.
 
     - `purpose`: "training", "validation", "evaluation" or "prediction", for messages.
-    - `rows`, `steps` (batches in an epoch) and `batch_size` are None where only the data can tell.
+    - `rows`, `steps` (batches in an epoch) and `batch_size` are None where they are unknown.
     - `re_iterable` is False for data that can be iterated only once.
     - `priority`: sources of higher priority are asked first. A source for one type of object keeps
       0; sources for anything that follows a protocol, such as iterables, have less.
@@ -53,7 +53,7 @@ class Source(ABC):
 
     @classmethod
     def accepts(cls, data: Any) -> bool:
-        """Return whether this class makes batches of `data`, which is never changed or iterated."""
+        """Return whether this class makes batches of `data`, without changing or iterating it."""
         return False
 
     @classmethod
@@ -69,9 +69,9 @@ class Source(ABC):
     ) -> Source:
         """Return a source for data that `accepts` recognised.
 
-        - `adapter`: matches, checks and casts; its `batch` makes a Batch of what a loader gives.
+        - `adapter`: matches, checks and casts; its `batch` turns an item of a loader into a Batch.
         - `x`: the data. `y`, `sample_weight`: None, unless `takes_labels`.
-        - `batch_size`: rows of a batch, where they are cut here.
+        - `batch_size`: rows of a batch, for data that does not come in batches.
         - `shuffle`: whether each epoch has a new order, a function of `adapter.seed` and the epoch.
         """
         raise NotImplementedError(f"{cls.__name__} accepts no data of its own.")
@@ -99,12 +99,12 @@ class Source(ABC):
             " arrays, a DataLoader or a loader of files."
         )
 
-    def require_re_iterable(self, passes: int) -> None:
-        """DataError if data that can be iterated only once is needed for `passes` > 1 epochs."""
-        if passes > 1 and not self.re_iterable:
+    def require_re_iterable(self, epochs: int) -> None:
+        """DataError if data that can be iterated only once is needed for `epochs` > 1."""
+        if epochs > 1 and not self.re_iterable:
             raise DataError(
-                f"The {self.purpose} data is an iterator, which can be passed over once, and"
-                f" {passes} epochs need {passes} passes. Pass something that can be iterated anew:"
+                f"The {self.purpose} data is an iterator, which can be iterated only once, but is"
+                f" needed for {epochs} epochs. Pass something that can be iterated anew:"
                 " the function that returns the generator (fit(batches), not fit(batches())), a"
                 " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
@@ -137,7 +137,7 @@ class Batching:
 
 
 class RowSource(Source):
-    """Data whose rows have numbers, so that batches of any size can be cut from it.
+    """Data whose rows have numbers, so that it can be divided into batches of any size.
 
     - `loader`: the name of the class that messages tell the user to call with drop_last=True.
     """
@@ -153,12 +153,12 @@ class RowSource(Source):
         self.purpose = adapter.purpose
         self.rows = rows
         self._loader_name = loader
-        self._cut(batching)
+        self._set_batching(batching)
 
     def with_batch_size(self: R, batch_size: int, drop_last: bool = False) -> R:
         batching = self._batching
         other = copy(self)
-        other._cut(
+        other._set_batching(
             replace(
                 batching,
                 batch_size=checked_batch_size(batch_size),
@@ -167,7 +167,7 @@ class RowSource(Source):
         )
         return other
 
-    def _cut(self, batching: Batching) -> None:
+    def _set_batching(self, batching: Batching) -> None:
         """Set the batch size. DataError where the model or the number of rows forbids it."""
         size = batching.batch_size
         check_fixed(

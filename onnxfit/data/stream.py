@@ -18,13 +18,13 @@ __all__ = ["FunctionSource", "IndexedSource", "IterableSource"]
 
 
 class StreamSource(Source):
-    """Data whose batches are checked and cast one by one, when they come."""
+    """Data whose batches are checked and cast one by one, when the loop asks for them."""
 
     adapter: DataAdapter
 
     @abstractmethod
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
-        """Return the batches of an epoch as the data gives them, without the first `skip`."""
+        """Return the items of an epoch, one per batch, without the first `skip`."""
 
     def convert(self, item: Any) -> Batch:
         """Return an item as a Batch. DataError where it does not fit the model."""
@@ -45,7 +45,7 @@ class StreamSource(Source):
         if not number:
             hint = ""
             if not self.re_iterable:
-                hint = " An iterator can be passed over once: is it used up?"
+                hint = " An iterator can be iterated only once: is it used up?"
             raise DataError(f"The {self.purpose} data gave no batch.{hint}")
 
 
@@ -144,14 +144,14 @@ class FunctionSource(ProtocolSource):
 
 
 def iterate_epoch(data: Any, iterable: Any, epoch: int, skip: int) -> Iterator[Any]:
-    """Tell `data` its epoch if it wants to know, then iterate, without the first `skip` items."""
+    """Call `data.set_epoch` if there is one, then iterate, without the first `skip` items."""
     if hasattr(data, "set_epoch"):
         data.set_epoch(epoch)
     return _skip(iter(iterable), skip)
 
 
 def _skip(batches: Iterator[Any], skip: int) -> Iterator[Any]:
-    """Advance an iterator by `skip` and return it itself: a generator can then still be closed."""
+    """Advance an iterator by `skip` and return the same iterator, so that it can be closed."""
     for _ in islice(batches, skip):
         pass
     return batches

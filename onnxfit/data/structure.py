@@ -40,7 +40,7 @@ def by_name(data: Any, names: Sequence[str], kind: str) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     if hasattr(data, "columns") and len(names) > 1:
-        # the columns of a pyarrow table are arrays, and their names are in column_names
+        # In a pyarrow table, `columns` are arrays, and `column_names` their names.
         columns = getattr(data, "column_names", data.columns)
         return {str(column): data[column] for column in columns}
     several = isinstance(data, (list, tuple)) and (len(names) > 1 or is_list_of_arrays(data))

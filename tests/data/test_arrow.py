@@ -85,7 +85,7 @@ COLUMNS_REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]
     "batch size": ({}, {"batch_size": 0}, SettingError, "batch_size is at least 1, got 0"),
     "prefetch": ({}, {"prefetch": -1}, SettingError, "0 or more, got -1"),
     "dtype": ({}, {"dtype": "int64"}, SettingError, "type of floats, got int64"),
-    "no inputs": ({}, {"inputs": []}, SettingError, "names of columns wherever"),
+    "no inputs": ({}, {"inputs": []}, SettingError, "needs at least one column"),
 }  # fmt: skip
 
 

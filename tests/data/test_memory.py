@@ -93,7 +93,7 @@ def test_validation_split_needs_rows_to_train_on_and_arrays() -> None:
         with pytest.raises(SettingError, match=message):
             validation_split(X[:rows], Y[:rows], None, fraction)
     for data in (DataLoader(X, Y), three_batches(), Numbered(), lambda: iter(three_batches())):
-        with pytest.raises(SettingError, match="validation_split cuts arrays"):
+        with pytest.raises(SettingError, match="validation_split splits arrays"):
             validation_split(data, None, None, 0.5)
     with pytest.raises(DataError, match="unequal"):
         validation_split(X, Y[1:], None, 0.5)

@@ -46,12 +46,12 @@ def test_foreign_loaders_are_told_the_epoch() -> None:
     assert loader.epochs == [5, 6]
 
 
-def test_a_generator_is_good_for_one_pass() -> None:
+def test_a_generator_is_good_for_one_epoch() -> None:
     data = make(KINDS["generator"]()[0])
     assert not data.re_iterable
     data.require_re_iterable(1)
     with pytest.raises(
-        DataError, match=r"3 epochs need 3 passes.*function that returns the generator"
+        DataError, match=r"is needed for 3 epochs.*function that returns the generator"
     ):
         data.require_re_iterable(3)
     assert len(whole(data)["x"]) == ROWS, "asking took no batch"
