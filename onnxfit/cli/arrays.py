@@ -1,6 +1,6 @@
-"""Files of data: .npz, .npy and .csv are read as inputs, labels and weights, and written.
+"""Read inputs, labels and weights from .npz, .npy and .csv files, and write predictions to them.
 
-Only numpy reads them, without pickle, so that a stranger's file runs no code. A .npy is mapped into
+NumPy reads the files without pickle, so that an untrusted file runs no code. A .npy is mapped into
 memory, and read batch by batch.
 """
 
@@ -54,7 +54,7 @@ Data = tuple[dict[str, Array], "dict[str, Array] | None", "Array | None"]
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
-    """Return the model's inputs. DataError where one is no tensor."""
+    """Return the model's inputs. DataError for an input that is no tensor."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [_spec_of(value) for value in model.graph.input if value.name not in initializers]
 
@@ -96,11 +96,11 @@ def read(paths: Sequence[str], request: DataRequest) -> Data:
         return read_file(paths[0], request)
     except DataError:
         raise
-    except _UNREADABLE as error:
-        raise DataError(f"{paths[0]!r} cannot be read: {_line(error)}") from None
+    except _READ_ERRORS as error:
+        raise DataError(f"{paths[0]!r} cannot be read: {_one_line(error)}") from None
 
 
-_UNREADABLE = (
+_READ_ERRORS = (
     OSError,
     ValueError,
     EOFError,
@@ -112,7 +112,7 @@ _UNREADABLE = (
 )
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """Return the message of an error on one line."""
     text = " ".join(str(error).split())
     if "allow_pickle" in text:
@@ -138,7 +138,7 @@ def _read_npz(path: str, request: DataRequest) -> Data:
         if not y and len(request.outputs) == 1:
             y = _first_of(Y_NAMES, request.outputs[0], {*names} - {*x.values()})
         known = [*x.values(), *y.values(), SAMPLE_WEIGHT]
-        _check(path, "array", names, [*x, *y], known, request)
+        _check_names(path, "array", names, [*x, *y], known, request)
         inputs = {key: file[name] for key, name in x.items()}
         if request.predicting:
             return inputs, None, None
@@ -149,7 +149,7 @@ def _read_npz(path: str, request: DataRequest) -> Data:
 
 
 def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[str, str]:
-    """Return `key` with the first of some names that a file has, if it has any."""
+    """Return {key: the first of `names` that is present}; {} if none is."""
     matches = [name for name in names if name in present]
     return {key: matches[0]} if matches else {}
 
@@ -162,14 +162,14 @@ def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
     for path in paths:
         try:
             arrays.append(np.lib.format.open_memmap(path, mode="r"))
-        except _UNREADABLE as error:
-            raise DataError(f"{path!r} cannot be read: {_line(error)}") from None
+        except _READ_ERRORS as error:
+            raise DataError(f"{path!r} cannot be read: {_one_line(error)}") from None
     may_have_weights = not request.predicting and bool(request.outputs)
     if not len(names) <= len(arrays) <= len(names) + may_have_weights:
-        more = f", and {SAMPLE_WEIGHT} if there are any" if may_have_weights else ""
+        optional = f", and {SAMPLE_WEIGHT} if there are any" if may_have_weights else ""
         raise DataError(
             f"{len(paths)} of {len(names)} arrays: give a .npy for each, in this order:"
-            f" {', '.join(names)}{more}."
+            f" {', '.join(names)}{optional}."
         )
     count = len(request.inputs)
     x = dict(zip(names[:count], arrays))
@@ -182,7 +182,7 @@ def _read_csv(path: str, request: DataRequest) -> Data:
     names = [spec.name for spec in request.inputs]
     several = len(names) > 1
     y = _label_columns(path, [n for n in columns if not (several and n in names)], request)
-    not_inputs = {column for columns_of_y in y.values() for column in columns_of_y}
+    not_inputs = {column for label_columns in y.values() for column in label_columns}
     if not (several and SAMPLE_WEIGHT in names):
         not_inputs.add(SAMPLE_WEIGHT)
     features = [name for name in columns if name not in not_inputs]
@@ -192,7 +192,7 @@ def _read_csv(path: str, request: DataRequest) -> Data:
     else:
         present = names if features else []
         known = [*not_inputs, *features]
-    _check(path, "column", list(columns), [*present, *y], known, request)
+    _check_names(path, "column", list(columns), [*present, *y], known, request)
     if several:
         x = {name: columns[name] for name in names}
     else:
@@ -200,7 +200,10 @@ def _read_csv(path: str, request: DataRequest) -> Data:
     inputs = {spec.name: _as_input(x[spec.name], spec) for spec in request.inputs}
     if request.predicting:
         return inputs, None, None
-    labels = {output: _as_labels([columns[name] for name in of]) for output, of in y.items()}
+    labels = {
+        output: _as_labels([columns[name] for name in label_columns])
+        for output, label_columns in y.items()
+    }
     weights = columns.get(SAMPLE_WEIGHT) if SAMPLE_WEIGHT in not_inputs else None
     return inputs, labels or None, weights
 
@@ -252,7 +255,7 @@ def _label_columns(path: str, header: Sequence[str], request: DataRequest) -> di
     return columns
 
 
-def _check(
+def _check_names(
     path: str,
     kind: str,
     names: Sequence[str],
@@ -262,11 +265,11 @@ def _check(
 ) -> None:
     """DataError for inputs and labels that a file lacks, and for names that nothing reads.
 
-    These may be misspelt.
+    Names that nothing reads may be misspelt.
 
     - `kind`: "array" or "column".
-    - `names`: all the file has. `known`: those of them that are read.
-    - `matched`: the inputs and outputs that were found.
+    - `names`: all names in the file. `known`: the names that are read.
+    - `matched`: the inputs and outputs that have an array or column.
     """
     inputs = [str(spec) for spec in request.inputs if spec.name not in matched]
     outputs: list[str] = []
@@ -297,7 +300,7 @@ def _check(
 def _as_input(array: Array, spec: TensorSpec) -> Array:
     """Return columns in the type of an input, and in its shape where its sizes are known.
 
-    A row of the file may so be an image.
+    In this way, a row of the file can be an image.
     """
     if spec.dtype.kind == "f":
         array = array.astype(spec.dtype)

@@ -85,7 +85,7 @@ def defaults(options: Mapping[Any, Any], command: click.Command, path: Path) -> 
         if parameter.name in values:
             raise SettingError(f"{str(path)!r} gives {aliases[name]} twice.")
         if value is not None:
-            values[str(parameter.name)] = _as_typed(value, parameter, name, path)
+            values[str(parameter.name)] = _as_option_value(value, parameter, name, path)
     return values
 
 
@@ -95,11 +95,11 @@ def _names(parameter: click.Parameter) -> list[str]:
     return names or [str(parameter.name).replace("_", "-")]
 
 
-def _as_typed(value: Any, parameter: click.Parameter, name: str, path: Path) -> Any:
-    """Return a value as it would have been typed.
+def _as_option_value(value: Any, parameter: click.Parameter, name: str, path: Path) -> Any:
+    """Return a value as click would get it from the command line.
 
     An option that may be repeated takes a list, or a dict whose items become KEY=VALUE.
-    SettingError for anything that cannot be typed.
+    SettingError for any other value.
     """
     flag = bool(getattr(parameter, "is_flag", False))
     if flag is not isinstance(value, bool):
@@ -129,7 +129,7 @@ def _load_yaml(text: bytes, path: Path) -> Any:
             " .json."
         ) from None
     try:
-        # safe_load makes no objects, so that a stranger's file runs no code
+        # safe_load creates no objects of other classes, so that an untrusted file runs no code.
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(error) from None

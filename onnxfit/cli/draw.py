@@ -7,16 +7,17 @@ from pathlib import Path
 import click
 
 from onnxfit import drawing
+from onnxfit.cli import options
 
 __all__ = ["draw"]
 
 
 @click.command(short_help="Draw a graph, or list it as text.")
-@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.argument("model", type=options.EXISTING_FILE)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=options.NEW_FILE,
     help="The file to write: .svg, .png or .txt. By default standard output.",
 )
 @click.option(

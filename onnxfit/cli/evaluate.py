@@ -15,7 +15,7 @@ __all__ = ["evaluate"]
 
 
 @click.command(short_help="Print loss and metrics over data.")
-@click.argument("model", type=options.MODEL)
+@click.argument("model", type=options.EXISTING_FILE)
 @options.data
 @options.label
 @options.loss

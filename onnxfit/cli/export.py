@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from onnxfit.cli import options
 from onnxfit.cli.models import WITHOUT_CODE
 from onnxfit.graph.tensors import write_model
 from onnxfit.trainer import Trainer
@@ -15,12 +16,12 @@ __all__ = ["export"]
 
 
 @click.command(short_help="Write the model of a checkpoint as .onnx.")
-@click.argument("path", type=click.Path(exists=True, dir_okay=False), metavar="CHECKPOINT")
+@click.argument("path", type=options.EXISTING_FILE, metavar="CHECKPOINT")
 @click.option(
     "-o",
     "--output",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=options.NEW_FILE,
     help="The .onnx file to write.",
 )
 @click.option(

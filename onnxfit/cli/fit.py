@@ -17,11 +17,11 @@ __all__ = ["fit"]
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
-_FILE = click.Path(dir_okay=False)
+_NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as JSON
 
 
 @click.command(short_help="Train a model on data.")
-@click.argument("model", type=options.MODEL)
+@click.argument("model", type=options.EXISTING_FILE)
 @options.data
 @options.label
 @options.loss
@@ -78,7 +78,7 @@ _FILE = click.Path(dir_okay=False)
 @click.option(
     "--validation-data",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False),
+    type=options.EXISTING_FILE,
     help="Data to evaluate after every epoch, as for --data.",
 )
 @click.option(
@@ -158,7 +158,7 @@ _FILE = click.Path(dir_okay=False)
 @click.option(
     "-o",
     "--output",
-    type=_FILE,
+    type=_NEW_FILE,
     metavar="FILE",
     help="The .onnx file to write: the original model with the trained weights.",
 )
@@ -179,7 +179,7 @@ _FILE = click.Path(dir_okay=False)
 )
 @click.option(
     "--csv",
-    type=_FILE,
+    type=_NEW_FILE,
     metavar="FILE",
     help="Write loss and metrics of every epoch to FILE, one epoch a line.",
 )
@@ -218,7 +218,7 @@ def fit(overwrite: bool, quiet: bool, as_json: bool, **fit_options: Any) -> None
 
 
 def _delete_checkpoints(layout: job.CheckpointLayout, overwrite: bool) -> None:
-    """Delete the checkpoints of an earlier training. SettingError unless told to."""
+    """Delete the checkpoints of an earlier training; SettingError without `overwrite`."""
     paths = layout.checkpoints()
     if paths and not overwrite:
         raise SettingError(

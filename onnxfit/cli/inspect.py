@@ -1,4 +1,4 @@
-"""`onnxfit inspect`: what of a model trains."""
+"""`onnxfit inspect`: whether a model can be trained."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import asdict
 
 import click
 
+from onnxfit.cli import options
 from onnxfit.gradients import SOURCES, inspection
 
 __all__ = ["inspect"]
 
 
-@click.command(short_help="Say what of a model trains, and what is in the way.")
-@click.argument("model", type=click.Path(exists=True, dir_okay=False))
+@click.command(short_help="Report whether a model can be trained, and what blocks it.")
+@click.argument("model", type=options.EXISTING_FILE)
 @click.option(
     "-w",
     "--weights",
@@ -30,7 +31,7 @@ __all__ = ["inspect"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) -> None:
-    """List every operator of MODEL, whether the gradient passes, and what blocks it.
+    """List every operator of MODEL, how it is differentiated, and what blocks the gradient.
 
     Exit code 1 if the model cannot be trained.
 
@@ -38,10 +39,10 @@ def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) 
     onnxfit inspect model.onnx
     onnxfit inspect model.onnx -w 'head.*' --json
     """
-    found = inspection.inspect(model, list(weights) or None, gradient=gradient)
+    report = inspection.inspect(model, list(weights) or None, gradient=gradient)
     if as_json:
-        click.echo(json.dumps({**asdict(found), "trains": found.trains}, indent=2))
+        click.echo(json.dumps({**asdict(report), "trains": report.trains}, indent=2))
     else:
-        click.echo(str(found))
-    if not found.trains:
+        click.echo(str(report))
+    if not report.trains:
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Trainings with the options of `onnxfit fit`, which are noted for `onnxfit resume`."""
+"""Train with the options of `onnxfit fit`, and save the options for `onnxfit resume`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from onnxfit.files import write_atomically
 from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
-Options = dict[str, Any]  # of `onnxfit fit`, by click's names for them, with the values typed
+Options = dict[str, Any]  # of `onnxfit fit`, by click's names, with the values that were given
 PATH_OPTIONS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
 # passed on to Trainer as they are
 TRAINER_OPTIONS = (
@@ -134,7 +134,7 @@ def read_options(path: Path) -> tuple[Options, bool]:
             ):
                 candidates.append((options_path, contents))
         except (ValueError, KeyError, TypeError):
-            continue  # a file of somebody else's
+            continue  # not a file of `onnxfit fit`
     if len(candidates) != 1:
         problem = "has none"
         if candidates:
@@ -301,7 +301,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption(Callback):
-    """Stops training after a signal, at the end of the batch or validation.
+    """Callback that stops training after a signal, at the end of the batch or validation.
 
     A second signal stops at once, wherever the process is.
     """
@@ -316,7 +316,7 @@ class Interruption(Callback):
         self._raise_signal()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        # otherwise training ends anyway
+        # At the end of the last epoch, training ends without an interruption.
         if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:
             self._raise_signal()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,15 +12,15 @@ import numpy as np
 
 from onnxfit.files import json_float
 
-MODEL = click.Path(exists=True, dir_okay=False)
-_FILE = click.Path(exists=True, dir_okay=False)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 data = click.option(
     "-d",
     "--data",
     multiple=True,
     required=True,
-    type=_FILE,
+    type=EXISTING_FILE,
     help=(
         "The data: a .npz whose arrays have the names of the model's inputs and outputs, or X and"
         " y, and perhaps sample_weight; a .csv of numbers under a line of names; or a .npy for each"
@@ -97,9 +98,9 @@ def plain(value: Any) -> Any:
     Floats that are not finite become the strings NaN, Infinity and -Infinity.
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
     return json_float(value) if isinstance(value, float) else value

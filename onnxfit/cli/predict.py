@@ -13,13 +13,13 @@ __all__ = ["predict"]
 
 
 @click.command(short_help="Write a model's outputs for data.")
-@click.argument("model", type=options.MODEL)
+@click.argument("model", type=options.EXISTING_FILE)
 @options.data
 @options.label
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=options.NEW_FILE,
     help=(
         "The file to write: .npy for one output, .npz for any number, .csv for tables. By default"
         " CSV on standard output."

@@ -14,8 +14,8 @@ from onnxfit.training import checkpoint
 
 __all__ = ["resume"]
 
-# options of `fit` that are not noted, since they are for one call
-NOT_NOTED = {"overwrite", "quiet", "as_json"}
+# options of `fit` that are not saved for `resume`, since they are for one call
+NOT_SAVED = {"overwrite", "quiet", "as_json"}
 
 
 @click.command(short_help="Go on with a training that was stopped.")
@@ -44,7 +44,7 @@ def resume(path: Path, epochs: int | None, quiet: bool, as_json: bool) -> None:
     """
     fit_options, finished = job.read_options(path)
     known = {str(parameter.name) for parameter in fit.params if parameter.expose_value}
-    missing = known - NOT_NOTED - fit_options.keys()
+    missing = known - NOT_SAVED - fit_options.keys()
     if missing:
         raise CheckpointError(
             f"The options beside {str(path)!r} were noted by another onnxfit: they lack"

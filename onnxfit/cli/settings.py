@@ -75,7 +75,7 @@ def parse_penalty(texts: Sequence[str]) -> Any:
                 f"--penalty is given twice for {pattern or 'every weight'}: {text!r}."
             )
         terms[kind] = number
-    # the first pattern that matches a weight counts, so that "every weight" comes last
+    # The first pattern that matches a weight applies, so "*" comes last.
     ordered = {key: by_pattern[key] for key in sorted(by_pattern, key=lambda key: key == "*")}
     return {key: penalties.get_penalty(terms) for key, terms in ordered.items()} or None
 
@@ -105,14 +105,14 @@ def _instance(kind: str, text: str, base: Any) -> Any:
 
     UnknownNameError for names and settings that do not exist.
     """
-    name, _, rest = text.partition(":")
+    name, _, entries = text.partition(":")
     known = registry(base.__module__, base)
     cls = known.get(name) or known.get(name.lower())
     if cls is None:
         raise UnknownNameError(kind, name, known)
     allowed = [field.name for field in dataclasses.fields(cls) if field.init]
     settings = {}
-    for entry in re.split(r",(?![^\[]*\])", rest) if rest else []:
+    for entry in re.split(r",(?![^\[]*\])", entries) if entries else []:
         setting, equals, value = entry.partition("=")
         if setting not in allowed:
             raise UnknownNameError(f"setting of {name}", setting, allowed)

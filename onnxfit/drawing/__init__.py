@@ -41,15 +41,15 @@ def draw(
       replaced.
     - `format`: "svg", "png" or "text". By default the suffix of `path` decides (.svg, .png, .txt);
       without a `path` it is "text".
-    - `depth`: draw all nodes of a scope as one box if the scope has this many steps, a whole number
-      from 1 on; None draws every node. The first step of a scope is the stage of the training step,
-      the others are what the node's name has before each "/". With `depth=1` a training step is
-      half a dozen boxes.
+    - `depth`: draw all nodes of a scope as one box if the scope has this many levels, a whole
+      number from 1 on; None draws every node. The first level of a scope is the stage of the
+      training step, the others are the parts of the node's name before each "/". With `depth=1` a
+      training step is half a dozen boxes.
 
     Returns the drawing: a str for "svg" and "text", bytes for "png".
 
     Raises SettingError if the format or the depth is impossible, or the graph has too many boxes
-    for a picture. Raises InstallationError if Graphviz is missing, and a picture is wanted. Raises
+    for a picture. Raises InstallationError if a picture needs Graphviz, and it is missing. Raises
     ModelError if the model cannot be read. Raises CheckpointError if `path` cannot be written.
 
     >>> import onnx.parser

@@ -25,7 +25,7 @@ _ELEMENT_TYPE_ATTRIBUTES = {"to", "dtype", "stash_type"}
 
 @dataclass(frozen=True)
 class Attribute:
-    """A setting of a node; `default` tells that it has the value of the operator's definition."""
+    """An attribute of a node; `default` is true if it has the default value of the operator."""
 
     name: str
     value: str
@@ -33,9 +33,9 @@ class Attribute:
 
 
 def clean(text: str) -> str:
-    """Return text of an untrusted file on one line, with unprintable characters escaped.
+    """Return the text of an untrusted file on one line, with unprintable characters escaped.
 
-    Among those are the codes that steer a terminal.
+    Among those are the control codes of terminals.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -14,8 +14,8 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import MODEL, STAGES
 
 MAX_BOXES = 1500  # boxes of a picture: their layout takes half a minute
-# Types stand at the edges of pictures with at most so many boxes. In larger ones, labels of edges
-# would take most of the room and nearly all of the time.
+# Edges are labelled with types in pictures with at most so many boxes. In larger pictures, the
+# labels would take most of the area and nearly all of the time.
 MAX_BOXES_WITH_EDGE_LABELS = 150
 # Edges lead down from stage to stage in pictures with at most so many boxes. In larger ones, stages
 # are laid out one by one, which is faster.
@@ -28,11 +28,11 @@ FAINT_ON_DARK = "#e5e7eb"
 
 
 class StageColours(NamedTuple):
-    """Colours of the boxes of a stage, of their borders, and of the ground behind them."""
+    """Colours of the boxes of a stage, of their borders, and of the background."""
 
     fill: str
     border: str
-    ground: str
+    background: str
 
 
 class TensorStyle(NamedTuple):
@@ -157,7 +157,7 @@ class _Picture:
             penwidth=1.0,
         )
         if not self.edge_labels:
-            # rounds of the layout: seconds instead of minutes
+            # Fewer iterations of the layout take seconds instead of minutes.
             self.graph.graph_attr.update(nslimit=2, nslimit1=2, mclimit=0.3)
 
     def _add_stage(self, stage: str) -> Iterator[tuple[str, DrawnNode]]:
@@ -173,7 +173,7 @@ class _Picture:
                 fontcolor=colours.border,
                 color=colours.border,
                 style="rounded,filled",
-                fillcolor=colours.ground,
+                fillcolor=colours.background,
                 labeljust="l",
                 margin=10,
                 penwidth=0.8,
@@ -233,9 +233,9 @@ class _Picture:
         distinct = len(set(read))
         if distinct > 1:
             return f"{distinct} tensors"
-        (name, *again) = read
+        name = read[0]
         type_ = "" if name in self.input_names else self.scene.types.get(name, "")
-        return f"{type_} ×{len(read)}".strip() if again else type_
+        return f"{type_} ×{len(read)}".strip() if len(read) > 1 else type_
 
     def _output_types(self, node: DrawnNode) -> str:
         types = [self.scene.types[name] for name in node.outputs if name in self.scene.types]
@@ -244,7 +244,7 @@ class _Picture:
         return f"→ {types[0]}" if len(types) == 1 else f"→ {len(types)} tensors"
 
     def _key(self, title: str) -> str:
-        """Return a unique name for a box, which a browser shows under the mouse.
+        """Return a unique name for a box, which browsers show as its tooltip.
 
         The name never begins with "<", which would be markup.
         """
@@ -261,8 +261,8 @@ class _Picture:
 def _node_label(node: DrawnNode, output_types: str) -> str:
     """Return the text in a box.
 
-    Below the operator stand small constants, attributes that differ from the operator's defaults,
-    and the types of the outputs.
+    Below the operator are small constants, attributes that differ from the operator's defaults, and
+    the types of the outputs.
     """
     if not node.operator:
         title = node.name.removeprefix(f"{MODEL}/")

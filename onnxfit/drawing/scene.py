@@ -96,7 +96,7 @@ class Scene:
 def scene_of(model: onnx.ModelProto, depth: int | None) -> Scene:
     """Return the content of a drawing of the model's main graph.
 
-    With a `depth`, the nodes of a scope that has at least this many steps, its stage included, are
+    With a `depth`, the nodes of a scope that has at least this many levels, its stage included, are
     one box.
     """
     try:
@@ -231,13 +231,13 @@ def _training_state(graph: onnx.GraphProto, nodes: Sequence[DrawnNode]) -> dict[
 
 
 def _collapsed(scene: Scene, depth: int) -> Iterator[DrawnNode]:
-    """Yield one box for each scope of `depth` steps that has several nodes.
+    """Yield one box for each scope of `depth` levels that has several nodes.
 
     The boxes are in the order of their first nodes; other nodes have boxes of their own.
     """
     nodes_of_scope: dict[tuple[str, ...], list[DrawnNode]] = {}
     for i, node in enumerate(scene.nodes):
-        path = [node.stage, *(step for step in node.name.split("/")[:-1] if step)]
+        path = [node.stage, *(level for level in node.name.split("/")[:-1] if level)]
         if len(path) > 1 and path[1] == node.stage:
             del path[1]
         scope = tuple(path[:depth]) if len(path) >= depth else (str(i), "")
