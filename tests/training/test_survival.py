@@ -232,7 +232,7 @@ def same_files(folder: Path) -> dict[str, Any]:
             contents.history,
             contents.train_losses,
             contents.resume,
-            contents.ended,
+            contents.undelivered,
         )
     return found
 
