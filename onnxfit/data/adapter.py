@@ -12,7 +12,7 @@ import numpy as np
 from onnxfit.data.batch import Array, Batch, Columns, Target
 from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
 from onnxfit.data.order import checked_batch_size
-from onnxfit.data.source import Source, source_class
+from onnxfit.data.source import Batching, Source, source_class
 from onnxfit.data.structure import by_name, common_rows
 from onnxfit.data.weights import checked_class_weight, row_weights, weights_by_class
 from onnxfit.errors import DataError, SettingError, warn_user
@@ -134,7 +134,9 @@ class DataAdapter:
             _refuse_beside_batches(x, y, sample_weight)
         adapter = copy(self)  # each source warns once
         adapter._warned = False
-        return source_type.from_data(adapter, x, y, sample_weight, batch_size=size, shuffle=shuffle)
+        batching = Batching(size, adapter.seed if shuffle else None)
+        data = (x, y, sample_weight) if source_type.takes_labels else x
+        return source_type.from_data(adapter, data, batching)
 
     @property
     def fixed_input(self) -> TensorSpec | None:

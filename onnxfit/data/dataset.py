@@ -27,20 +27,11 @@ class DatasetSource(RowSource, StreamSource):
         return hasattr(data, "with_format") and hasattr(data, "iter")
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
-        data = x.with_format("numpy")
-        if length_of(data) is None:
-            return IterableDatasetSource(adapter, data, batch_size)
-        return cls(adapter, data, Batching(batch_size, adapter.seed if shuffle else None))
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
+        arrays = data.with_format("numpy")
+        if length_of(arrays) is None:
+            return IterableDatasetSource(adapter, arrays, batching.batch_size)
+        return cls(adapter, arrays, batching)
 
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
         for index in self.indices(epoch, skip):

@@ -153,26 +153,17 @@ class LoaderSource(RowSource, StreamSource):
         return isinstance(data, Loader)
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
         seed = None
-        if x.shuffle and adapter.purpose == "training":
-            seed = adapter.seed if x.seed is None else x.seed
+        if data.shuffle and adapter.purpose == "training":
+            seed = adapter.seed if data.seed is None else data.seed
         source: Source
-        if isinstance(x, DataLoader):
-            batching = Batching(x.batch_size, seed, x.drop_last)
-            source = array_source(adapter, (x.X, x.y, x.sample_weight), batching)
+        if isinstance(data, DataLoader):  # it says itself how to make batches
+            batching = Batching(data.batch_size, seed, data.drop_last)
+            source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
-            source = cls(adapter, x, seed)
-        return PrefetchedSource(source, x.prefetch) if x.prefetch else source
+            source = cls(adapter, data, seed)
+        return PrefetchedSource(source, data.prefetch) if data.prefetch else source
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> LoaderSource:
         other = super().with_batch_size(batch_size, drop_last)

@@ -38,18 +38,8 @@ class ArraySource(RowSource):
         return is_path(data) or holds_arrays(data)
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
-        batching = Batching(batch_size, adapter.seed if shuffle else None)
-        return array_source(adapter, (x, y, sample_weight), batching)
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
+        return array_source(adapter, data, batching)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         columns = self._data.columns

@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
-from onnxfit.data.source import Source, closing_generator
+from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import holds_arrays
 from onnxfit.errors import SettingError
 
@@ -137,17 +137,10 @@ class PrefetchedSource(Source):
         return isinstance(data, Prefetch)
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
-        return cls(adapter.source(x.data, batch_size=batch_size, shuffle=shuffle), x.depth)
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
+        shuffle = batching.seed is not None
+        source = adapter.source(data.data, batch_size=batching.batch_size, shuffle=shuffle)
+        return cls(source, data.depth)
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> PrefetchedSource:
         return PrefetchedSource(self._inner.with_batch_size(batch_size, drop_last), self._depth)

@@ -57,22 +57,13 @@ class Source(ABC):
         return False
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
         """Return a source for data that `accepts` recognised.
 
         - `adapter`: matches, checks and casts; its `batch` turns an item of a loader into a Batch.
-        - `x`: the data. `y`, `sample_weight`: None, unless `takes_labels`.
-        - `batch_size`: rows of a batch, for data that does not come in batches.
-        - `shuffle`: whether each epoch has a new order, a function of `adapter.seed` and the epoch.
+        - `data`: the data, or with `takes_labels` a tuple of it, the labels and the sample weights.
+        - `batching`: rows of a batch, and the seed of the order of rows, or None to keep the order.
+          Data that comes in batches may ignore it.
         """
         raise NotImplementedError(f"{cls.__name__} accepts no data of its own.")
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.order import permutation
-from onnxfit.data.source import Source, closing_generator
+from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import length_of
 from onnxfit.errors import DataError
 
@@ -62,24 +62,15 @@ class ProtocolSource(StreamSource):
         self.batch_size = batch_size if isinstance(batch_size, int) else None
 
     @classmethod
-    def from_data(
-        cls,
-        adapter: DataAdapter,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        *,
-        batch_size: int,
-        shuffle: bool,
-    ) -> Source:
-        for kind in type(x).__mro__:
+    def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
+        for kind in type(data).__mro__:
             if kind.__name__ == "Dataset" and kind.__module__.startswith("torch.utils.data"):
                 raise DataError(
-                    f"The {adapter.purpose} data is a torch Dataset ({type(x).__name__}), which"
+                    f"The {adapter.purpose} data is a torch Dataset ({type(data).__name__}), which"
                     " gives single samples: pass torch.utils.data.DataLoader(dataset,"
                     " batch_size=...)."
                 )
-        return cls(adapter, x, adapter.seed if shuffle else None)
+        return cls(adapter, data, batching.seed)
 
 
 class IndexedSource(ProtocolSource):

@@ -140,8 +140,8 @@ class RecordSource(RowSource):
         return isinstance(data, Records)
 
     @classmethod
-    def from_data(cls, adapter, x, y, sample_weight, *, batch_size, shuffle):
-        return cls(adapter, x, Batching(batch_size, adapter.seed if shuffle else None))
+    def from_data(cls, adapter: Any, data: Any, batching: Batching) -> RowSource:
+        return cls(adapter, data, batching)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         self.data.passes.append([])
