@@ -46,7 +46,7 @@ from onnxfit.step import update as step_update
 from onnxfit.step.update import clip_gradients
 from onnxfit.trainer import Trainer
 from tests.builds import needs_builder
-from tests.models import mlp
+from tests.models import linear, mlp
 
 MODULE = "onnxfit.optimizers"
 REGISTRY = registry(MODULE, Optimizer)
@@ -1074,3 +1074,20 @@ def test_torch_clips_to_the_same_norm(clip_norm):
     for w, name in zip(theirs, arrays):
         # torch divides by the norm plus 1e-6
         np.testing.assert_allclose(result[name], w.grad.numpy(), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["m", "v", "velocity", "sum", "rows", "weight", "ema"])
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "adagrad", "adafactor"])
+def test_a_weight_may_be_named_like_a_slot(name: str, optimizer: str) -> None:
+    """Its name decides nothing: the weight ends where one of another name ends."""
+    chosen = onnxfit.optimizers.SGD(0.1, momentum=0.9) if optimizer == "momentum" else optimizer
+    trained = []
+    for weight in (name, "other"):
+        model = linear(3, 1, 0.5)
+        model.graph.initializer[0].name = weight
+        model.graph.node[0].input[1] = weight
+        trainer = onnxfit.Trainer(model, loss="mse", optimizer=chosen)
+        x = np.arange(12, dtype=np.float32).reshape(4, 3)
+        trainer.fit(x, x[:, :1], epochs=3, verbose=0)
+        trained.append(trainer.get_weights()[weight])
+    np.testing.assert_array_equal(*trained)

@@ -62,7 +62,7 @@ def apply_update(
             else:
                 result = rule.update(op, decayed, g, *coefficients, *own.values())
             new, *new_slots = result if isinstance(result, tuple) else (result,)
-            _check_returned(rule, name, {name: w, **own}, [new, *new_slots])
+            _check_returned(rule, name, [w, *own.values()], [new, *new_slots], list(own))
             next_slots[name] = dict(zip(own, new_slots))
             if average is not None and rule.ema_momentum is not None:
                 momentum = rule.ema_momentum
@@ -99,16 +99,23 @@ def optimizer_for(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
 
 
 def _check_returned(
-    optimizer: Optimizer, name: str, before: Mapping[str, Value], after: Sequence[Value]
+    optimizer: Optimizer,
+    name: str,
+    before: Sequence[Value],
+    after: Sequence[Value],
+    slots: Sequence[str],
 ) -> None:
+    """Raise SettingError unless an update keeps the weight and its slots, their types and shapes.
+
+    Weight and slots come in this order, since a weight may have the name of a slot.
+    """
     method = f"{type(optimizer).__name__}.update for {name!r}"
     if len(after) != len(before):
-        slots = ", ".join(list(before)[1:]) or "no slots"
         raise SettingError(
             f"{method} returned {len(after)} values, expected {len(before)}: the weight and"
-            f" {slots}."
+            f" {', '.join(slots) or 'no slots'}."
         )
-    for key, old, new in zip(before, before.values(), after):
+    for key, old, new in zip((name, *slots), before, after):
         other_shape = None not in (old.shape, new.shape) and old.shape != new.shape
         if old.dtype != new.dtype or other_shape:
             old_type, new_type = (f"{v.dtype}{list(v.shape or ())}" for v in (old, new))
