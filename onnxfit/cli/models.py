@@ -6,7 +6,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 
@@ -18,6 +17,7 @@ from onnxfit.runtime.backends.backend import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
+from onnxfit.runtime.values import join_batches
 from onnxfit.training import checkpoint
 
 # Settings that a checkpoint cannot hold if they were classes of the user's own: it holds no code.
@@ -59,7 +59,4 @@ def predict(
         for batch in data.batches(0):
             for name, array in run_on(session, batch).prediction().items():
                 batches[name].append(array)
-    return {
-        name: np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)
-        for name, arrays in batches.items()
-    }
+    return {name: join_batches(arrays) for name, arrays in batches.items()}

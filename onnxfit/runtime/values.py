@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,3 +87,8 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     # The array refers to `memory`, so that a view that outlives its buffer keeps the OrtValue.
     memory.owner = value  # type: ignore[attr-defined]  # ctypes arrays take any attribute
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
+
+
+def join_batches(arrays: Sequence[Array]) -> Array:
+    """Join the outputs of all batches along their rows; scalars become a vector."""
+    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

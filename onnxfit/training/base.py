@@ -25,6 +25,7 @@ from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.session import BoundSession
+from onnxfit.runtime.values import join_batches
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
@@ -375,7 +376,7 @@ class BaseTrainer:
         callbacks.on_predict_end(Logs())
         if not outputs:
             raise DataError("The prediction data gave no batch.")
-        return {name: _joined(arrays) for name, arrays in outputs.items()}
+        return {name: join_batches(arrays) for name, arrays in outputs.items()}
 
     # ------------------------------------------------------------------ the running fit
 
@@ -412,8 +413,3 @@ def scalar_logs(figures: Figures) -> Logs:
     """Return the figures that are numbers as logs."""
     scalars = {k: v for k, v in figures.items() if not isinstance(v, np.ndarray)}
     return Logs(scalars)
-
-
-def _joined(arrays: list[Array]) -> Array:
-    """Join the outputs of all batches along their rows; scalars become a vector."""
-    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

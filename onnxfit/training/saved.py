@@ -104,7 +104,7 @@ class SavedTrainer(BaseTrainer):
 
     def summary(self) -> str:
         """Return a table of the model's tensors: shape, size, whether trained, penalty."""
-        return summary(self._recipe, self._recipe.inputs)
+        return summary(self._recipe)
 
     def inspect(self) -> Inspection:
         """Return how each operator from the loss to the weights is differentiated, as a table."""

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.weights import all_weights
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
@@ -17,7 +16,7 @@ HEADER = ("weight", "shape", "size", "trained", "penalty")
 SIZE_COLUMN = 2  # aligned to the right
 
 
-def summary(recipe: Recipe, inputs: Sequence[TensorSpec]) -> str:
+def summary(recipe: Recipe) -> str:
     """Return the inputs, the outputs with their losses and the optimizer, then a table of the
     weights: shape, size, whether trained, penalty.
 
@@ -31,7 +30,7 @@ def summary(recipe: Recipe, inputs: Sequence[TensorSpec]) -> str:
     }
     total = sum(int(np.prod(shape)) for shape in sizes.values())
     trained = sum(int(np.prod(sizes[name])) for name in recipe.weights)
-    lines = [f"input   {spec}" for spec in inputs]
+    lines = [f"input   {spec}" for spec in recipe.inputs]
     for value in graph.outputs:
         lines += _output_lines(value, recipe.objectives.get(value.name or ""))
     lines += [f"optimizer  {recipe.optimizer!r}", ""]
