@@ -23,9 +23,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     - `write`: called with a temporary file beside `path`, open for binary writing. The temporary
       file is then flushed to the disk and renamed.
 
-    Return `path`, as a Path. After that, the file and its name survive a power cut. CheckpointError
-    where the folder or the disk refuses; other exceptions of `write` are raised as they are. After
-    an exception no temporary file is left, and an old file is unchanged.
+    Return `path`, as a Path. After that, the file and its name survive a power cut. A file that is
+    replaced keeps its permissions, and a new one follows the umask. CheckpointError where the
+    folder or the disk refuses; other exceptions of `write` are raised as they are. After an
+    exception no temporary file is left, and an old file is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -38,10 +39,12 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         target = Path(os.path.realpath(path))  # so that a link stays one
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
         _make_folder(target.parent)
         temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=_opener(target)) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,6 +73,20 @@ def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> N
                 path.unlink()
         except OSError:
             pass  # another process was faster, or this one has no permission
+
+
+def _opener(target: Path) -> Callable[[str, int], int] | None:
+    """Return an opener that creates a file with the permissions of `target`, if that is a file."""
+    if not target.is_file():
+        return None
+    permissions = target.stat().st_mode & 0o777
+
+    def create(path: str, flags: int) -> int:
+        handle = os.open(path, flags, permissions)
+        os.chmod(path, permissions)  # the umask may have removed some of them
+        return handle
+
+    return create
 
 
 def _make_folder(folder: Path) -> None:
