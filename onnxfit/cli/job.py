@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
-import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from onnxfit.callbacks import (
     Logs,
     ModelCheckpoint,
     TensorBoard,
+    file_template,
 )
 from onnxfit.cli import arrays, settings
 from onnxfit.cli.options import print_figures
@@ -46,8 +45,6 @@ TRAINER_OPTIONS = (
     "clip_value",
     "accumulate",
 )
-# matches the text that a field of a template is formatted to
-_FIELD_PATTERN = r"[-+ ,.%\da-f]*(?:nan|inf)?"
 
 
 class CheckpointLayout:
@@ -66,7 +63,7 @@ class CheckpointLayout:
             path = path / f"last{checkpoint.SUFFIX}"
         self.path = path
         self.folder = path.parent
-        if any(field is not None for _, field in _fields(str(self.folder))):
+        if file_template.fields(str(self.folder)):
             raise SettingError(
                 "--checkpoint takes fields such as {epoch} in the name of the file, not of its"
                 f" folder; got {template!r}."
@@ -76,16 +73,11 @@ class CheckpointLayout:
                 f"--checkpoint writes a whole training state and no .onnx, got {template!r};"
                 " --output writes the model."
             )
-        name = ""  # of the file, with fields by their names
-        pattern = ""
-        for text, field in _fields(path.name):
-            name += text + (field or "")
-            pattern += re.escape(text)
-            if field is not None:
-                pattern += _FIELD_PATTERN
+        # of the file, with fields by their names
+        name = "".join(text + (field or "") for text, field, _ in file_template.parts(path.name))
         self.interrupted = self.folder / (name if name == path.name else f"interrupted-{name}")
         self.options_path = self.folder / f"{name}.json"
-        self._pattern = re.compile(pattern)
+        self._pattern = file_template.pattern(path.name)
 
     def matches(self, path: Path) -> bool:
         """Return whether a file has the name of one of these checkpoints."""
@@ -105,17 +97,6 @@ class CheckpointLayout:
         contents = {"onnxfit": "fit", "finished": finished, "options": fit_options}
         text = json.dumps(contents, indent=2)
         write_atomically(self.options_path, lambda file: file.write(text.encode()))
-
-
-def _fields(template: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the texts of a template, each with the name of the field after it, or None."""
-    try:
-        for text, field, _, _ in string.Formatter().parse(template):
-            yield text, field
-    except ValueError as error:
-        raise SettingError(
-            f"--checkpoint cannot read the template {template!r}: {error}."
-        ) from None
 
 
 def read_options(path: Path) -> tuple[Options, bool]:
