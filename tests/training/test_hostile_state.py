@@ -132,6 +132,15 @@ def test_learning_rates_that_no_update_has(trainer: Trainer, saved: Path, value:
     expect_refused(trainer, hostile, "learning_rate")
 
 
+@pytest.mark.parametrize("rate", [-1, INF, NAN], ids=str)
+def test_settings_with_such_learning_rates(saved: Path, rate: float) -> None:
+    adam = {"onnxfit:class": {"name": "Adam", "settings": {"learning_rate": rate}}}
+    for optimizer in (rate, adam):
+        hostile = changed(saved, lambda info, o=optimizer: info["settings"].update(optimizer=o))
+        with pytest.raises(CheckpointError, match=f"{re.escape(str(hostile))}.*learning_rate"):
+            Trainer.load(hostile)
+
+
 @pytest.mark.parametrize("name", ["epoch", "global_step", "global_batch", "samples_seen", "window"])
 @pytest.mark.parametrize("value", [-1, 1.5, True, NAN, 1 << 63, "1", None], ids=str)
 def test_counters_that_count_nothing(trainer: Trainer, saved: Path, name: str, value: Any) -> None:
