@@ -132,7 +132,9 @@ class RawServer:
     def serve(self):
         connection, _ = self.listener.accept()
         with connection:
-            connection.recv(65536)
+            if not connection.recv(65536):  # the client hung up before it sent anything
+                self.hung_up.set()
+                return
             for chunk in self.chunks:
                 try:
                     connection.sendall(chunk)

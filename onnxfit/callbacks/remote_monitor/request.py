@@ -61,6 +61,7 @@ class _Attempt(Thread):
         self.request = request
         self.timeout = timeout
         self.connections: list[HTTPConnection] = []
+        self.is_over = False
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -68,8 +69,8 @@ class _Attempt(Thread):
         # No handler of redirects is among them.
         for handler in (
             ProxyHandler(),
-            _Handler(self.connections),
-            _SecureHandler(self.connections),
+            _Handler(self),
+            _SecureHandler(self),
             HTTPDefaultErrorHandler(),
             HTTPErrorProcessor(),
         ):
@@ -81,7 +82,8 @@ class _Attempt(Thread):
             self.error = error
 
     def hang_up(self) -> None:
-        """End the connection, so that the thread ends."""
+        """End the connection, even one that is made later, so that the thread ends."""
+        self.is_over = True
         for connection in self.connections:
             try:
                 if connection.sock is not None:
@@ -91,16 +93,25 @@ class _Attempt(Thread):
 
 
 class _Remembering:
-    """Mixin for handlers of urllib that keeps the connections they open."""
+    """Mixin for handlers of urllib that tells an attempt of the connections they open."""
 
-    def __init__(self, connections: list[HTTPConnection]) -> None:
+    def __init__(self, attempt: _Attempt) -> None:
         super().__init__()
-        self.connections = connections
+        self.attempt = attempt
 
     def do_open(self, http_class: Any, req: Request, **http_conn_args: Any) -> HTTPResponse:
         def connect(host: str, **more: Any) -> HTTPConnection:
             connection: HTTPConnection = http_class(host, **more)
-            self.connections.append(connection)
+            self.attempt.connections.append(connection)
+            open_socket = connection.connect
+
+            def connect_in_time() -> None:
+                open_socket()
+                if self.attempt.is_over:
+                    connection.close()
+                    raise TimeoutError("the connection was made too late")
+
+            connection.connect = connect_in_time  # type: ignore[method-assign]
             return connection
 
         response: HTTPResponse = super().do_open(connect, req, **http_conn_args)  # type: ignore[misc]
