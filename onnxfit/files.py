@@ -1,19 +1,28 @@
-"""Atomic writing of files: a file is either complete or absent."""
+"""Atomic writing of files, and types of the values in a file that was read."""
 
 from __future__ import annotations
 
 import errno
 import math
 import os
+import reprlib
+import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from onnxfit.errors import CheckpointError
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
+MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
+
+
+# ---------------------------------------------------------------------- writing
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
@@ -23,9 +32,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     - `write`: called with a temporary file beside `path`, open for binary writing. The temporary
       file is then flushed to the disk and renamed.
 
-    Return `path`, as a Path. After that, the file and its name survive a power cut. CheckpointError
-    where the folder or the disk refuses; other exceptions of `write` are raised as they are. After
-    an exception no temporary file is left, and an old file is unchanged.
+    Return `path`, as a Path. After that, the file and its name survive a power cut. A file that is
+    replaced keeps its permissions, and a new one follows the umask. CheckpointError where the
+    folder or the disk refuses; other exceptions of `write` are raised as they are. After an
+    exception no temporary file is left, and an old file is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -38,10 +48,12 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
         target = Path(os.path.realpath(path))  # so that a link stays one
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
         _make_folder(target.parent)
         temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=_opener(target)) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,6 +82,20 @@ def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> N
                 path.unlink()
         except OSError:
             pass  # another process was faster, or this one has no permission
+
+
+def _opener(target: Path) -> Callable[[str, int], int] | None:
+    """Return an opener that creates a file with the permissions of `target`, if that is a file."""
+    if not target.is_file():
+        return None
+    permissions = target.stat().st_mode & 0o777
+
+    def create(path: str, flags: int) -> int:
+        handle = os.open(path, flags, permissions)
+        os.chmod(path, permissions)  # the umask may have removed some of them
+        return handle
+
+    return create
 
 
 def _make_folder(folder: Path) -> None:
@@ -106,3 +132,112 @@ def json_float(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+# ---------------------------------------------------------------------- types of values
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """A type of the values in a file.
+
+    - `description`: the type's name in an error message.
+    - `accepts`: a function that tells whether a value is of this type, whatever the value is.
+    """
+
+    description: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number that a float can hold, infinities included."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max or value in (math.inf, -math.inf)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+COUNT = ValueType("a whole number from 0 to 2**62", _is_count)
+POSITIVE_COUNT = ValueType(
+    "a whole number from 1 to 2**62", lambda value: _is_count(value) and value > 0
+)
+STEP = ValueType(
+    "a number of steps, or -1",
+    lambda value: _is_count(value) or (type(value) is int and value == -1),
+)
+NUMBER = ValueType("a number", _is_number)
+FIGURE = ValueType("a number or NaN", lambda value: _is_number(value) or _is_nan(value))
+RATE = ValueType("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
+FLAG = ValueType("true or false", lambda value: isinstance(value, bool))
+TEXT = ValueType("text", lambda value: isinstance(value, str))
+ARRAY = ValueType("an array of numbers", lambda value: isinstance(value, np.ndarray))
+ANYTHING = ValueType("any value", lambda value: True)
+LIST = ValueType("a list", lambda value: isinstance(value, list))
+MAPPING = ValueType("an object", lambda value: isinstance(value, Mapping))
+
+
+def optional(kind: ValueType) -> ValueType:
+    """Return the type of None and of the values of another type."""
+    return ValueType(
+        f"{kind.description} or null", lambda value: value is None or kind.accepts(value)
+    )
+
+
+def list_of(kind: ValueType, length: int | None = None) -> ValueType:
+    """Return the type of lists of another type's values, of any length or of this one."""
+
+    def accepts(value: Any) -> bool:
+        is_list = isinstance(value, (list, tuple)) and len(value) == (length or len(value))
+        return is_list and all(map(kind.accepts, value))
+
+    return ValueType(f"a list of which each is {kind.description}", accepts)
+
+
+def pair_of(first: ValueType, second: ValueType) -> ValueType:
+    """Return the type of lists of two values, each of its own type."""
+
+    def accepts(value: Any) -> bool:
+        is_pair = isinstance(value, (list, tuple)) and len(value) == 2
+        return is_pair and first.accepts(value[0]) and second.accepts(value[1])
+
+    return ValueType(f"a list of {first.description} and {second.description}", accepts)
+
+
+def mapping_of(kind: ValueType) -> ValueType:
+    """Return the type of objects (dicts) that map text to another type's values."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(
+            isinstance(key, str) and kind.accepts(entry) for key, entry in value.items()
+        )
+
+    return ValueType(f"an object of which each value is {kind.description}", accepts)
+
+
+def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> None:
+    """Raise CheckpointError unless `values` has, for every name in `types`, a value of that type.
+
+    - `place`: the file, and the place in it, for the message.
+    - `values`: the dict that was read; other names in it are ignored.
+    """
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"{place} is {reprlib.repr(values)}, expected an object.")
+    missing = [name for name in types if name not in values]
+    if missing:
+        raise CheckpointError(
+            f"{place} lacks {', '.join(missing)}; it has"
+            f" {', '.join(map(str, values)) or 'nothing'}."
+        )
+    for name, kind in types.items():
+        if not kind.accepts(values[name]):
+            raise CheckpointError(
+                f"{place} has {name} = {reprlib.repr(values[name])}, expected {kind.description}."
+                " The file is damaged, or a stranger wrote it: use another."
+            )

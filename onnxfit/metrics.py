@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import DataError, SettingError, warn_user
+from onnxfit.errors import CheckpointError, DataError, SettingError, warn_user
 from onnxfit.registry import lookup, registry, snake_case
 
 __all__ = [
@@ -110,8 +110,17 @@ class Metric(ABC):
         return {name: value for name, value in vars(self).items() if name.startswith("_")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state` that `state_dict` returned."""
+        """Continue from a `state` that `state_dict` returned. CheckpointError for one of another
+        form: nothing but the attributes that begin with an underscore is set.
+        """
         self.reset()
+        own = {name for name in vars(self) if name.startswith("_")}
+        foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
+        if not own <= set(state) or foreign:
+            raise CheckpointError(
+                f"The metric {self.name!r} keeps {', '.join(sorted(own)) or 'nothing'}; the"
+                f" checkpoint has {', '.join(sorted(state)) or 'nothing'}."
+            )
         vars(self).update(state)
 
     @abstractmethod

@@ -15,11 +15,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from operator import ge, gt, le, lt
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
-from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError
 
 T = TypeVar("T")
 
@@ -149,17 +149,34 @@ def to_config(instance: Any) -> dict[str, Any]:
 def from_config(config: Any, *modules: str) -> Any:
     """Return the instance that `to_config` wrote as `config`; any other value is returned as it is.
 
-    Only classes that the onnxfit modules called `modules` export are instantiated: nothing is
-    imported, and no other code runs. SettingError for a class of another module.
+    Only the concrete dataclasses that the onnxfit modules called `modules` export are
+    instantiated: nothing is imported, and no function is called. SettingError for another name, and
+    for settings that the class does not take.
     """
     if not (isinstance(config, dict) and isinstance(config.get("name"), str)):
         return config
+    name, settings = config["name"], config.get("settings", {})
     for module in modules:
         exports = sys.modules[module]
-        if config["name"] in exports.__all__:
-            settings = {k: from_config(v, *modules) for k, v in config.get("settings", {}).items()}
-            return getattr(exports, config["name"])(**settings)
-    raise SettingError(f"{config['name']!r} is not one of onnxfit's own; pass the object itself.")
+        member = getattr(exports, name) if name in exports.__all__ else None
+        if _is_concrete_dataclass(member):
+            break
+    else:
+        raise SettingError(f"{name!r} is not one of onnxfit's own; pass the object itself.")
+    if not isinstance(settings, dict):
+        raise SettingError(f"The settings of {name} are a dict, got {settings!r}.")
+    arguments = {key: from_config(value, *modules) for key, value in settings.items()}
+    try:
+        return member(**arguments)
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise SettingError(f"{name} does not take the settings {settings!r}: {error}.") from error
+
+
+def _is_concrete_dataclass(member: object) -> TypeGuard[type[Any]]:
+    is_dataclass = isinstance(member, type) and dataclasses.is_dataclass(member)
+    return is_dataclass and not getattr(member, "__abstractmethods__", None)
 
 
 def exported_members(package: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.data import validation_split as split_rows
-from onnxfit.errors import SettingError
+from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
@@ -297,7 +297,14 @@ class Trainer(SavedTrainer):
         """
         contents = checkpoint.load(path, settings)
         with matching_this_version(path):
-            trainer = cls(contents.model, **contents.settings)
+            try:
+                trainer = cls(contents.model, **contents.settings)
+            except SettingError as error:
+                if settings:  # the wrong one may be the caller's
+                    raise
+                raise CheckpointError(
+                    f"{os.fspath(path)!r} has settings that no trainer takes: {error}"
+                ) from error
             trainer._restore(contents)
         return trainer
 

@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 
 from onnxfit import Trainer, losses, metrics, optimizers, penalties, schedules
+from onnxfit.errors import SettingError
 from onnxfit.registry import from_config, registry, to_config
 from tests import test_losses, test_metrics, test_optimizers, test_penalties, test_schedules
 from tests.models import mlp
@@ -398,3 +399,29 @@ def test_without_a_decision_of_the_loss_a_metric_compares_outputs_as_they_are() 
     with pytest.warns(UserWarning, match="leave 0..1"):
         found = trainer.evaluate(X, y)["accuracy"]
     assert found == pytest.approx(((raw > 0.5) == (y > 0.5)).mean())
+
+
+MODULES = (losses, metrics, optimizers, penalties, schedules)
+NOT_REGISTERED = [
+    (module, name)
+    for module in MODULES
+    for name in module.__all__
+    if not dataclasses.is_dataclass(getattr(module, name))
+    or getattr(getattr(module, name), "__abstractmethods__", None)
+]
+
+
+@pytest.mark.parametrize(("module", "name"), NOT_REGISTERED)
+@pytest.mark.parametrize("settings", [{}, {"spec": "sgd"}, {"specs": {}, "weights": {}}], ids=str)
+def test_a_file_makes_no_other_exported_member(
+    module: ModuleType, name: str, settings: dict[str, Any]
+) -> None:
+    """A function of `__all__` would run with arguments that a stranger chose."""
+    with pytest.raises(SettingError, match=name):
+        from_config({"name": name, "settings": settings}, module.__name__)
+
+
+@pytest.mark.parametrize("settings", [[], "x", 1, {"unknown": 1}, {"learning_rate": -1.0}], ids=str)
+def test_settings_that_a_class_does_not_take(settings: Any) -> None:
+    with pytest.raises(SettingError, match="SGD"):
+        from_config({"name": "SGD", "settings": settings}, "onnxfit.optimizers")

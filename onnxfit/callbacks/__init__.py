@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from onnxfit.callbacks.callback import Callback as Callback
     from onnxfit.callbacks.callback import CallbackList as CallbackList
-    from onnxfit.callbacks.callback import StatefulCallback as StatefulCallback
     from onnxfit.callbacks.csv_logger import CSVLogger as CSVLogger
     from onnxfit.callbacks.csv_logger import JSONLLogger as JSONLLogger
     from onnxfit.callbacks.device_stats import DeviceStats as DeviceStats
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.prediction_writer import PredictionWriter as PredictionWriter
     from onnxfit.callbacks.progress import ProgressBar as ProgressBar
     from onnxfit.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
+    from onnxfit.callbacks.stateful_callback import StatefulCallback as StatefulCallback
     from onnxfit.callbacks.tensorboard import TensorBoard as TensorBoard
     from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
     from onnxfit.callbacks.threshold_stop import ThresholdStop as ThresholdStop

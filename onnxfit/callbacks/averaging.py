@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.callback import StatefulCallback
-from onnxfit.callbacks.checks import require_at_least, require_constant_rate
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_constant_rate, require_weights
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError
+from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.files import ARRAY, COUNT, mapping_of, optional
 from onnxfit.graph import names
 
 __all__ = ["StochasticWeightAveraging", "SwapEMAWeights"]
@@ -42,7 +43,7 @@ class SwapEMAWeights(StatefulCallback):
     >>> swap = SwapEMAWeights(swap_on_epoch=True)
     """
 
-    remembered = ("weights",)
+    remembered = {"weights": optional(mapping_of(ARRAY))}
 
     def __init__(self, swap_on_epoch: bool = False, *, at_end: bool = True) -> None:
         self.swap_on_epoch = swap_on_epoch
@@ -63,6 +64,7 @@ class SwapEMAWeights(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         self._check()
+        require_weights(self, "weights", self.weights or {})
         self._swap_back()
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
@@ -131,7 +133,7 @@ class StochasticWeightAveraging(StatefulCallback):
     >>> average = StochasticWeightAveraging(0.75, learning_rate=0.01)
     """
 
-    remembered = ("count", "mean")
+    remembered = {"count": COUNT, "mean": mapping_of(ARRAY)}
 
     def __init__(
         self,
@@ -158,6 +160,12 @@ class StochasticWeightAveraging(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
+        require_weights(self, "mean", self.mean, np.float64)
+        if self.count and set(self.mean) != set(self.trainer.get_weights()):
+            raise CheckpointError(
+                f"The saved state of {self.state_key} has the mean of {', '.join(self.mean)},"
+                " expected that of every weight: it belongs to another model."
+            )
         if self.learning_rate is not None:
             require_constant_rate(self.trainer, "StochasticWeightAveraging", "drop either")
 

@@ -9,13 +9,29 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, Union
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.errors import SettingError
+from onnxfit.files import NUMBER, POSITIVE_COUNT, TEXT, ValueType, list_of, optional
 
 __all__ = ["BatchSizeFinder"]
+
+
+RESULT_TYPES = {"seconds": NUMBER, "samples_per_second": NUMBER, "error": TEXT}
+
+
+def _is_result(value: Any) -> bool:
+    """Return whether a value is what a size tried adds to `results`."""
+    if not isinstance(value, dict) or not POSITIVE_COUNT.accepts(value.get("batch_size")):
+        return False
+    others = set(value) - {"batch_size"}
+    known = others in ({"error"}, {"seconds", "samples_per_second"})
+    return known and all(RESULT_TYPES[name].accepts(value[name]) for name in others)
+
+
+RESULT = ValueType("the result of a batch size", _is_result)
 
 
 class BatchSizeFinder(StatefulCallback):
@@ -48,7 +64,7 @@ class BatchSizeFinder(StatefulCallback):
     >>> finder = BatchSizeFinder("binsearch", init_val=16)
     """
 
-    remembered = ("results", "suggestion")
+    remembered = {"results": list_of(RESULT), "suggestion": optional(POSITIVE_COUNT)}
 
     def __init__(
         self,

@@ -23,20 +23,19 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy.typing as npt
 
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import SettingError
 from onnxfit.runtime.backends import get_backend
 
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
 
-__all__ = ["HOOKS", "Callback", "CallbackList", "StatefulCallback"]
+__all__ = ["HOOKS", "Callback", "CallbackList"]
 
 PHASES = ("monitor", "checkpoint", "backup", "logger")
 
@@ -187,69 +186,6 @@ class Callback:
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-class StatefulCallback(Callback, ABC):
-    """Base class of callbacks with a state that checkpoints keep.
-
-    A subclass names the attributes that are its state in `remembered`, and sets their initial
-    values in `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the
-    last one. CheckpointError: a saved state lacks an attribute.
-
-    >>> class CountEpochs(StatefulCallback):
-    ...     remembered = ("epochs",)
-    ...
-    ...     def reset(self):
-    ...         self.epochs = 0
-    ...
-    ...     def on_epoch_end(self, epoch, logs):
-    ...         self.epochs += 1
-    """
-
-    remembered: ClassVar[tuple[str, ...]] = ()
-    _resumes = False
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Set the attributes in `remembered` to their initial values."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the attributes in `remembered`, by name."""
-        return {name: _snapshot(getattr(self, name)) for name in self.remembered}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the attributes in `remembered`; the next `fit` then does not reset them.
-
-        - `state`: the dict that `state_dict` returned. CheckpointError: an attribute is missing.
-        """
-        missing = [name for name in self.remembered if name not in state]
-        if missing:
-            raise CheckpointError(
-                f"The saved state of {self.state_key} lacks {', '.join(missing)}; it has"
-                f" {', '.join(state) or 'nothing'}."
-            )
-        for name in self.remembered:
-            setattr(self, name, _snapshot(state[name]))
-        self._resumes = True
-
-    def on_train_begin(self, logs: Logs) -> None:
-        """Reset the state unless a saved one was loaded; `logs` is empty."""
-        if not self._resumes:
-            self.reset()
-
-    def on_close(self) -> None:
-        """Let the next `fit` begin with a fresh state."""
-        self._resumes = False
-
-
-def _snapshot(value: Any) -> Any:
-    """Return a copy that later changes do not reach.
-
-    Arrays are shared, because callbacks replace them and never write into them.
-    """
-    if isinstance(value, dict):
-        return {key: _snapshot(entry) for key, entry in value.items()}
-    return [_snapshot(entry) for entry in value] if isinstance(value, list) else value
-
-
 class CallbackList:
     """Callbacks in the order in which they run: monitors, checkpoints, backups, loggers.
 
@@ -297,8 +233,7 @@ class CallbackList:
             callback.trainer = trainer
             callback.params = dict(params or {})
             callback.callbacks = self
-            if states and callback.state_key in states:
-                callback.load_state_dict(states[callback.state_key])
+        self.load_state_dict(states or {})
         for hook in HOOKS:
             listeners = tuple(
                 getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)
@@ -322,10 +257,19 @@ class CallbackList:
         """Load every callback's saved state; callbacks without one stay as they are.
 
         - `states`: state_key -> state.
+
+        If a callback refuses its state, the attributes of all are set back.
         """
-        for callback in self.callbacks:
-            if callback.state_key in states:
-                callback.load_state_dict(states[callback.state_key])
+        before = [dict(vars(callback)) for callback in self.callbacks]
+        try:
+            for callback in self.callbacks:
+                if callback.state_key in states:
+                    callback.load_state_dict(states[callback.state_key])
+        except BaseException:
+            for callback, attributes in zip(self.callbacks, before):
+                vars(callback).clear()
+                vars(callback).update(attributes)
+            raise
 
     def log(self, name: str, value: SupportsFloat) -> None:
         """Add a value to the logs of the current event, for every callback still to be called.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from onnxfit.errors import SettingError
+import numpy as np
+import numpy.typing as npt
+
+from onnxfit.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
+    from onnxfit.callbacks.callback import Callback
     from onnxfit.trainer import Trainer
 
-__all__ = ["require_at_least", "require_constant_rate", "require_save_freq"]
+__all__ = ["require_at_least", "require_constant_rate", "require_save_freq", "require_weights"]
 
 
 def require_at_least(owner: str, minimum: float, **settings: float | None) -> None:
@@ -46,4 +51,32 @@ def require_save_freq(owner: str, save_freq: object) -> None:
     if save_freq != "epoch" and not is_count:
         raise SettingError(
             f"{owner} needs save_freq 'epoch' or a number of batches >= 1, got {save_freq!r}."
+        )
+
+
+def require_weights(
+    callback: Callback,
+    name: str,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    dtype: npt.DTypeLike | None = None,
+) -> None:
+    """Raise CheckpointError unless loaded arrays can take the place of the trainer's weights.
+
+    - `callback`: the callback with the loaded state.
+    - `name`: the arrays' name in that state.
+    - `arrays`: weight -> array.
+    - `dtype`: the type of all arrays; None for each weight's own type.
+    """
+    weights = callback.trainer.get_weights() if arrays else {}
+    for key, array in arrays.items():
+        weight = weights.get(key)
+        if weight is None:
+            problem = "which is none of the trainer's weights"
+        elif (array.shape, array.dtype) != (weight.shape, np.dtype(dtype or weight.dtype)):
+            problem = f"which is {array.dtype}{list(array.shape)}"
+        else:
+            continue
+        raise CheckpointError(
+            f"The saved state of {callback.state_key} has {name} of {key!r}, {problem}: it belongs"
+            " to another model. Resume from a checkpoint of this model."
         )

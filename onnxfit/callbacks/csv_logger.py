@@ -10,10 +10,10 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
-from onnxfit.files import json_float, write_atomically
+from onnxfit.files import COUNT, json_float, write_atomically
 
 __all__ = ["CSVLogger", "JSONLLogger"]
 
@@ -28,7 +28,7 @@ class _FileLogger(StatefulCallback):
     """
 
     phase: ClassVar[str] = "logger"
-    remembered = ("rows",)
+    remembered = {"rows": COUNT}
 
     def __init__(self, filename: Union[str, os.PathLike[str]], *, append: bool = False) -> None:
         self.filename = Path(filename)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onnxfit.callbacks.callback import StatefulCallback
-from onnxfit.callbacks.checks import require_at_least
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.checks import require_at_least, require_weights
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
+from onnxfit.files import ARRAY, COUNT, NUMBER, mapping_of, optional
 
 __all__ = ["EarlyStopping"]
 
@@ -46,7 +47,13 @@ class EarlyStopping(StatefulCallback):
     onnxfit.errors.SettingError: EarlyStopping needs patience >= 0, got -1.
     """
 
-    remembered = ("best", "best_epoch", "best_weights", "stopped_epoch", "wait")
+    remembered = {
+        "best": optional(NUMBER),
+        "best_epoch": optional(COUNT),
+        "best_weights": optional(mapping_of(ARRAY)),
+        "stopped_epoch": COUNT,
+        "wait": COUNT,
+    }
 
     def __init__(
         self,
@@ -88,6 +95,7 @@ class EarlyStopping(StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
+        require_weights(self, "best_weights", self.best_weights or {})
         self.monitor.start(self.trainer)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

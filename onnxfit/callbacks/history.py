@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.files import COUNT, FIGURE, list_of, mapping_of
 
 __all__ = ["History"]
 
@@ -19,7 +20,7 @@ class History(StatefulCallback):
     History(epochs=0, names=[])
     """
 
-    remembered = ("epoch", "history")
+    remembered = {"epoch": list_of(COUNT), "history": mapping_of(list_of(FIGURE))}
 
     def __init__(self) -> None:
         self.reset()

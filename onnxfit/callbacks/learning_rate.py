@@ -8,12 +8,13 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
 from onnxfit.errors import SettingError
+from onnxfit.files import COUNT, NUMBER, optional
 
 __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 
@@ -33,7 +34,7 @@ class LearningRateScheduler(StatefulCallback):
     >>> halve = LearningRateScheduler(lambda epoch, lr: lr / 2)
     """
 
-    remembered = ("epoch",)
+    remembered = {"epoch": optional(COUNT)}
 
     def __init__(self, schedule: Callable[..., float], *, verbose: int = 0) -> None:
         if not callable(schedule):
@@ -96,7 +97,7 @@ class ReduceLROnPlateau(StatefulCallback):
     onnxfit.errors.SettingError: ReduceLROnPlateau needs 0 < factor < 1, got 1.0.
     """
 
-    remembered = ("best", "cooldown_left", "wait")
+    remembered = {"best": optional(NUMBER), "cooldown_left": COUNT, "wait": COUNT}
 
     def __init__(
         self,

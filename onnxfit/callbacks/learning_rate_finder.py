@@ -9,11 +9,12 @@ from typing import Union
 
 import numpy as np
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.errors import SettingError
+from onnxfit.files import NUMBER, RATE, list_of, optional
 
 __all__ = ["LearningRateFinder"]
 
@@ -45,7 +46,7 @@ class LearningRateFinder(StatefulCallback):
     >>> finder = LearningRateFinder(1e-5, max_lr=10.0, steps=200)
     """
 
-    remembered = ("losses", "rates", "suggestion")
+    remembered = {"losses": list_of(NUMBER), "rates": list_of(RATE), "suggestion": optional(RATE)}
 
     def __init__(
         self,

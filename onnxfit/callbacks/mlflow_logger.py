@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import InstallationError
+from onnxfit.files import ValueType, optional
 
 __all__ = ["MLflowLogger"]
+
+
+# MLflow looks a run up by its id, in some stores as the name of a folder.
+RUN_ID = ValueType(
+    "the id of an MLflow run",
+    lambda value: isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z0-9][\w-]{0,255}", value)),
+)
 
 
 class MLflowLogger(StatefulCallback):
@@ -39,7 +47,7 @@ class MLflowLogger(StatefulCallback):
     """
 
     phase: ClassVar[str] = "logger"
-    remembered = ("run_id",)
+    remembered = {"run_id": optional(RUN_ID)}
 
     def __init__(
         self,

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import math
 import os
-import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
+from onnxfit.callbacks import file_template
 from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
-from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.files import remove_leftovers, write_atomically
+from onnxfit.errors import CheckpointError, SettingError, UnknownNameError
+from onnxfit.files import (
+    NUMBER,
+    STEP,
+    ValueType,
+    list_of,
+    optional,
+    pair_of,
+    remove_leftovers,
+    require_types,
+    write_atomically,
+)
 from onnxfit.graph.tensors import write_model, write_safetensors
 
 __all__ = ["ModelCheckpoint"]
+
+MAX_PATH_CHARACTERS = 4096  # of a path that was read from a file
 
 
 class ModelCheckpoint(SavingCallback, StatefulCallback):
@@ -46,7 +58,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
       with accumulated gradients are fewer than the batches.
     - `top_k`: keep only so many of the best files written in this `fit`, and delete the others;
       None keeps all, 0 writes none but the last. The file from which training resumed is never
-      deleted.
+      deleted, and neither is any file that `filepath` could not name.
     - `save_last`: each time a checkpoint is due, also write "last" with the suffix of `filepath`,
       in the same folder.
     - `background`: training waits only for a copy of its state in memory and goes on while the copy
@@ -138,7 +150,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 "ModelCheckpoint needs save_weights_only=True to write ONNX, got"
                 f" {self.filepath!r}."
             )
-        fields = _fields(self.filepath)
+        fields = file_template.fields(self.filepath)
         if any(not field or field.isdigit() for field in fields):
             raise SettingError(
                 "ModelCheckpoint fills its filepath by name, as in '{epoch}-{val_loss:.3f}.ckpt',"
@@ -155,14 +167,63 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         return f"ModelCheckpoint({self.filepath})"
 
     @property
-    def last_path(self) -> str:
-        """The file of `save_last`, in the innermost folder whose name has no field."""
+    def folder(self) -> Path:
+        """The innermost folder of `filepath` whose name has no field."""
         folder = Path(self.filepath).parent
-        while _fields(str(folder)):
+        while file_template.fields(str(folder)):
             folder = folder.parent
+        return folder
+
+    @property
+    def last_path(self) -> str:
+        """The file of `save_last`, in `folder`."""
         name = Path(self.filepath).name
-        literal = "".join(text for text, *_ in string.Formatter().parse(name))
-        return str(folder / f"last{Path('_' + literal).suffix}")
+        literal = "".join(text for text, *_ in file_template.parts(name))
+        return str(self.folder / f"last{Path('_' + literal).suffix}")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state.
+
+        - `state`: the dict that `state_dict` returned.
+
+        CheckpointError: a value is of another type, or a path is none of this callback's files.
+        """
+        path = ValueType(f"a file of the template {self.filepath!r}", self._is_own)
+        score = optional(NUMBER)
+        types = {
+            "best_model_path": optional(path),
+            "best_model_score": score,
+            "kept": list_of(pair_of(path, score)),
+            "last_model_path": optional(path),
+            "step": STEP,
+            "written": list_of(path),
+        }
+        require_types(f"The saved state of {self.state_key}", state, types)
+        super().load_state_dict(state)
+
+    def _is_own(self, path: Any) -> bool:
+        """Return whether a value from a file is a path that this callback writes to."""
+        if not isinstance(path, str) or len(path) > MAX_PATH_CHARACTERS:
+            return False
+        # `last_path` has the separators of the system on which the state was saved.
+        is_last = path.replace("\\", "/") == self.last_path.replace("\\", "/")
+        return is_last or bool(file_template.pattern(self.filepath).fullmatch(path))
+
+    def _delete(self, path: str) -> None:
+        """Delete one of this callback's files."""
+        folder = os.path.realpath(self.folder)
+        parent = os.path.realpath(Path(path).parent)
+        if not Path(parent).is_relative_to(folder):
+            raise CheckpointError(
+                f"ModelCheckpoint does not delete {path!r}: a link leads from {str(self.folder)!r}"
+                f" to {parent!r}."
+            )
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"ModelCheckpoint cannot delete {path!r}: {error.strerror or error}."
+            ) from error
 
     def listens(self, hook: str) -> bool:
         by_batch = self.every_n_steps is not None or self.save_freq != "epoch"
@@ -218,7 +279,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 write(path)
             for path in to_delete:  # only once the better files exist
                 if os.path.realpath(path) not in protected:
-                    Path(path).unlink(missing_ok=True)
+                    self._delete(path)
 
         return job
 
@@ -302,9 +363,9 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         fields = {
             "epoch": self._epoch + 1,
             "step": self.trainer.global_step,
-            **{name: logs[name] for name in _fields(self.filepath) if name in logs},
+            **{name: logs[name] for name in file_template.fields(self.filepath) if name in logs},
         }
-        for name in _fields(self.filepath):
+        for name in file_template.fields(self.filepath):
             if name not in fields:
                 raise UnknownNameError(
                     f"field of the filepath {self.filepath!r}", name, {"epoch", "step", *logs}
@@ -320,13 +381,3 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             return lambda path: write_model(path, model)
         weights = self.trainer.get_weights()
         return lambda path: write_atomically(path, lambda file: write_safetensors(file, weights))
-
-
-def _fields(template: str) -> list[str]:
-    """Return the names of the fields of a path template."""
-    try:
-        return [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise SettingError(
-            f"ModelCheckpoint cannot read the path template {template!r}: {error}."
-        ) from error

@@ -6,9 +6,10 @@ from datetime import timedelta
 from time import monotonic
 from typing import Union
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
+from onnxfit.files import RATE
 
 __all__ = ["Timer"]
 
@@ -30,7 +31,7 @@ class Timer(StatefulCallback):
     onnxfit.errors.SettingError: Timer needs duration > 0 seconds, got 0.
     """
 
-    remembered = ("elapsed",)
+    remembered = {"elapsed": RATE}
 
     def __init__(
         self, duration: Union[float, timedelta, None] = None, *, interval: str = "batch"

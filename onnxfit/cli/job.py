@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
-import string
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from onnxfit.callbacks import (
     Logs,
     ModelCheckpoint,
     TensorBoard,
+    file_template,
 )
 from onnxfit.cli import arrays, settings
 from onnxfit.cli.options import print_figures
@@ -35,6 +34,7 @@ from onnxfit.training import checkpoint
 
 Options = dict[str, Any]  # of `onnxfit fit`, by click's names, with the values that were given
 PATH_OPTIONS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
+WRITTEN_OPTIONS = ("csv", "output", "tensorboard")
 # passed on to Trainer as they are
 TRAINER_OPTIONS = (
     "backend",
@@ -46,8 +46,6 @@ TRAINER_OPTIONS = (
     "clip_value",
     "accumulate",
 )
-# matches the text that a field of a template is formatted to
-_FIELD_PATTERN = r"[-+ ,.%\da-f]*(?:nan|inf)?"
 
 
 class CheckpointLayout:
@@ -66,7 +64,7 @@ class CheckpointLayout:
             path = path / f"last{checkpoint.SUFFIX}"
         self.path = path
         self.folder = path.parent
-        if any(field is not None for _, field in _fields(str(self.folder))):
+        if file_template.fields(str(self.folder)):
             raise SettingError(
                 "--checkpoint takes fields such as {epoch} in the name of the file, not of its"
                 f" folder; got {template!r}."
@@ -76,16 +74,11 @@ class CheckpointLayout:
                 f"--checkpoint writes a whole training state and no .onnx, got {template!r};"
                 " --output writes the model."
             )
-        name = ""  # of the file, with fields by their names
-        pattern = ""
-        for text, field in _fields(path.name):
-            name += text + (field or "")
-            pattern += re.escape(text)
-            if field is not None:
-                pattern += _FIELD_PATTERN
+        # of the file, with fields by their names
+        name = "".join(text + (field or "") for text, field, _ in file_template.parts(path.name))
         self.interrupted = self.folder / (name if name == path.name else f"interrupted-{name}")
         self.options_path = self.folder / f"{name}.json"
-        self._pattern = re.compile(pattern)
+        self._pattern = file_template.pattern(path.name)
 
     def matches(self, path: Path) -> bool:
         """Return whether a file has the name of one of these checkpoints."""
@@ -107,17 +100,6 @@ class CheckpointLayout:
         write_atomically(self.options_path, lambda file: file.write(text.encode()))
 
 
-def _fields(template: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the texts of a template, each with the name of the field after it, or None."""
-    try:
-        for text, field, _, _ in string.Formatter().parse(template):
-            yield text, field
-    except ValueError as error:
-        raise SettingError(
-            f"--checkpoint cannot read the template {template!r}: {error}."
-        ) from None
-
-
 def read_options(path: Path) -> tuple[Options, bool]:
     """Return the options of the training at `path`, and whether it is finished.
 
@@ -129,30 +111,61 @@ def read_options(path: Path) -> tuple[Options, bool]:
     for options_path in sorted(folder.glob("*.json")):
         try:
             contents = json.loads(options_path.read_bytes())
-            if contents["onnxfit"] == "fit" and (
-                path.is_dir() or _layout(contents["options"], folder).matches(path)
-            ):
-                candidates.append((options_path, contents))
-        except (ValueError, KeyError, TypeError):
+            layout = _layout(contents["options"], folder)
+            if contents["onnxfit"] == "fit" and (path.is_dir() or layout.matches(path)):
+                options = {**contents["options"], "checkpoint": str(layout.path)}
+                candidates.append((options_path, options, bool(contents["finished"])))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             continue  # not a file of `onnxfit fit`
     if len(candidates) != 1:
         problem = "has none"
         if candidates:
-            names = ", ".join(options_path.name for options_path, _ in candidates)
+            names = ", ".join(options_path.name for options_path, *_ in candidates)
             problem = f"has those of {len(candidates)} ({names}): name a checkpoint"
         raise CheckpointError(
             f"`onnxfit fit --checkpoint` notes its options beside its checkpoints; {str(folder)!r}"
             f" {problem}."
         )
-    ((_, contents),) = candidates
-    layout = _layout(contents["options"], folder)
-    return {**contents["options"], "checkpoint": str(layout.path)}, bool(contents["finished"])
+    ((_, fit_options, finished),) = candidates
+    return fit_options, finished
 
 
 def _layout(fit_options: Options, folder: Path) -> CheckpointLayout:
-    """Return the layout of options found in `folder`, which may have been moved there."""
-    name = CheckpointLayout(fit_options["checkpoint"]).path.name
-    return CheckpointLayout(str(folder.resolve() / name))
+    """Return the layout of options found in `folder`, which may have been moved there.
+
+    Of the noted path only the name counts. CheckpointError where that is no name of a file.
+    """
+    folder = folder.resolve()
+    layout = CheckpointLayout(str(folder / CheckpointLayout(fit_options["checkpoint"]).path.name))
+    if layout.folder != folder:  # the name is `..`, or that of a folder
+        raise CheckpointError(
+            f"The options in {str(folder)!r} name no file there: --checkpoint"
+            f" {fit_options['checkpoint']!r}."
+        )
+    return layout
+
+
+def paths_outside(fit_options: Options) -> list[str]:
+    """Return the options whose files are written outside two folders, each with a path.
+
+    The two are the folder of `--checkpoint` and the working directory, links resolved.
+    """
+    layout = CheckpointLayout(fit_options["checkpoint"])
+    roots = [Path(os.path.realpath(root)) for root in (layout.folder, os.curdir)]
+    named = [name for name in WRITTEN_OPTIONS if fit_options[name]]
+    written = [(f"--{name}", Path(fit_options[name])) for name in named]
+    # Links in the folders of checkpoints and TensorBoard would lead their files to other places.
+    for path in layout.folder.glob("*"):
+        if path.is_symlink() and (path == layout.options_path or layout.matches(path)):
+            written.append(("--checkpoint", path))
+    if fit_options["tensorboard"]:
+        below = Path(fit_options["tensorboard"]).rglob("*")
+        written += [("--tensorboard", path) for path in below if path.is_symlink()]
+    return [
+        f"{option} {os.fspath(path)!r}"
+        for option, path in written
+        if not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)
+    ]
 
 
 def with_absolute_paths(fit_options: Options) -> Options:
@@ -257,7 +270,7 @@ def _fit(
                 verbose=0 if quiet else "auto",
             )
     except Interrupted as interrupted:
-        _save_and_exit(trainer, layout, interrupted.signal)
+        _save_and_exit(trainer, fit_options, layout, interrupted.signal)
 
 
 def _print_report(
@@ -346,13 +359,16 @@ class Interruption(Callback):
                 signal.signal(number, handler)
 
 
-def _save_and_exit(trainer: Trainer, layout: CheckpointLayout | None, number: int) -> NoReturn:
+def _save_and_exit(
+    trainer: Trainer, fit_options: Options, layout: CheckpointLayout | None, number: int
+) -> NoReturn:
     """Save the state, say how to go on, and exit as a process that the signal ended."""
     if layout:
         path = layout.interrupted
         trainer.save(path)
         click.echo(f"Interrupted; the state is in {path}. To go on:", err=True)
-        click.echo(f"  onnxfit resume {shlex.quote(str(path))}", err=True)
+        option = " --allow-paths-outside" if paths_outside(fit_options) else ""
+        click.echo(f"  onnxfit resume {shlex.quote(str(path))}{option}", err=True)
     else:
         click.echo(
             "Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on"

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, Union
 
+import numpy as np
 import numpy.typing as npt
 
 from onnxfit.data import Batch
+from onnxfit.errors import CheckpointError, OnnxfitError
+from onnxfit.files import COUNT, FIGURE, LIST, MAPPING, list_of, mapping_of, require_types
 from onnxfit.graph import names
 from onnxfit.step.objectives import Objective, OutputMetric
 
+# of the state of a Tracker, as a checkpoint keeps it
+SUM_TYPES = {
+    "rows": COUNT,
+    "loss": list_of(FIGURE, 2),
+    "parts": mapping_of(list_of(FIGURE, 2)),
+    "metrics": mapping_of(MAPPING),
+}
 Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 
 
@@ -57,6 +68,7 @@ class Tracker:
 
     def reset(self) -> None:
         self.rows = 0
+        self._resumes = False  # from sums of a checkpoint, to which no batch has been added yet
         # the mean of the whole loss; with several outputs, of the penalties alone
         self._loss = Mean()
         outputs = self._weights if self._several else ()
@@ -76,13 +88,38 @@ class Tracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the sums that `state_dict` returned."""
-        self.rows = int(state["rows"])
+        """Go on from the sums that `state_dict` returned.
+
+        CheckpointError, here or at the next update, for sums of another form.
+        """
+        place = "The tracker of the checkpoint"
+        require_types(place, state, SUM_TYPES)
+        require_types(f"{place}'s parts", state["parts"], dict.fromkeys(self._output_losses, LIST))
+        metrics = {metric.name: metric for metric in self._metrics}
+        require_types(f"{place}'s metrics", state["metrics"], dict.fromkeys(metrics, MAPPING))
+        self.rows = state["rows"]
         self._loss.total, self._loss.weight = state["loss"]
         for output, mean in self._output_losses.items():
             mean.total, mean.weight = state["parts"][output]
-        for metric in self._metrics:
-            metric.metric.load_state_dict(state["metrics"][metric.name])
+        self._resumes = True
+        for name, metric in metrics.items():
+            with self._refusing(name), np.errstate(all="ignore"):
+                metric.metric.load_state_dict(state["metrics"][name])
+                metric.metric.result()
+
+    @contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """Raise CheckpointError where a metric cannot go on from the sums of a checkpoint."""
+        try:
+            yield
+        except OnnxfitError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            if not self._resumes:
+                raise
+            raise CheckpointError(
+                f"The metric {name!r} cannot go on from its sums in the checkpoint: {error}."
+            ) from error
 
     def update(self, result: StepResult, batch: Batch) -> float:
         """Add the result of a step on a batch, and return the loss of that batch."""
@@ -110,7 +147,9 @@ class Tracker:
         for metric in self._metrics:
             labels = arrays[names.target(metric.output)]
             row_weights = weight if metric.metric.weighted else None
-            metric.metric.update(labels, predictions[metric.output], row_weights)
+            with self._refusing(metric.name):
+                metric.metric.update(labels, predictions[metric.output], row_weights)
+        self._resumes = False
 
     @property
     def loss(self) -> float:

@@ -19,6 +19,7 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.files import COUNT, RATE, optional
 from onnxfit.graph import names
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
+COUNTER_TYPES = {
+    **dict.fromkeys((*COUNTERS, "window"), COUNT),
+    "learning_rate": optional(RATE),  # None if it follows a schedule
+}
 
 
 class BaseTrainer:
@@ -280,13 +285,12 @@ class BaseTrainer:
                 "The state's learning rate follows a schedule and this trainer's does not, or the"
                 " other way round."
             )
-        counts = [counters[name] for name in (*COUNTERS, "window")]
-        whole = all(isinstance(count, int) and 0 <= count < 2**63 for count in counts)
-        if not whole or not isinstance(counters["learning_rate"], (int, float, type(None))):
-            raise SettingError(
-                "A state counts in whole numbers, and its learning rate is one number; got"
-                f" {counters}."
-            )
+        for name, value_type in COUNTER_TYPES.items():
+            if not value_type.accepts(counters[name]):
+                raise SettingError(
+                    f"The state has counters with {name} = {counters[name]!r}, expected"
+                    f" {value_type.description}."
+                )
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in COUNTERS:
             setattr(self, name, counters[name])

@@ -24,8 +24,18 @@ import numpy as np
 import onnx
 import safetensors
 
+from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError, SettingError
-from onnxfit.files import write_atomically
+from onnxfit.files import (
+    FIGURE,
+    LIST,
+    MAPPING,
+    TEXT,
+    list_of,
+    mapping_of,
+    require_types,
+    write_atomically,
+)
 from onnxfit.graph.tensors import (
     attach,
     detached,
@@ -39,6 +49,9 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
+from onnxfit.step.tracker import SUM_TYPES
+from onnxfit.training.base import COUNTER_TYPES
+from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
@@ -51,6 +64,21 @@ DAMAGE = (  # the errors of readers that meet damaged bytes
     struct.error, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
+
+
+# of what `Snapshot` writes, besides the settings and the model
+FIELD_TYPES = {
+    "settings": MAPPING,
+    "weights": list_of(TEXT),
+    "slots": MAPPING,
+    "counters": MAPPING,
+    "history": MAPPING,
+    "train_losses": list_of(FIGURE),
+    "resume": LIST,
+    "tracker": MAPPING,
+    "ended": MAPPING,
+    "callbacks": mapping_of(MAPPING),
+}
 
 
 @dataclass
@@ -153,6 +181,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     except DAMAGE as error:
         raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
     try:
+        _check_description(info, name)
         saved = {
             key: _decode_setting(key, value, name)
             for key, value in info["settings"].items()
@@ -169,7 +198,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
             state=state,
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
-            resume=_position_fields(info["resume"]),
+            resume=info["resume"],
             tracker=_with_arrays(info["tracker"], arrays),
             undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
@@ -203,10 +232,21 @@ def _read_archive(
     return info, model, read_safetensors(archive.read(STATE))
 
 
-def _position_fields(fields: Any) -> list[float | None]:
-    if not all(field is None or isinstance(field, (int, float)) for field in fields):
-        raise TypeError(f"training cannot go on at {fields}")
-    return list(fields)
+def _check_description(info: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
+    require_types(repr(name), info, FIELD_TYPES)
+    position = info["resume"]
+    names = list(POSITION_TYPES)[: len(position)]
+    if len(position) > len(names):
+        raise CheckpointError(f"{name!r} has a resume of {len(position)} fields, from {names}.")
+    types = {field: POSITION_TYPES[field] for field in names}
+    require_types(f"The resume of {name!r}", dict(zip(names, position)), types)
+    require_types(f"The counters of {name!r}", info["counters"], COUNTER_TYPES)
+    if info["ended"]:
+        require_types(f"The ended of {name!r}", info["ended"], EVENT_TYPES)
+    if info["tracker"]:
+        require_types(f"The tracker of {name!r}", info["tracker"], SUM_TYPES)
+    require_types(f"The history of {name!r}", info["history"], History.remembered)
 
 
 def _in_folder(path: Path) -> Path:

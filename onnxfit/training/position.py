@@ -7,6 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxfit.errors import SettingError
+from onnxfit.files import (
+    COUNT,
+    FIGURE,
+    FLAG,
+    POSITIVE_COUNT,
+    RATE,
+    TEXT,
+    ValueType,
+    mapping_of,
+    optional,
+)
+
+# of the fields of Position, in their order
+POSITION_TYPES = {
+    "epoch": COUNT,
+    "batch": COUNT,
+    "data_epoch": optional(COUNT),
+    "data_batch": COUNT,
+    "learning_rate": optional(RATE),
+    "trained": FLAG,
+    "batch_size": optional(POSITIVE_COUNT),
+}
+# the events of which loggers are told when a fit resumes; their names are those of methods
+DELIVERED_HOOKS = ("on_epoch_end", "on_train_batch_end")
+EVENT_TYPES = {
+    "hook": ValueType(
+        " or ".join(DELIVERED_HOOKS),
+        lambda value: isinstance(value, str) and value in DELIVERED_HOOKS,
+    ),
+    "index": COUNT,
+    "logs": mapping_of(FIGURE),
+    "stop": FLAG,
+    "reason": optional(TEXT),
+}
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 
+from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
@@ -143,13 +144,15 @@ class SavedTrainer(BaseTrainer):
 
     def _restore(self, contents: checkpoint.Contents) -> None:
         """Go to the state that a checkpoint holds."""
-        self.set_state(contents.state)
-        self.history.load_state_dict(contents.history)
-        self.train_losses_ = [float(loss) for loss in contents.train_losses]
+        history = History()
+        history.load_state_dict(contents.history)
         position = Position(*contents.resume)
         # a fit that has ended leaves nothing to resume
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
+        self.set_state(contents.state)
+        self.history = history
+        self.train_losses_ = [float(loss) for loss in contents.train_losses]
         self._fit_state = None
         self._pending_fit = PendingFit(position, tracker, undelivered, callbacks)
 

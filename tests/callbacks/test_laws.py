@@ -17,7 +17,8 @@ import pytest
 
 import onnxfit
 from onnxfit.callbacks import Callback, CallbackList, Logs
-from onnxfit.callbacks.callback import HOOKS, PHASES, StatefulCallback
+from onnxfit.callbacks.callback import HOOKS, PHASES
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.optimizers import SGD
 from onnxfit.registry import registry
 from tests.models import mlp

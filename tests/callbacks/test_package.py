@@ -17,7 +17,7 @@ from onnxfit.registry import registry
 ROOT = Path(__file__).parents[2]
 NEW_CALLBACK = '''"""A callback in a file of its own."""
 
-from onnxfit.callbacks.callback import StatefulCallback
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 
 __all__ = ["CountBatches"]
 

@@ -1,6 +1,8 @@
 """RemoteMonitor, against a server on the loopback."""
 
+import itertools
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import parse_qsl
@@ -17,13 +19,25 @@ class Server:
 
     def __init__(self, *statuses):
         posted = self.posted = []
-        statuses = list(statuses)
+        requests = self.requests = []
+        self.answers = [(status, {}) for status in statuses]
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 posted.append((self.path, dict(self.headers), body.decode()))
-                self.send_response(statuses.pop(0) if statuses else 200)
+                self.answer()
+
+            def do_GET(self):
+                self.answer()
+
+            def answer(self):
+                requests.append((self.command, self.path))
+                status, headers = server.answers.pop(0) if server.answers else (200, {})
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
 
             def log_message(self, *arguments):
@@ -101,3 +115,101 @@ def test_a_server_that_refuses_or_is_away_costs_one_warning_and_no_epoch():
     for settings in ({"root": "ftp://a/"}, {"root": "http:"}, {"timeout": 0}):
         with pytest.raises(SettingError, match="RemoteMonitor needs"):
             RemoteMonitor(**settings)
+
+
+class RawServer:
+    """A server that answers every connection with bytes, each after a pause, and never closes."""
+
+    def __init__(self, chunks, pause=0.0):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.root = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.chunks = chunks
+        self.pause = pause
+        self.ended = threading.Event()
+        self.hung_up = threading.Event()
+        self.thread = threading.Thread(target=self.serve)
+
+    def serve(self):
+        connection, _ = self.listener.accept()
+        with connection:
+            if not connection.recv(65536):  # the client hung up before it sent anything
+                self.hung_up.set()
+                return
+            for chunk in self.chunks:
+                try:
+                    connection.sendall(chunk)
+                except OSError:
+                    self.hung_up.set()
+                    return
+                if self.ended.wait(self.pause):
+                    return
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.ended.set()
+        self.thread.join()
+        self.listener.close()
+
+
+@pytest.mark.usefixtures("no_proxy")
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("same_host", [True, False])
+def test_a_redirect_is_not_followed(status, same_host):
+    """Another host would get the headers, and a POST would become a GET without figures."""
+    with Server() as other, Server() as server:
+        target = f"{server.root if same_host else other.root}/elsewhere"
+        server.answers = [(status, {"Location": target})]
+        headers = {"Authorization": "Bearer secret", "X-Key": "secret"}
+        with pytest.warns(RuntimeWarning, match=f"{status}.*elsewhere.*does not follow") as warned:
+            fit(RemoteMonitor(server.root, headers=headers), epochs=1)
+    assert len(warned) == 1
+    assert other.posted == []
+    assert [(method, path) for method, path in server.requests] == [("POST", "/publish/epoch/end/")]
+    assert other.requests == []
+
+
+@pytest.mark.usefixtures("no_proxy")
+@pytest.mark.parametrize("location", [None, "", "file:///etc/passwd", "ftp://a/", "//other/"])
+def test_redirects_to_nowhere_are_a_warning_too(location):
+    with Server() as server:
+        server.answers = [(302, {} if location is None else {"Location": location})]
+        with pytest.warns(RuntimeWarning, match="302"):
+            fit(RemoteMonitor(server.root), epochs=1)
+
+
+@pytest.mark.usefixtures("no_proxy")
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 100 Continue\r\n"])
+def test_a_server_that_drips_is_left_when_the_time_is_over(beginning):
+    """Each byte comes in time, and the answer never ends: only a limit of the whole ends it."""
+    chunks = itertools.chain([beginning], itertools.repeat(b"x"))
+    with (
+        RawServer(chunks, pause=0.01) as server,
+        pytest.warns(RuntimeWarning, match=r"no answer within 0\.2 seconds"),
+    ):
+        assert fit(RemoteMonitor(server.root, timeout=0.2), epochs=1).epoch == 1
+        assert server.hung_up.wait(30)  # the connection is closed, too
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_no_thread_is_left_behind():
+    with Server() as server:
+        threads = set(threading.enumerate())
+        fit(RemoteMonitor(server.root), epochs=2)
+        assert set(threading.enumerate()) == threads
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1.0])
+def test_timeouts_that_never_end(timeout):
+    with pytest.raises(SettingError, match="timeout"):
+        RemoteMonitor("http://a/", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"A": "b\r\nHost: evil"}, {"A\n": "b"}, {"A:": "b"}, {"": "b"}, {"A": "\u20ac"}]
+)
+def test_headers_that_http_cannot_send(headers):
+    with pytest.raises(SettingError, match="cannot send the header"):
+        RemoteMonitor("http://a/", headers=headers)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_folder_that_was_moved_and_another_working_folder(
     done(*LONG, "-e", 3, "-o", "t.onnx", "--checkpoint", "c/")
     Path("c").rename("elsewhere")
     monkeypatch.chdir("elsewhere")
-    done("resume", ".", "-e", 6)
+    done("resume", ".", "-e", 6, "--allow-paths-outside")
     assert (folder / "t.onnx").read_bytes() == whole
     assert not (folder / "c").exists()
     assert sorted(path.name for path in Path().iterdir()) == [
@@ -124,3 +125,159 @@ def test_stopped_from_outside(folder: Path, number: int) -> None:
     resumed = Path("t.onnx").read_bytes()
     done(*text.split(), "-q")
     assert Path("t.onnx").read_bytes() == resumed
+
+
+def note_with(**options: Any) -> None:
+    """Change the noted options of the training in `c/`, as a stranger would."""
+    path = Path("c/last.onnxfit.json")
+    note = json.loads(path.read_text())
+    note["options"].update(options)
+    path.write_text(json.dumps({**note, "finished": False}))
+
+
+@pytest.fixture
+def shipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of checkpoints in a working folder that has files of its own beside it."""
+    done(*FIT, "--checkpoint", "c/")
+    (folder / "work").mkdir()
+    (folder / "c").rename(folder / "work" / "c")
+    (folder / "victim").write_text("keep")
+    (folder / "runs").mkdir()
+    monkeypatch.chdir(folder / "work")
+    return folder
+
+
+def unchanged(folder: Path) -> bool:
+    names = {"d.npz", "m.onnx", "victim", "runs", "work"}
+    return (
+        (folder / "victim").read_text() == "keep"
+        and not any((folder / "runs").iterdir())
+        and {path.name for path in folder.iterdir()} >= names
+        and not {"t.onnx", "log.csv", "last.onnxfit"} & {path.name for path in folder.iterdir()}
+    )
+
+
+@pytest.mark.parametrize("option", ["csv", "output", "tensorboard"])
+@pytest.mark.parametrize("place", ["{}/victim", "../victim", "c/../../victim", "{}/runs", "link"])
+def test_a_note_does_not_decide_where_files_are_written(
+    shipped: Path, option: str, place: str
+) -> None:
+    Path("link").symlink_to("../victim")
+    noted = place.format(shipped)
+    note_with(**{option: noted})
+    text = refused("resume", "c", "-e", 2, "-q")
+    assert f"--{option}" in text
+    assert "--allow-paths-outside" in text
+    assert unchanged(shipped)
+
+
+def test_paths_inside_the_folder_and_the_working_folder_are_taken(shipped: Path) -> None:
+    inside = {"csv": "c/log.csv", "output": str(shipped / "work" / "t.onnx"), "tensorboard": "runs"}
+    note_with(**inside)
+    done("resume", "c", "-e", 2, "-q")
+    assert Path("c/log.csv").exists()
+    assert Path("t.onnx").exists()
+    assert Path("runs/train").is_dir()
+
+
+def test_paths_outside_are_taken_on_request(shipped: Path) -> None:
+    note_with(csv=str(shipped / "log.csv"))
+    done("resume", "c", "-e", 2, "-q", "--allow-paths-outside")
+    assert (shipped / "log.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["x/..", "..", "/", ".", "{epoch}/../x/.."])
+def test_checkpoints_stay_in_the_folder(shipped: Path, name: str) -> None:
+    note_with(checkpoint=name)
+    call("resume", "c", "-e", 2, "-q")
+    call("resume", "c/last.onnxfit", "-e", 2, "-q")
+    assert unchanged(shipped)
+
+
+@pytest.mark.parametrize("name", ["last.onnxfit", "last.onnxfit.json"])
+def test_a_link_in_the_folder_leads_to_no_other_file(shipped: Path, name: str) -> None:
+    outside = shipped / "outside"
+    (Path("c") / name).rename(outside)
+    (Path("c") / name).symlink_to(outside)
+    before = outside.read_bytes()
+    assert "--allow-paths-outside" in refused("resume", "c", "-e", 2, "-q")
+    assert outside.read_bytes() == before
+
+
+def test_a_link_to_a_file_that_does_not_exist_yet(shipped: Path) -> None:
+    Path("c/last.onnxfit").unlink()
+    Path("c/last.onnxfit").symlink_to(shipped / "new")
+    note_with(model=str(shipped / "m.onnx"), data=[str(shipped / "d.npz")])
+    assert "--allow-paths-outside" in refused("resume", "c", "-e", 2, "-q")
+    assert not (shipped / "new").exists()
+
+
+def test_a_link_to_another_folder_is_no_folder_of_checkpoints(shipped: Path) -> None:
+    Path("c/link").symlink_to(shipped / "runs")
+    note_with(checkpoint="link")
+    refused("resume", "c", "-e", 2, "-q")
+    assert unchanged(shipped)
+
+
+def test_a_link_below_the_folder_of_tensorboard(shipped: Path) -> None:
+    Path("runs").mkdir()
+    Path("runs/train").symlink_to(shipped / "runs")
+    note_with(tensorboard="runs")
+    assert "--tensorboard" in refused("resume", "c", "-e", 2, "-q")
+    assert unchanged(shipped)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("csv", 5), ("csv", ["x"]), ("output", {"a": 1}), ("tensorboard", True), ("csv", "\0"),
+        ("model", None), ("model", 3), ("data", "d.npz"), ("data", [1]), ("data", None),
+        ("epochs", 0), ("epochs", "x"), ("epochs", None), ("epochs", [1]), ("epochs", 1e400),
+        ("batch_size", -1), ("batch_size", {}), ("early_stopping", "x"), ("validation_split", 2),
+        ("label", 3), ("label", [{}]), ("validation_data", [["x"]]), ("checkpoint", 3),
+        ("checkpoint", None), ("checkpoint", "{"), ("checkpoint", "\0"),
+    ],
+)  # fmt: skip
+def test_options_of_another_type_are_refused(shipped: Path, option: str, value: Any) -> None:
+    note_with(**{option: value})
+    refused("resume", "c", "-e", 3, "-q")
+    assert unchanged(shipped)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"loss": ["os:system"]},
+        {"loss": ["tests.models:mlp"]},
+        {"optimizer": "os.system:command=true"},
+        {"metrics": ["builtins.print"]},
+        {"penalty": ["__import__('os')"]},
+        {"model": "os:system"},
+        {"device": "../../evil.so"},
+        {"backend": "os"},
+        {"gradient": "os"},
+    ],
+    ids=str,
+)
+def test_a_note_names_no_code(shipped: Path, option: dict[str, Any]) -> None:
+    """Without a checkpoint the training begins anew, from what the note says alone."""
+    Path("c/last.onnxfit").unlink()
+    note_with(**option)
+    refused("resume", "c", "-e", 3, "-q")
+    assert unchanged(shipped)
+
+
+def test_the_printed_command_works_where_files_are_outside(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "work").mkdir()
+    monkeypatch.chdir(folder / "work")
+    arguments = ["../" + str(a) if str(a) in ("m.onnx", "d.npz") else a for a in LONG]
+    with monkeypatch.context() as patch:
+        stop_at(patch, "on_epoch_end", 1, 0)
+        result = call(*arguments, "-o", "../t.onnx", "--checkpoint", "c/")
+    command = re.search(r"onnxfit (resume .*)", result.stderr)
+    assert command
+    assert "--allow-paths-outside" in command[1]
+    done(*shlex.split(command[1]), "-q")
+    assert (folder / "t.onnx").exists()

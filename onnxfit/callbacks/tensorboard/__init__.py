@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,11 +17,26 @@ from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
+from onnxfit.files import COUNT, FLAG, RATE, STEP, ValueType, mapping_of, require_types
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.tensorboard.writer import RunWriter
 
 __all__ = ["TensorBoard"]
+
+
+# The session is a part of a pattern of files that are cut back or deleted.
+SESSION = ValueType(
+    "12 hexadecimal digits",
+    lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\da-f]{12}", value, re.ASCII)),
+)
+STATE_TYPES = {
+    "session": SESSION,
+    "files": mapping_of(COUNT),
+    "graph": FLAG,
+    "rate": RATE,
+    "written_step": STEP,
+}
 
 
 class TensorBoard(Callback):
@@ -129,6 +145,11 @@ class TensorBoard(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state, and cut the files of its session back to their sizes at that time.
+
+        - `state`: the dict that `state_dict` returned. CheckpointError: a value is of another type.
+        """
+        require_types(f"The saved state of {self.state_key}", state, STATE_TYPES)
         self._session = state["session"]
         self._graph_is_written = state["graph"]
         self._rate = state["rate"]
@@ -143,7 +164,8 @@ class TensorBoard(Callback):
 
     def _files(self) -> list[Path]:
         """Return the event files of this run and of the run that it resumes."""
-        return sorted(Path(self.log_dir).glob(f"**/events.out.tfevents.*.{self._session}.*"))
+        paths = Path(self.log_dir).glob(f"**/events.out.tfevents.*.{self._session}.*")
+        return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
     def on_train_begin(self, logs: Logs) -> None:
         self._hparams_are_written = False

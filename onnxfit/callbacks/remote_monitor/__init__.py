@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import warnings
+import re
 from collections.abc import Mapping
 from typing import ClassVar
 from urllib.parse import urlencode, urlsplit
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import json_float
 
 __all__ = ["RemoteMonitor"]
+
+MAX_TIMEOUT_SECONDS = 86_400
 
 
 class RemoteMonitor(Callback):
@@ -25,13 +27,14 @@ class RemoteMonitor(Callback):
       unused with `send_as_json`. Epochs count from 0, and NaN and infinities are strings, as in
       JSONLLogger.
     - `headers`: HTTP headers of every request, such as `{"Authorization": "Bearer ..."}`. They are
-      not saved in checkpoints.
+      not saved in checkpoints, and no other host gets them, since redirects are not followed.
     - `send_as_json`: send the JSON object as the body of the request, instead of within a form.
-    - `timeout` > 0 seconds: training waits no longer than this for the server.
+    - `timeout`: training waits no longer than this for the server, however the server answers:
+      more than 0 seconds, and at most a day.
 
-    A server that is down or refuses never stops training: there is one warning per fit, and the
-    next epoch is sent all the same. SettingError: an address of another kind, or a timeout out of
-    its range.
+    A server that is down, refuses or redirects never stops training: there is one warning per fit,
+    and the next epoch is sent all the same. SettingError: an address of another kind, a header that
+    HTTP cannot send, or a timeout out of its range.
 
     >>> monitor = RemoteMonitor("https://example.org", path="/runs/7", send_as_json=True)
     >>> RemoteMonitor("file:///etc")  # doctest: +ELLIPSIS
@@ -57,8 +60,14 @@ class RemoteMonitor(Callback):
                 "RemoteMonitor needs an address that begins with http:// or https://, got"
                 f" {root!r}."
             )
-        if not timeout > 0:
-            raise SettingError(f"RemoteMonitor needs timeout > 0, got {timeout}.")
+        if not 0 < timeout <= MAX_TIMEOUT_SECONDS:
+            raise SettingError(
+                f"RemoteMonitor needs 0 < timeout <= {MAX_TIMEOUT_SECONDS} seconds, got {timeout}."
+            )
+        for name, value in (headers or {}).items():
+            if not (re.fullmatch(r"[!-9;-~]+", name) and re.fullmatch(r"[\t -~\xa0-\xff]*", value)):
+                # The message leaves the value out, which may be a password.
+                raise SettingError(f"RemoteMonitor cannot send the header {name!r} as HTTP.")
         self.root = root
         self.path = path
         self.field = field
@@ -81,8 +90,9 @@ class RemoteMonitor(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         # Imported late: it takes 4 MB that a training on a small device can do without.
-        import urllib.request
         from http.client import HTTPException
+
+        from onnxfit.callbacks.remote_monitor.request import post
 
         text = json.dumps(
             {"epoch": epoch, **{name: json_float(value) for name, value in logs.items()}}
@@ -92,15 +102,12 @@ class RemoteMonitor(Callback):
             text = urlencode({self.field: text})
             content_type = "application/x-www-form-urlencoded"
         headers = {"Content-Type": content_type, **self.headers}
-        request = urllib.request.Request(self.url, text.encode(), headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout):
-                pass
+            post(self.url, text.encode(), headers, self.timeout)
         except (OSError, HTTPException) as error:  # URLError and time-outs are OSErrors
             if not self._warned:
                 self._warned = True
-                warnings.warn(
+                warn_user(
                     f"RemoteMonitor could not reach {self.url}: {error}. Training goes on.",
                     RuntimeWarning,
-                    stacklevel=2,
                 )

@@ -1,0 +1,126 @@
+"""A POST that ends in time and goes to no other host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPResponse
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
+
+__all__ = ["post"]
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> None:
+    """Post a body to a server, and wait until the server has accepted it.
+
+    - `url`: the address.
+    - `body`: the bytes to post.
+    - `headers`: HTTP headers, which no other host gets: redirects are not followed.
+    - `timeout`: seconds for all of it: finding the address, connecting, sending, and the answer.
+
+    OSError or HTTPException: the server is away, refuses, redirects, or takes longer.
+    """
+    attempt = _Attempt(Request(url, body, dict(headers), method="POST"), timeout)
+    attempt.start()
+    attempt.join(timeout)
+    if attempt.is_alive():
+        attempt.hang_up()
+        raise TimeoutError(f"no answer within {timeout:g} seconds")
+    error = attempt.error
+    if isinstance(error, HTTPError):
+        error.close()
+        if 300 <= error.code < 400:
+            raise OSError(
+                f"{error}: it redirects to {error.headers.get('Location')!r}, which RemoteMonitor"
+                " does not follow; give that address if you trust it"
+            )
+    if error is not None:
+        raise error
+
+
+class _Attempt(Thread):
+    """Thread that sends one request.
+
+    A timeout of a socket is one of each wait, so that a server that drips its answer could hold
+    the thread forever. `hang_up` ends the connection from outside.
+    """
+
+    def __init__(self, request: Request, timeout: float) -> None:
+        super().__init__(name="onnxfit-post", daemon=True)
+        self.request = request
+        self.timeout = timeout
+        self.connections: list[HTTPConnection] = []
+        self.is_over = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        opener = OpenerDirector()
+        # No handler of redirects is among them.
+        for handler in (
+            ProxyHandler(),
+            _Handler(self),
+            _SecureHandler(self),
+            HTTPDefaultErrorHandler(),
+            HTTPErrorProcessor(),
+        ):
+            opener.add_handler(handler)
+        try:
+            with opener.open(self.request, timeout=self.timeout):
+                pass
+        except BaseException as error:
+            self.error = error
+
+    def hang_up(self) -> None:
+        """End the connection, even one that is made later, so that the thread ends."""
+        self.is_over = True
+        for connection in self.connections:
+            try:
+                if connection.sock is not None:
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the connection has ended by itself
+
+
+class _Remembering:
+    """Mixin for handlers of urllib that tells an attempt of the connections they open."""
+
+    def __init__(self, attempt: _Attempt) -> None:
+        super().__init__()
+        self.attempt = attempt
+
+    def do_open(self, http_class: Any, req: Request, **http_conn_args: Any) -> HTTPResponse:
+        def connect(host: str, **more: Any) -> HTTPConnection:
+            connection: HTTPConnection = http_class(host, **more)
+            self.attempt.connections.append(connection)
+            open_socket = connection.connect
+
+            def connect_in_time() -> None:
+                open_socket()
+                if self.attempt.is_over:
+                    connection.close()
+                    raise TimeoutError("the connection was made too late")
+
+            connection.connect = connect_in_time  # type: ignore[method-assign]
+            return connection
+
+        response: HTTPResponse = super().do_open(connect, req, **http_conn_args)  # type: ignore[misc]
+        return response
+
+
+class _Handler(_Remembering, HTTPHandler):
+    """Handler of http://."""
+
+
+class _SecureHandler(_Remembering, HTTPSHandler):
+    """Handler of https://."""

@@ -1,0 +1,78 @@
+"""Callbacks with a state that checkpoints keep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Union
+
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.logs import Logs
+from onnxfit.files import ANYTHING, ValueType, require_types
+
+__all__ = ["StatefulCallback"]
+
+
+class StatefulCallback(Callback, ABC):
+    """Base class of callbacks with a state that checkpoints keep.
+
+    A subclass names the attributes that are its state in `remembered`, and sets their initial
+    values in `reset`. Every `fit` calls `reset`, unless a saved state has been loaded since the
+    last one. Where `remembered` is a dict, it maps each name to the `onnxfit.files.ValueType` that
+    a loaded value must have. CheckpointError: a saved state lacks an attribute, or has one of
+    another type.
+
+    >>> class CountEpochs(StatefulCallback):
+    ...     remembered = ("epochs",)
+    ...
+    ...     def reset(self):
+    ...         self.epochs = 0
+    ...
+    ...     def on_epoch_end(self, epoch, logs):
+    ...         self.epochs += 1
+    """
+
+    remembered: ClassVar[Union[Mapping[str, ValueType], tuple[str, ...]]] = ()
+    _resumes = False
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Set the attributes in `remembered` to their initial values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes in `remembered`, by name."""
+        return {name: _snapshot(getattr(self, name)) for name in self.remembered}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the attributes in `remembered`; the next `fit` then does not reset them.
+
+        - `state`: the dict that `state_dict` returned.
+
+        CheckpointError, before anything is set: an attribute is missing, or of another type.
+        """
+        types = self.remembered
+        if not isinstance(types, Mapping):
+            types = dict.fromkeys(types, ANYTHING)
+        require_types(f"The saved state of {self.state_key}", state, types)
+        for name in self.remembered:
+            setattr(self, name, _snapshot(state[name]))
+        self._resumes = True
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Reset the state unless a saved one was loaded; `logs` is empty."""
+        if not self._resumes:
+            self.reset()
+
+    def on_close(self) -> None:
+        """Let the next `fit` begin with a fresh state."""
+        self._resumes = False
+
+
+def _snapshot(value: Any) -> Any:
+    """Return a copy that later changes do not reach.
+
+    Arrays are shared, because callbacks replace them and never write into them.
+    """
+    if isinstance(value, dict):
+        return {key: _snapshot(entry) for key, entry in value.items()}
+    return [_snapshot(entry) for entry in value] if isinstance(value, list) else value

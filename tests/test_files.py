@@ -1,0 +1,108 @@
+"""Files that are written in one move."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onnxfit
+from onnxfit.callbacks import (
+    Callback,
+    CSVLogger,
+    JSONLLogger,
+    ModelCheckpoint,
+    PredictionWriter,
+)
+from onnxfit.cli import arrays
+from onnxfit.files import write_atomically
+from onnxfit.graph import tensors
+from tests.models import linear
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files have no mode")
+
+X, Y = np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def trainer() -> onnxfit.Trainer:
+    return onnxfit.Trainer(linear(w=1.0), loss="mse")
+
+
+def fit(callback: Callback) -> None:
+    trainer().fit(X, Y, verbose=0, callbacks=[callback])
+
+
+# every function that writes a file whose name the user gives: file name -> the function
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "any": lambda path: write_atomically(path, lambda file: file.write(b"new")),
+    "trainer.onnxfit": lambda path: trainer().save(path),
+    "model.onnx": lambda path: trainer().export(path),
+    "large.onnx.data": lambda path: tensors.write_model(path.with_suffix(""), linear(w=1.0), "w"),
+    "1.ckpt": lambda path: fit(ModelCheckpoint(path.parent / "{epoch}.ckpt")),
+    "best.onnx": lambda path: fit(ModelCheckpoint(path, save_weights_only=True)),
+    "best.safetensors": lambda path: fit(ModelCheckpoint(path, save_weights_only=True)),
+    "log.csv": lambda path: fit(CSVLogger(path)),
+    "log.jsonl": lambda path: fit(JSONLLogger(path)),
+    "batch-000000.npz": lambda path: trainer().predict(
+        X, callbacks=[PredictionWriter(path.parent)]
+    ),
+    "predictions.npz": lambda path: arrays.write(path, {"y": Y}),
+    "predictions.csv": lambda path: arrays.write(path, {"y": Y}),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_new_file_follows_the_umask_and_an_old_one_keeps_its_mode(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 0 if name == "large.onnx.data" else 2**31)
+    path = tmp_path / name
+    WRITERS[name](path)
+    assert mode(path) == 0o640
+    for chosen in (0o600, 0o664):
+        path.write_bytes(b"")
+        path.chmod(chosen)
+        WRITERS[name](path)
+        assert path.stat().st_size
+        assert mode(path) == chosen
+
+
+def test_a_private_file_is_never_open_to_others_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    seen = []
+    write_atomically(path, lambda file: seen.append(os.fstat(file.fileno()).st_mode & 0o777))
+    assert seen == [0o600]
+
+
+def test_a_link_leads_to_the_file_whose_mode_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "target").touch(0o600)
+    (tmp_path / "link").symlink_to("target")
+    write_atomically(tmp_path / "link", lambda file: file.write(b"new"))
+    assert (tmp_path / "link").is_symlink()
+    assert (mode(tmp_path / "target"), (tmp_path / "target").read_bytes()) == (0o600, b"new")
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """A device such as /dev/null would be a file from then on, for every process."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(onnxfit.errors.CheckpointError, match=r"pipe.*not a regular file"):
+        write_atomically(tmp_path / "pipe", lambda file: file.write(b"new"))
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert len(list(tmp_path.iterdir())) == 1
