@@ -40,7 +40,7 @@ from onnxfit.graph.labels import (
 from onnxfit.graph.probabilities import decide_logits, probability_operator
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_number, lookup, registry
+from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
 
 __all__ = [
     "NLL",
@@ -1182,7 +1182,7 @@ def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
 
 
 def _require(loss: Loss, expected: str, value: Any, holds: Callable[[Any], bool]) -> None:
-    if not (is_number(value) and math.isfinite(value) and holds(value)):
+    if not (is_number(value) and is_finite(value) and holds(value)):
         raise SettingError(f"{type(loss).__name__} needs {expected}, got {value!r}.")
 
 
@@ -1194,7 +1194,7 @@ def _set_numbers(
     """
     try:
         numbers = tuple(float(v) for v in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SettingError(
             f"{type(loss).__name__} needs a sequence of numbers as {name}, got {values!r}."
         ) from None

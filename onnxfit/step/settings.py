@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.registry import is_number
 from onnxfit.step.objectives import Losses, Metrics
 
 
@@ -49,8 +48,8 @@ class TrainerSettings:
             )
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
-            if bound is not None and not (0 < bound <= sys.float_info.max or bound == math.inf):
-                raise SettingError(f"{name} is a positive number or None, got {bound}.")
+            if bound is not None and not (is_number(bound) and bound > 0):
+                raise SettingError(f"{name} is a positive number or None, got {bound!r}.")
 
 
 def check_accumulate(batches: object) -> None:
