@@ -73,6 +73,7 @@ LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
+CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
 
 @dataclass(frozen=True)
@@ -741,6 +742,10 @@ class ClassLoss(Loss):
             _set_numbers(
                 self, "class_weights", self.class_weights, "class_weights >= 0", lambda v: v >= 0
             )
+        if self.ignore_index is not None:
+            check_number(
+                self, "ignore_index", at_least=-CLASS_LIMIT, at_most=CLASS_LIMIT - 1, whole=True
+            )
 
     def class_axis(self, rank: int) -> int:
         """Return the axis of the classes, from 1 on, in an output of rank `rank`."""
@@ -772,11 +777,14 @@ class ClassLoss(Loss):
                 labels = labels.squeeze(axis)
             labels = _align(self, labels, expected, y_pred)
         last = classes - 1 if isinstance(classes, int) else None
-        expected_labels = "class indices from 0 " + ("on" if last is None else f"to {last}")
+        expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         if labels.dtype.kind == "f":
+            labels = labels.astype(np.float64, copy=False)  # the limit is infinite in float16
             with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
                 whole = labels.astype(np.int64)
-            refuse_where(_name(self), labels, whole != labels, expected_labels, y_pred)
+            # A float beyond the range becomes another integer on each kind of processor.
+            wrong = (whole != labels) | (labels >= CLASS_LIMIT)
+            refuse_where(_name(self), labels, wrong, expected_labels, y_pred)
             labels = whole
         self._refuse_outside(labels, last, expected_labels, y_pred)
         return labels.astype(np.int64, copy=False)
@@ -784,9 +792,10 @@ class ClassLoss(Loss):
     def _refuse_outside(
         self, labels: Array, last: int | None, expected: str, y_pred: TensorSpec
     ) -> None:
-        if not labels.size or (labels.min() >= 0 and (last is None or labels.max() <= last)):
+        limit = CLASS_LIMIT if last is None else last + 1
+        if not labels.size or (labels.min() >= 0 and labels.max() < limit):
             return
-        wrong = (labels < 0) | (labels > (np.inf if last is None else last))
+        wrong = (labels < 0) | (labels >= limit)
         if self.ignore_index is not None:
             wrong &= labels != self.ignore_index
         hint = ""

@@ -889,6 +889,9 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
         raise _misfit(
             metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred
         )
+    if y_true.dtype.kind == "f" and (y_true % 1 != 0).any():
+        given = y_true[y_true % 1 != 0].flat[0]
+        raise DataError(f"{type(metric).__name__} needs integer classes as labels, got {given:g}.")
     scores = np.moveaxis(y_pred, axis_or_none, -1)
     classes = y_true.astype(np.int64)
     return np.where(classes < scores.shape[-1], classes, -1), scores

@@ -8,6 +8,7 @@ in `FORMULAS`.
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -747,6 +748,26 @@ PIXELS = TensorSpec("mask", np.dtype(np.float32), ("batch", 3, "height", "width"
 def test_any_type_of_whole_number_is_a_class_index(dtype):
     y = CrossEntropy().prepare(np.array([0, 9, 3], dtype), LOGITS)
     assert (y.dtype, y.tolist()) == (np.int64, [0, 9, 3])
+
+
+@pytest.mark.parametrize("classes", [10, None, "classes"])
+@pytest.mark.parametrize(
+    "label",
+    [np.uint64(2**63), np.uint64(2**64 - 1), 2.0**63, 1e30, -1e30, np.inf, np.nan, np.float32(0.5)],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", [CrossEntropy(), NLL(), Focal(), CrossEntropy(ignore_index=-1)])
+def test_no_class_index_wraps(loss, label, classes):
+    output = TensorSpec("logits", np.dtype(np.float32), ("batch", classes))
+    shown = str(label) if isinstance(label, np.unsignedinteger) else f"{label:g}"
+    with pytest.raises(DataError, match=rf"class indices from 0 .*got {re.escape(shown)} at row 1"):
+        loss.prepare(np.array([1, label], np.asarray(label).dtype), output)
+
+
+@pytest.mark.parametrize("index", [2**63, -(2**63) - 1, 1.5, "a", True])
+def test_an_ignored_index_is_a_whole_number_of_64_bits(index):
+    with pytest.raises(SettingError, match="whole number as ignore_index"):
+        CrossEntropy(ignore_index=index)
 
 
 def test_booleans_are_labels():

@@ -605,3 +605,10 @@ def test_the_area_of_logits_is_that_of_their_softmax() -> None:
 
 def test_every_exported_name_is_tested_or_a_metric() -> None:
     assert set(onnxfit.metrics.__all__) == {*REGISTRY, "Metric", "get_metric"}
+
+
+@pytest.mark.parametrize("label", [0.5, math.nan, math.inf])
+def test_a_float_label_that_is_no_class_is_refused(label):
+    for cls in (Accuracy, SparseCategoricalAccuracy, TopKAccuracy, ConfusionMatrix, AUC):
+        with np.errstate(invalid="ignore"), pytest.raises(DataError, match=f"got {label:g}"):
+            cls().update(np.array([1.0, label]), np.eye(3)[:2])

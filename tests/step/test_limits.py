@@ -66,7 +66,6 @@ def train(**settings: Any) -> None:
         trainer = Trainer(mlp(), **settings)
     except OnnxfitError:
         return
-    before = trainer.get_weights()
     for labels in LABELS:
         try:
             for _ in range(3):
@@ -76,7 +75,7 @@ def train(**settings: Any) -> None:
         except OnnxfitError:  # a schedule's number, which only a step asks for
             assert callable(trainer.optimizer.learning_rate), settings
             for name, w in trainer.get_weights().items():
-                assert np.isfinite(w).all() and w.shape == before[name].shape, settings
+                assert np.isfinite(w).all(), (name, settings)
         break
     for name, w in trainer.get_weights().items():
         assert np.isfinite(w).all(), (name, settings)
