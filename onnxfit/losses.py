@@ -37,7 +37,7 @@ from onnxfit.graph.labels import (
     label_numbers,
     refuse_where,
 )
-from onnxfit.graph.probabilities import decide_logits, probability_operator
+from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
@@ -86,9 +86,11 @@ class Loss(ABC):
 
     - "mean": $\sum s e \ell / \sum e$; a weighted row counts as a row, as in Keras;
     - "weighted_mean": $\sum s e \ell / \sum s e$;
-    - "sum": $\sum s e \ell$.
+    - "sum": $\sum s e \ell$. Of an epoch or an evaluation it is the sum over all rows, whatever
+      the batch size.
 
-    SettingError for another `reduction`.
+    A row of weight 0 has no influence, even if its loss is NaN or infinite. SettingError for
+    another `reduction`.
 
     To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
     follows from it. Settings are fields; a `__post_init__` that checks them calls
@@ -179,24 +181,31 @@ class Loss(ABC):
         times the sample weights.
         """
         adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
-        if sample_weight is not None and y_pred.shape:
+        if sample_weight is None:
+            loss = self(op, y_true, y_pred)
+            if loss.rank == 0:
+                return loss, None, None
+            elements = self.element_weights(op, y_true, y_pred)
+            return loss if elements is None else loss * elements, elements, elements
+        if y_pred.shape:
             adopt_sizes(sample_weight, y_pred.shape[:1])
+        # 0 times infinity is NaN: a row of weight 0 is masked at both ends, so that neither its
+        # cost nor its gradient reaches anything else, whatever they are.
+        counts = op.cast(sample_weight, np.bool_)
+        if y_pred.rank:
+            y_pred = op.Where(_per_row(op, counts, y_pred.rank), y_pred, 0)
         loss = self(op, y_true, y_pred)
         if loss.rank == 0:
-            if sample_weight is not None:
-                raise SettingError(
-                    f"{_name(self)} gives one number a batch, which cannot be weighted by row:"
-                    " return one per sample."
-                )
-            return loss, None, None
+            raise SettingError(
+                f"{_name(self)} gives one number a batch, which cannot be weighted by row: return"
+                " one per sample."
+            )
         elements = self.element_weights(op, y_true, y_pred)
-        weights = elements
-        if sample_weight is not None:
-            rows = op.cast(sample_weight, loss.dtype)
-            if loss.rank > rows.rank:
-                rows = op.Unsqueeze(rows, list(range(rows.rank, loss.rank)))
-            weights = rows if elements is None else rows * elements
-        return loss if weights is None else loss * weights, elements, weights
+        weights = _per_row(op, op.cast(sample_weight, loss.dtype), loss.rank)
+        if elements is not None:
+            weights = weights * elements
+        costs = op.Where(_per_row(op, counts, loss.rank), loss * weights, 0)
+        return costs, elements, weights
 
     def _reduced(
         self, op: GraphBuilder, costs: Value, elements: Value | None, weights: Value | None
@@ -211,8 +220,12 @@ class Loss(ABC):
         if count.shape != costs.shape:  # a weight counts once for each entry it weighs
             count = op.Expand(count, op.Shape(costs))
         total = op.ReduceSum(count, keepdims=0)
-        # A batch in which nothing counts costs 0, not 0/0.
-        return op.ReduceSum(costs, keepdims=0) / op.Max(total, np.finfo(costs.dtype).tiny), total
+        # A batch in which nothing counts costs 0, not 0/0. Sample weights may be negative.
+        if count is elements:
+            divisor = op.Max(total, np.finfo(costs.dtype).tiny)
+        else:
+            divisor = op.Where(total == 0, 1, total)
+        return op.ReduceSum(costs, keepdims=0) / divisor, total
 
     def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
         if costs.rank == 0:
@@ -1080,6 +1093,11 @@ class CosineSimilarity(Loss):
 # ---------------------------------------------------------------------- stable formulas
 
 
+def _per_row(op: GraphBuilder, rows: Value, rank: int) -> Value:
+    """Values of the rows, shape `(batch,)`, so that they broadcast to a tensor of this rank."""
+    return op.Unsqueeze(rows, list(range(1, rank))) if rank > 1 else rows
+
+
 def _softplus(op: GraphBuilder, x: Value) -> Value:
     """log(1 + e^x), with the right gradient, a half, at 0 whatever the gradient of |x| is taken to
     be there.
@@ -1113,10 +1131,11 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     """Whether a loss with `from_logits` takes the output as logits; warn where the node that
     computes the output contradicts that.
     """
-    logits = decide_logits(loss.from_logits, y_pred.ir, loss.assumes_logits).logits
-    producer = y_pred.ir.producer()
+    output = without_mask(y_pred.ir)
+    logits = decide_logits(loss.from_logits, output, loss.assumes_logits).logits
+    producer = output.producer()
     op_type = None if producer is None or producer.domain else producer.op_type
-    operator = probability_operator(y_pred.ir)
+    operator = probability_operator(output)
     if logits and operator:
         text = (
             f"takes logits, and the model's output comes from a {operator}: set from_logits=False,"

@@ -401,6 +401,34 @@ def test_weight_zero_is_no_gradient_from_the_row(loss):
 
 
 @every_loss
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean", "sum"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(loss, reduction, bad):
+    loss = dataclasses.replace(loss, reduction=reduction)
+    y, p = draw(loss)
+    s = np.array([1, 0, 1, 1, 0, 1], np.float32)
+    expected = Graph(loss, y, p, s, gradient=True)(y, p, s)
+    p[s == 0] = bad
+    if y.dtype.kind == "f":
+        y[4] = bad
+    result = Graph(loss, y, p, s, gradient=True)(y, p, s)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result[name], array, err_msg=name)
+
+
+@every_loss
+def test_negative_weights_take_rows_away(loss):
+    y, p = draw(loss)
+    s = np.array([1, 1, 1, 1, 1, -1], np.float32)
+    rows = dataclasses.replace(loss, reduction="sum")
+    total = value(rows, y[:5], p[:5]) - value(rows, y[5:], p[5:])
+    assert value(rows, y, p, s) == pytest.approx(total, rel=1e-10)
+    for sign in (1, -1):
+        mean = dataclasses.replace(loss, reduction="weighted_mean")
+        assert value(mean, y, p, sign * s) == pytest.approx(formula(mean, y, p, s), rel=1e-10)
+
+
+@every_loss
 def test_a_batch_in_which_nothing_counts_costs_nothing(loss):
     loss = dataclasses.replace(loss, reduction="weighted_mean")
     y, p = draw(loss)

@@ -44,7 +44,7 @@ def row_weights(sample_weight: Any) -> Array:
 
 
 def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Array]:
-    """Return the arrays with another row in the place of rows that are not finite and have weight 0.
+    """Return the arrays with another row in the place of rows of weight 0 that are not finite.
 
     0 times infinity is NaN, so that such a row would have an influence after all. The first row
     with a weight stands in for it in all arrays, or zeros if there is none. Arrays without rows
