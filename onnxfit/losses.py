@@ -20,11 +20,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Union, final
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph import names
@@ -37,6 +39,7 @@ from onnxfit.graph.labels import (
     label_numbers,
     refuse_where,
 )
+from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
@@ -333,7 +336,8 @@ class FunctionLoss(Loss):
 
     `function` returns one value per sample or element, or a scalar, which stays as it is. Labels of
     the output's shape are cast to its element type; others, such as class indices, go in as they
-    are. `reduction` is that of `Loss`.
+    are. A function that does not take the former is assumed to take class indices, for a graph that
+    is built before there are labels. `reduction` is that of `Loss`.
     """
 
     function: LossFunction
@@ -344,15 +348,39 @@ class FunctionLoss(Loss):
             raise SettingError(f"{_name(self)} returned {loss!r}: a loss is a Value of floats.")
         return loss
 
+    def target(self, y_pred: TensorSpec) -> TensorSpec:
+        same = super().target(y_pred)
+        if y_pred.shape is None or len(y_pred.shape) < 2 or _takes(self, same, y_pred):
+            return same
+        axis = _class_axis(self, None, len(y_pred.shape))
+        sizes = y_pred.shape[:axis] + y_pred.shape[axis + 1 :]
+        if y_pred.shape[axis] == 1:
+            return same
+        indices = TensorSpec("y_true", np.dtype(np.int64), sizes)
+        return indices if _takes(self, indices, y_pred) else same
+
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = label_numbers(_name(self), y)
-        if fit_shape(labels, self.target(y_pred)) is None:
+        expected = self.target(y_pred)
+        if expected.dtype.kind in "iu" or fit_shape(labels, expected) is None:
             return labels
         return super().prepare(labels, y_pred)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         # Labels may have a shape of their own.
         return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None
+
+
+@lru_cache(maxsize=128)
+def _takes(loss: FunctionLoss, labels: TensorSpec, y_pred: TensorSpec) -> bool:
+    """Whether the function builds its graph for these labels and this output."""
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="trial"))
+    inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
+    try:
+        loss(op, *inputs)
+    except ValueError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- regression
@@ -942,8 +970,8 @@ class Focal(ClassLoss):
     entropy in which easy samples count little (Lin et al. 2017, arXiv:1708.02002).
 
     Labels are class indices, and $p$ is that of the class, by softmax; or labels are 0 and 1 of the
-    output's shape (always where the output has one entry on the axis of classes), and each element
-    is a yes or no of its own, by sigmoid.
+    output's shape (always where the output has one entry on the axis of classes, or `alpha` is one
+    number), and each element is a yes or no of its own, by sigmoid.
 
     - `gamma` $\gamma \ge 0$.
     - `alpha` $\alpha$: None counts all alike. With class indices, one number $\ge 0$ per class;
@@ -979,8 +1007,10 @@ class Focal(ClassLoss):
             _set_numbers(self, "alpha", self.alpha, "alpha >= 0", lambda v: v >= 0)
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
-        if y_pred.shape is not None and (
-            len(y_pred.shape) < 2 or y_pred.shape[self.class_axis(len(y_pred.shape))] == 1
+        # Labels of other outputs may be of either kind, unless alpha tells it; the data decides.
+        if is_number(self.alpha) or (
+            y_pred.shape is not None
+            and (len(y_pred.shape) < 2 or y_pred.shape[self.class_axis(len(y_pred.shape))] == 1)
         ):
             return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
         if isinstance(self.alpha, tuple) and y_pred.shape is not None:
@@ -1178,6 +1208,8 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
         and labels.shape[1:] == shape[2:]
     ):
         return " Are the classes on axis 1? Then set axis=1."
+    if isinstance(loss, Focal) and is_number(loss.alpha) and labels.ndim == len(shape) - 1:
+        return f" With class indices, alpha is one number per class, got {loss.alpha}."
     if isinstance(loss, BinaryCrossEntropy) and len(shape) == 2 and labels.ndim == 1:
         return " For one of several classes per row use CrossEntropy."
     return ""

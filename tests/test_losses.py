@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from scipy import special
 
+from onnxfit import Trainer
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
@@ -44,6 +45,7 @@ from onnxfit.losses import (
     get_loss,
 )
 from onnxfit.registry import from_config, registry, snake_case, to_config
+from tests.models import mlp
 
 REGISTRY = registry("onnxfit.losses", Loss)
 CLASSES = {cls.__name__: cls for cls in REGISTRY.values()}
@@ -1126,3 +1128,62 @@ def test_logits_taken_for_probabilities_are_noticed():
         BinaryCrossEntropy(from_logits=False).reduce(
             op, op.input("y", np.float32, (5, 4)), x + 1, None
         )
+
+
+# ---------------------------------------------------------------------- kinds of labels
+
+
+def sigmoid_focal_loss(logits, y, alpha, gamma):
+    """The mean, and its gradient, by the formula of torchvision.ops.sigmoid_focal_loss."""
+    p = special.expit(logits)
+    p_t = p * y + (1 - p) * (1 - y)
+    alpha_t = alpha * y + (1 - alpha) * (1 - y)
+    slope = (2 * y - 1) * p * (1 - p)  # of p_t
+    costs = -alpha_t * (1 - p_t) ** gamma * np.log(p_t)
+    wrt_p_t = alpha_t * (gamma * (1 - p_t) ** (gamma - 1) * np.log(p_t) - (1 - p_t) ** gamma / p_t)
+    return costs.mean(), wrt_p_t * slope / costs.size
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_focal_trains_columns_of_yes_and_no(columns, gamma, backend):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 4)).astype(np.float32)
+    y = (rng.random((8, columns)) > 0.6).astype(np.float32)
+    model = mlp((4, columns), seed=1)
+    trainer = Trainer(model, loss=Focal(gamma=gamma, alpha=0.25), optimizer=1.0, backend=backend)
+    before = trainer.get_weights()
+    expected, slope = sigmoid_focal_loss(trainer.predict(x).astype(float), y, 0.25, gamma)
+    labels = [y, y.astype(np.int64), y.astype(bool)]
+    for array in labels:
+        assert trainer.evaluate(x, array)["loss"] == pytest.approx(expected, rel=1e-5)
+    trainer.train_on_batch(x, y)
+    after = trainer.get_weights()
+    np.testing.assert_allclose(
+        before["fc0.weight"] - after["fc0.weight"], x.T @ slope, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_focal_with_one_alpha_does_not_take_class_indices():
+    trainer = Trainer(mlp(), loss=Focal(alpha=0.25))
+    with pytest.raises(DataError, match="With class indices, alpha is one number per class"):
+        trainer.evaluate(np.zeros((6, 4), np.float32), np.arange(6) % 3)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_a_function_of_class_indices_trains(backend, dtype):
+    def cross_entropy(op, y_true, y_pred):
+        return op.SoftmaxCrossEntropyLoss(y_pred, y_true, reduction="none")
+
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    y = (np.arange(6) % 3).astype(dtype)
+    own, built_in = (
+        Trainer(mlp(), loss=loss, optimizer=0.5, backend=backend)
+        for loss in (cross_entropy, "cross_entropy")
+    )
+    for _ in range(3):
+        figures = [trainer.train_on_batch(x, y)["loss"] for trainer in (own, built_in)]
+        assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    assert own.evaluate(x, y) == pytest.approx(built_in.evaluate(x, y), rel=1e-5)
