@@ -211,6 +211,7 @@ class Trainer(SavedTrainer):
     ) -> dict[str, Any]:
         """Return loss and metrics over a data set, exact whatever the batch size.
 
+        A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
         `x`, `y`, `sample_weight`, `batch_size` and `callbacks` are as in `fit`. The figures are
         floats; a confusion matrix is an array.
         """

@@ -99,14 +99,31 @@ def add_loss_outputs(
         if count is not None:
             op.output(names.count(output), count)
         terms.append(value if objective.weight == 1 else value * objective.weight)
+    penalty_terms = []
     for weight, penalty in penalties.items():
         with op.scope(scopes.penalty_of(weight)):
-            terms.append(penalty(op, op.wrap(values[weight])))
+            penalty_terms.append(penalty(op, op.wrap(values[weight])))
     with op.scope(scopes.LOSS):
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + op.cast(term, total.dtype)
-    op.output(names.TOTAL, total)
+        op.output(names.TOTAL, _sum([*terms, *penalty_terms]))
+        if penalties and reports_penalty(objectives):
+            op.output(names.PENALTY, _sum(penalty_terms))
+
+
+def reports_penalty(objectives: Mapping[str, Objective]) -> bool:
+    """Whether a step reports the penalty beside the loss.
+
+    It does so where the loss of an epoch is no mean of the losses of its batches.
+    """
+    sums = any(objective.loss.reduction == "sum" for objective in objectives.values())
+    return len(objectives) > 1 or sums
+
+
+def _sum(terms: Sequence[Value]) -> Value:
+    """The sum of scalars, in the element type of the first."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + total.op.cast(term, total.dtype)
+    return total
 
 
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:
