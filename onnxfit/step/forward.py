@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.graph import names, scopes
+from onnxfit.graph import names, scopes, training_form
 from onnxfit.graph.model import (
     infer_shapes,
     initializers_to_inputs,
@@ -16,7 +16,6 @@ from onnxfit.graph.model import (
     spec_of,
     specialize_shapes,
 )
-from onnxfit.graph.training_form import to_training_form
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
@@ -38,12 +37,20 @@ def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
     return GraphBuilder(specialize_shapes(model, shapes).graph)
 
 
+def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
+    """Return the BatchNormalizations that get one value per channel from batches of this shape."""
+    if not recipe.statistics:
+        return []
+    op = forward(recipe, batch)
+    return training_form.constant_batch_norms(op, recipe.weights, recipe.batch_norm)
+
+
 @model_errors()
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return the forward pass as in training, and the next values of the running statistics."""
     op = forward(recipe, batch)
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
-    return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+    return op, training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
 def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
