@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import is_number
+from onnxfit.registry import is_finite, is_number
 from onnxfit.step.objectives import Losses, Metrics
 
 
@@ -48,7 +50,7 @@ class TrainerSettings:
             )
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
-            if bound is not None and not (is_number(bound) and bound > 0):
+            if bound is not None and not _is_bound(bound):
                 raise SettingError(f"{name} is a positive number or None, got {bound!r}.")
 
 
@@ -56,6 +58,11 @@ def check_accumulate(batches: object) -> None:
     """Raise SettingError unless `batches` is a number of batches that an update can wait for."""
     if not isinstance(batches, int) or batches < 1:
         raise SettingError(f"accumulate is a whole number of batches from 1 on, got {batches!r}.")
+
+
+def _is_bound(value: Any) -> bool:
+    """Return whether `value` is a positive number, infinity included."""
+    return is_number(value) and (value == math.inf or (is_finite(value) and value > 0))
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:
