@@ -20,11 +20,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Union, final
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph import names
@@ -37,10 +39,11 @@ from onnxfit.graph.labels import (
     label_numbers,
     refuse_where,
 )
-from onnxfit.graph.probabilities import decide_logits, probability_operator
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_number, lookup, registry
+from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
 
 __all__ = [
     "NLL",
@@ -73,6 +76,7 @@ LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
+CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
 
 @dataclass(frozen=True)
@@ -85,9 +89,11 @@ class Loss(ABC):
 
     - "mean": $\sum s e \ell / \sum e$; a weighted row counts as a row, as in Keras;
     - "weighted_mean": $\sum s e \ell / \sum s e$;
-    - "sum": $\sum s e \ell$.
+    - "sum": $\sum s e \ell$. Of an epoch or an evaluation it is the sum over all rows, whatever
+      the batch size.
 
-    SettingError for another `reduction`.
+    A row of weight 0 has no influence, even if its loss is NaN or infinite. SettingError for
+    another `reduction`.
 
     To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
     follows from it. Settings are fields; a `__post_init__` that checks them calls
@@ -178,24 +184,31 @@ class Loss(ABC):
         times the sample weights.
         """
         adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
-        if sample_weight is not None and y_pred.shape:
+        if sample_weight is None:
+            loss = self(op, y_true, y_pred)
+            if loss.rank == 0:
+                return loss, None, None
+            elements = self.element_weights(op, y_true, y_pred)
+            return loss if elements is None else loss * elements, elements, elements
+        if y_pred.shape:
             adopt_sizes(sample_weight, y_pred.shape[:1])
+        # 0 times infinity is NaN: a row of weight 0 is masked at both ends, so that neither its
+        # cost nor its gradient reaches anything else, whatever they are.
+        counts = op.cast(sample_weight, np.bool_)
+        if y_pred.rank:
+            y_pred = op.Where(_per_row(op, counts, y_pred.rank), y_pred, 0)
         loss = self(op, y_true, y_pred)
         if loss.rank == 0:
-            if sample_weight is not None:
-                raise SettingError(
-                    f"{_name(self)} gives one number a batch, which cannot be weighted by row:"
-                    " return one per sample."
-                )
-            return loss, None, None
+            raise SettingError(
+                f"{_name(self)} gives one number a batch, which cannot be weighted by row: return"
+                " one per sample."
+            )
         elements = self.element_weights(op, y_true, y_pred)
-        weights = elements
-        if sample_weight is not None:
-            rows = op.cast(sample_weight, loss.dtype)
-            if loss.rank > rows.rank:
-                rows = op.Unsqueeze(rows, list(range(rows.rank, loss.rank)))
-            weights = rows if elements is None else rows * elements
-        return loss if weights is None else loss * weights, elements, weights
+        weights = _per_row(op, op.cast(sample_weight, loss.dtype), loss.rank)
+        if elements is not None:
+            weights = weights * elements
+        costs = op.Where(_per_row(op, counts, loss.rank), loss * weights, 0)
+        return costs, elements, weights
 
     def _reduced(
         self, op: GraphBuilder, costs: Value, elements: Value | None, weights: Value | None
@@ -210,8 +223,12 @@ class Loss(ABC):
         if count.shape != costs.shape:  # a weight counts once for each entry it weighs
             count = op.Expand(count, op.Shape(costs))
         total = op.ReduceSum(count, keepdims=0)
-        # A batch in which nothing counts costs 0, not 0/0.
-        return op.ReduceSum(costs, keepdims=0) / op.Max(total, np.finfo(costs.dtype).tiny), total
+        # A batch in which nothing counts costs 0, not 0/0. Sample weights may be negative.
+        if count is elements:
+            divisor = op.Max(total, np.finfo(costs.dtype).tiny)
+        else:
+            divisor = op.Where(total == 0, 1, total)
+        return op.ReduceSum(costs, keepdims=0) / divisor, total
 
     def _by_row(self, op: GraphBuilder, costs: Value) -> Value:
         if costs.rank == 0:
@@ -319,7 +336,8 @@ class FunctionLoss(Loss):
 
     `function` returns one value per sample or element, or a scalar, which stays as it is. Labels of
     the output's shape are cast to its element type; others, such as class indices, go in as they
-    are. `reduction` is that of `Loss`.
+    are. A function that does not take the former is assumed to take class indices, for a graph that
+    is built before there are labels. `reduction` is that of `Loss`.
     """
 
     function: LossFunction
@@ -330,15 +348,39 @@ class FunctionLoss(Loss):
             raise SettingError(f"{_name(self)} returned {loss!r}: a loss is a Value of floats.")
         return loss
 
+    def target(self, y_pred: TensorSpec) -> TensorSpec:
+        same = super().target(y_pred)
+        if y_pred.shape is None or len(y_pred.shape) < 2 or _takes(self, same, y_pred):
+            return same
+        axis = _class_axis(self, None, len(y_pred.shape))
+        sizes = y_pred.shape[:axis] + y_pred.shape[axis + 1 :]
+        if y_pred.shape[axis] == 1:
+            return same
+        indices = TensorSpec("y_true", np.dtype(np.int64), sizes)
+        return indices if _takes(self, indices, y_pred) else same
+
     def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
         labels = label_numbers(_name(self), y)
-        if fit_shape(labels, self.target(y_pred)) is None:
+        expected = self.target(y_pred)
+        if expected.dtype.kind in "iu" or fit_shape(labels, expected) is None:
             return labels
         return super().prepare(labels, y_pred)
 
     def _label_sizes(self, y_true: Value, y_pred: Value) -> tuple[Dim, ...] | None:
         # Labels may have a shape of their own.
         return y_pred.shape[:1] + (None,) * (y_true.rank - 1) if y_pred.shape else None
+
+
+@lru_cache(maxsize=128)
+def _takes(loss: FunctionLoss, labels: TensorSpec, y_pred: TensorSpec) -> bool:
+    """Whether the function builds its graph for these labels and this output."""
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="trial"))
+    inputs = (op.input(spec.name, spec.dtype, spec.shape or ()) for spec in (labels, y_pred))
+    try:
+        loss(op, *inputs)
+    except ValueError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------- regression
@@ -741,6 +783,10 @@ class ClassLoss(Loss):
             _set_numbers(
                 self, "class_weights", self.class_weights, "class_weights >= 0", lambda v: v >= 0
             )
+        if self.ignore_index is not None:
+            check_number(
+                self, "ignore_index", at_least=-CLASS_LIMIT, at_most=CLASS_LIMIT - 1, whole=True
+            )
 
     def class_axis(self, rank: int) -> int:
         """Return the axis of the classes, from 1 on, in an output of rank `rank`."""
@@ -772,11 +818,14 @@ class ClassLoss(Loss):
                 labels = labels.squeeze(axis)
             labels = _align(self, labels, expected, y_pred)
         last = classes - 1 if isinstance(classes, int) else None
-        expected_labels = "class indices from 0 " + ("on" if last is None else f"to {last}")
+        expected_labels = "class indices from 0 " + ("on (int64)" if last is None else f"to {last}")
         if labels.dtype.kind == "f":
+            labels = labels.astype(np.float64, copy=False)  # the limit is infinite in float16
             with np.errstate(invalid="ignore"):  # NaN and infinity are refused below
                 whole = labels.astype(np.int64)
-            refuse_where(_name(self), labels, whole != labels, expected_labels, y_pred)
+            # A float beyond the range becomes another integer on each kind of processor.
+            wrong = (whole != labels) | (labels >= CLASS_LIMIT)
+            refuse_where(_name(self), labels, wrong, expected_labels, y_pred)
             labels = whole
         self._refuse_outside(labels, last, expected_labels, y_pred)
         return labels.astype(np.int64, copy=False)
@@ -784,9 +833,10 @@ class ClassLoss(Loss):
     def _refuse_outside(
         self, labels: Array, last: int | None, expected: str, y_pred: TensorSpec
     ) -> None:
-        if not labels.size or (labels.min() >= 0 and (last is None or labels.max() <= last)):
+        limit = CLASS_LIMIT if last is None else last + 1
+        if not labels.size or (labels.min() >= 0 and labels.max() < limit):
             return
-        wrong = (labels < 0) | (labels > (np.inf if last is None else last))
+        wrong = (labels < 0) | (labels >= limit)
         if self.ignore_index is not None:
             wrong &= labels != self.ignore_index
         hint = ""
@@ -920,8 +970,8 @@ class Focal(ClassLoss):
     entropy in which easy samples count little (Lin et al. 2017, arXiv:1708.02002).
 
     Labels are class indices, and $p$ is that of the class, by softmax; or labels are 0 and 1 of the
-    output's shape (always where the output has one entry on the axis of classes), and each element
-    is a yes or no of its own, by sigmoid.
+    output's shape (always where the output has one entry on the axis of classes, or `alpha` is one
+    number), and each element is a yes or no of its own, by sigmoid.
 
     - `gamma` $\gamma \ge 0$.
     - `alpha` $\alpha$: None counts all alike. With class indices, one number $\ge 0$ per class;
@@ -957,8 +1007,10 @@ class Focal(ClassLoss):
             _set_numbers(self, "alpha", self.alpha, "alpha >= 0", lambda v: v >= 0)
 
     def target(self, y_pred: TensorSpec) -> TensorSpec:
-        if y_pred.shape is not None and (
-            len(y_pred.shape) < 2 or y_pred.shape[self.class_axis(len(y_pred.shape))] == 1
+        # Labels of other outputs may be of either kind, unless alpha tells it; the data decides.
+        if is_number(self.alpha) or (
+            y_pred.shape is not None
+            and (len(y_pred.shape) < 2 or y_pred.shape[self.class_axis(len(y_pred.shape))] == 1)
         ):
             return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
         if isinstance(self.alpha, tuple) and y_pred.shape is not None:
@@ -1071,6 +1123,11 @@ class CosineSimilarity(Loss):
 # ---------------------------------------------------------------------- stable formulas
 
 
+def _per_row(op: GraphBuilder, rows: Value, rank: int) -> Value:
+    """Values of the rows, shape `(batch,)`, so that they broadcast to a tensor of this rank."""
+    return op.Unsqueeze(rows, list(range(1, rank))) if rank > 1 else rows
+
+
 def _softplus(op: GraphBuilder, x: Value) -> Value:
     """log(1 + e^x), with the right gradient, a half, at 0 whatever the gradient of |x| is taken to
     be there.
@@ -1104,10 +1161,11 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
     """Whether a loss with `from_logits` takes the output as logits; warn where the node that
     computes the output contradicts that.
     """
-    logits = decide_logits(loss.from_logits, y_pred.ir, loss.assumes_logits).logits
-    producer = y_pred.ir.producer()
+    output = without_mask(y_pred.ir)
+    logits = decide_logits(loss.from_logits, output, loss.assumes_logits).logits
+    producer = output.producer()
     op_type = None if producer is None or producer.domain else producer.op_type
-    operator = probability_operator(y_pred.ir)
+    operator = probability_operator(output)
     if logits and operator:
         text = (
             f"takes logits, and the model's output comes from a {operator}: set from_logits=False,"
@@ -1150,6 +1208,8 @@ def _shape_hint(loss: Loss, labels: Array, y_pred: TensorSpec) -> str:
         and labels.shape[1:] == shape[2:]
     ):
         return " Are the classes on axis 1? Then set axis=1."
+    if isinstance(loss, Focal) and is_number(loss.alpha) and labels.ndim == len(shape) - 1:
+        return f" With class indices, alpha is one number per class, got {loss.alpha}."
     if isinstance(loss, BinaryCrossEntropy) and len(shape) == 2 and labels.ndim == 1:
         return " For one of several classes per row use CrossEntropy."
     return ""
@@ -1182,7 +1242,7 @@ def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
 
 
 def _require(loss: Loss, expected: str, value: Any, holds: Callable[[Any], bool]) -> None:
-    if not (is_number(value) and math.isfinite(value) and holds(value)):
+    if not (is_number(value) and is_finite(value) and holds(value)):
         raise SettingError(f"{type(loss).__name__} needs {expected}, got {value!r}.")
 
 
@@ -1194,7 +1254,7 @@ def _set_numbers(
     """
     try:
         numbers = tuple(float(v) for v in values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise SettingError(
             f"{type(loss).__name__} needs a sequence of numbers as {name}, got {values!r}."
         ) from None

@@ -46,7 +46,7 @@ class Metric(ABC):
     """Base class of every metric: `reset`, then `update` for each batch, then `result`.
 
     - `weighted`: count every row by its sample weight, and put `weighted_` before the name; else
-      sample weights are ignored.
+      sample weights are ignored. A row of weight 0 has no influence, whatever it holds.
     - `name`: the name under which the metric is logged; by default the class's own in snake case.
 
     `mode` is "max" where more is better, else "min"; `scalar` says whether the result is a float.
@@ -183,21 +183,24 @@ class MeanMetric(Metric):
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        values = self.values(np.asarray(y_true), np.asarray(y_pred))
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
+        if not len(y_pred):
+            return
+        values = self.values(y_true, y_pred)
         counted = None
         if isinstance(values, np.ma.MaskedArray):
             counted = ~np.ma.getmaskarray(values)
         values = np.asarray(values)
-        if self.weighted and sample_weight is not None:
-            weights = _per_element(sample_weight, values.shape)
-            # A weight of 0 counts nothing, but 0 times NaN would be NaN.
-            counted = weights != 0 if counted is None else counted & (weights != 0)
-            self._total += float((values[counted] * weights[counted]).sum(dtype=np.float64))
-            self._count += float(weights[counted].sum(dtype=np.float64))
-        else:
+        if weights is None:
             values = values if counted is None else values[counted]
             self._total += float(values.sum(dtype=np.float64))
             self._count += values.size
+        else:
+            weights = _per_element(weights, values.shape)
+            if counted is not None:
+                values, weights = values[counted], weights[counted]
+            self._total += float((values * weights).sum(dtype=np.float64))
+            self._count += float(weights.sum(dtype=np.float64))
 
     def result(self) -> float:
         return self._total / self._count if self._count else math.nan
@@ -522,9 +525,7 @@ class DecisionMetric(Metric):
         self._sums: Array | None = None  # hits, predicted, true; a column per class
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true = np.asarray(y_true)
-        y_pred = np.asarray(y_pred)
-        weights = sample_weight if self.weighted else None
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
         if self.multi_label or _is_binary(y_true, y_pred):
             sums = self._of_elements(y_true, y_pred, weights)
         else:
@@ -655,9 +656,7 @@ class ConfusionMatrix(Metric):
         self._cells: Array = np.zeros((0, 0))
 
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true = np.asarray(y_true)
-        y_pred = np.asarray(y_pred)
-        weights = sample_weight if self.weighted else None
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
         if _is_binary(y_true, y_pred):
             cut = _cut(self, self.threshold, self.from_logits, y_pred)
             count = 2
@@ -708,9 +707,7 @@ class AUC(Metric):
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        y_true = np.asarray(y_true)
-        y_pred = np.asarray(y_pred)
-        weights = sample_weight if self.weighted else None
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
         if _is_binary(y_true, y_pred):
             rows = _per_element(weights, y_pred.shape).reshape(-1)
             positive = (y_true > 0.5).reshape(-1, 1)
@@ -780,15 +777,12 @@ class R2(Metric):
 
     @_quiet
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        true, pred = _elementwise(self, np.asarray(y_true), np.asarray(y_pred))
+        y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
+        true, pred = _elementwise(self, y_true, y_pred)
         outputs = math.prod(pred.shape[1:])
-        true = true.reshape(-1, outputs)
-        pred = pred.reshape(-1, outputs)
-        w = _per_element(sample_weight if self.weighted else None, (len(true), 1))
-        used = w[:, 0] != 0
-        true = true[used]
-        pred = pred[used]
-        w = w[used]
+        true = true.reshape(len(true), outputs)
+        pred = pred.reshape(len(pred), outputs)
+        w = _per_element(weights, (len(true), 1))
         weight = float(w.sum())
         if not weight:
             return
@@ -821,6 +815,24 @@ class R2(Metric):
 
 
 # ---------------------------------------------------------------------- shapes and decisions
+
+
+def _counted_rows(
+    metric: Metric, y_true: Array, y_pred: Array, sample_weight: Array | None
+) -> tuple[Array, Array, Array | None]:
+    """Labels, outputs and weights of the rows that count; no weights for a metric without them.
+
+    Rows of weight 0 are left out: 0 times NaN would be NaN.
+    """
+    y_true = np.asarray(y_true)
+    y_pred = np.asarray(y_pred)
+    if not metric.weighted or sample_weight is None:
+        return y_true, y_pred, None
+    weights = np.asarray(sample_weight).reshape(-1)
+    used = weights != 0
+    if used.all():
+        return y_true, y_pred, weights
+    return y_true[used], y_pred[used], weights[used]
 
 
 def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
@@ -898,6 +910,9 @@ def _classes(metric: Metric, y_true: Array, y_pred: Array) -> tuple[Array, Array
         raise _misfit(
             metric, "integer labels without the class axis, or one-hot labels", y_true, y_pred
         )
+    if y_true.dtype.kind == "f" and (y_true % 1 != 0).any():
+        given = y_true[y_true % 1 != 0].flat[0]
+        raise DataError(f"{type(metric).__name__} needs integer classes as labels, got {given:g}.")
     scores = np.moveaxis(y_pred, axis_or_none, -1)
     classes = y_true.astype(np.int64)
     return np.where(classes < scores.shape[-1], classes, -1), scores

@@ -21,7 +21,7 @@ import onnx
 from onnxfit.errors import SettingError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_number, lookup, registry
+from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
 from onnxfit.schedules import LearningRate
 
 __all__ = [
@@ -117,7 +117,7 @@ class Optimizer(ABC):
         object.__setattr__(self, "exclude_from_weight_decay", excluded)
         object.__setattr__(self, "learning_rate_multipliers", dict(self.learning_rate_multipliers))
         for pattern, factor in self.learning_rate_multipliers.items():
-            if not (isinstance(factor, (int, float, np.number)) and 0 <= factor < np.inf):
+            if not (is_number(factor) and is_finite(factor) and factor >= 0):
                 raise SettingError(
                     f"{type(self).__name__} needs learning_rate_multipliers >= 0, got {factor!r}"
                     f" for {pattern!r}."
@@ -796,7 +796,14 @@ class Adafactor(Optimizer):
         check_number(self, "beta2_decay", at_most=0)
         check_number(self, "d", at_least=1)
         eps: Any = self.eps
-        if len(eps) != 2 or not (eps[0] is None or 0 < eps[0] < np.inf) or not 0 <= eps[1] < np.inf:
+        pair = tuple(eps) if isinstance(eps, (list, tuple)) else ()
+        numbers = [e for e in pair if is_number(e) and is_finite(e)]
+        if (
+            len(pair) != 2
+            or len(numbers) != 2 - (pair[0] is None)
+            or numbers[-1] < 0
+            or (pair[0] is not None and pair[0] <= 0)
+        ):
             raise SettingError(
                 f"Adafactor needs eps = (a number > 0 or None, a number >= 0), got {eps!r}."
             )
@@ -863,7 +870,7 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
         return lookup("optimizer", spec, known)
     given: Any = spec
     if is_number(given):
-        return SGD(float(given))
+        return SGD(float(given) if is_finite(given) else given)
     hint = ""
     if isinstance(given, type) and issubclass(given, Optimizer):
         hint = f" Make one: {given.__name__}()."
@@ -881,7 +888,7 @@ def learning_rate_at(optimizer: Optimizer, step: int) -> float:
     rate: Any = optimizer.learning_rate
     if callable(rate):
         rate = rate(step)
-    if not (is_number(rate) and 0 <= rate < np.inf):
+    if not (is_number(rate) and is_finite(rate) and rate >= 0):
         raise SettingError(
             f"learning_rate must be a finite number >= 0, {optimizer.learning_rate!r} gave {rate!r}"
             f" for update {step}."

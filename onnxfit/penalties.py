@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import is_number, lookup, registry
+from onnxfit.registry import is_finite, is_number, lookup, registry
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 
@@ -219,5 +218,5 @@ def _sum(op: GraphBuilder, x: Value) -> Value:
 
 
 def _check(penalty: str, field: str, value: Any) -> None:
-    if not (is_number(value) and value >= 0 and math.isfinite(value)):
+    if not (is_number(value) and value >= 0 and is_finite(value)):
         raise SettingError(f"{penalty} needs a finite {field} >= 0, got {value!r}.")

@@ -75,6 +75,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
+def is_finite(value: float) -> bool:
+    """Return whether a float holds `value`, and is neither NaN nor infinite."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of floats
+        return False
+
+
 def check_number(
     owner: object,
     name: str,
@@ -121,7 +129,7 @@ def _is_within(
     if not isinstance(value, kind) or isinstance(value, bool):
         return False
     number: Any = value
-    return math.isfinite(number) and all(holds(number, bound) for bound, holds in bounds)
+    return is_finite(number) and all(holds(number, bound) for bound, holds in bounds)
 
 
 # ---------------------------------------------------------------------- JSON

@@ -396,7 +396,8 @@ class InverseScaling(Schedule):
         check_number(self, "power", at_least=0)
 
     def __call__(self, step: int) -> float:
-        return self.learning_rate / math.pow(step + 1, self.power)
+        # a division by (step + 1)**power would overflow for a large power
+        return self.learning_rate * math.pow(step + 1, -self.power)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Trainer(SavedTrainer):
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
     - `metrics`: names, Metrics or callables `(y_true, y_pred) -> value per row`; with several
       outputs a dict output name -> metrics.
-    - `loss_weights`: output name -> factor of its loss in the sum, 1 by default.
+    - `loss_weights`: output name -> factor of its loss in the sum, a finite number, 1 by default.
     - `backend`: "full", one graph per step, the fastest; or "forward_backward", separate graphs,
       with gradients that callbacks and `apply_gradients` can change.
     - `gradient`: "onnx", rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the
@@ -62,13 +62,15 @@ class Trainer(SavedTrainer):
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"
       uses them as they are.
     - `clip_norm`, `clip_value`: bounds > 0 for the L2 norm of all gradients together, and for each
-      of their elements.
+      of their elements; None and infinity clip nothing.
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
       onnxruntime.
 
     Whatever cannot work is refused here, before the first batch: ModelError, GradientError,
-    SettingError, UnknownNameError, InstallationError.
+    SettingError, UnknownNameError, InstallationError. Among this are numbers of an optimizer, loss
+    or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an `eps` of
+    1e-50 in float32.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -138,7 +140,9 @@ class Trainer(SavedTrainer):
         - `x`: an array, a dict or list of arrays, or a loader: anything re-iterable that gives
           batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
         - `y`, `sample_weight`: labels, and a factor of the loss for each row; in `x` if that is a
-          loader.
+          loader. A factor may be negative. A row of weight 0 has no influence on loss, gradient
+          and weighted metrics: if it holds NaN or infinity, another row stands in for it. It still
+          counts as a row in means, in BatchNormalization and in metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1; `initial_epoch` are done already.
         - `batch_size`: rows of a batch, if `x` is arrays.
         - `validation_data`: `(x, y)`, `(x, y, sample_weight)` or a loader, evaluated after epochs.
@@ -207,6 +211,7 @@ class Trainer(SavedTrainer):
     ) -> dict[str, Any]:
         """Return loss and metrics over a data set, exact whatever the batch size.
 
+        A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
         `x`, `y`, `sample_weight`, `batch_size` and `callbacks` are as in `fit`. The figures are
         floats; a confusion matrix is an array.
         """

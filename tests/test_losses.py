@@ -8,6 +8,7 @@ in `FORMULAS`.
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +16,7 @@ import onnxruntime
 import pytest
 from scipy import special
 
+from onnxfit import Trainer
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.gradients.backward import add_gradients
 from onnxfit.graph.model import infer_shapes
@@ -43,6 +45,7 @@ from onnxfit.losses import (
     get_loss,
 )
 from onnxfit.registry import from_config, registry, snake_case, to_config
+from tests.models import mlp
 
 REGISTRY = registry("onnxfit.losses", Loss)
 CLASSES = {cls.__name__: cls for cls in REGISTRY.values()}
@@ -400,6 +403,34 @@ def test_weight_zero_is_no_gradient_from_the_row(loss):
 
 
 @every_loss
+@pytest.mark.parametrize("reduction", ["mean", "weighted_mean", "sum"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(loss, reduction, bad):
+    loss = dataclasses.replace(loss, reduction=reduction)
+    y, p = draw(loss)
+    s = np.array([1, 0, 1, 1, 0, 1], np.float32)
+    expected = Graph(loss, y, p, s, gradient=True)(y, p, s)
+    p[s == 0] = bad
+    if y.dtype.kind == "f":
+        y[4] = bad
+    result = Graph(loss, y, p, s, gradient=True)(y, p, s)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(result[name], array, err_msg=name)
+
+
+@every_loss
+def test_negative_weights_take_rows_away(loss):
+    y, p = draw(loss)
+    s = np.array([1, 1, 1, 1, 1, -1], np.float32)
+    rows = dataclasses.replace(loss, reduction="sum")
+    total = value(rows, y[:5], p[:5]) - value(rows, y[5:], p[5:])
+    assert value(rows, y, p, s) == pytest.approx(total, rel=1e-10)
+    for sign in (1, -1):
+        mean = dataclasses.replace(loss, reduction="weighted_mean")
+        assert value(mean, y, p, sign * s) == pytest.approx(formula(mean, y, p, s), rel=1e-10)
+
+
+@every_loss
 def test_a_batch_in_which_nothing_counts_costs_nothing(loss):
     loss = dataclasses.replace(loss, reduction="weighted_mean")
     y, p = draw(loss)
@@ -749,6 +780,26 @@ def test_any_type_of_whole_number_is_a_class_index(dtype):
     assert (y.dtype, y.tolist()) == (np.int64, [0, 9, 3])
 
 
+@pytest.mark.parametrize("classes", [10, None, "classes"])
+@pytest.mark.parametrize(
+    "label",
+    [np.uint64(2**63), np.uint64(2**64 - 1), 2.0**63, 1e30, -1e30, np.inf, np.nan, np.float32(0.5)],
+    ids=str,
+)
+@pytest.mark.parametrize("loss", [CrossEntropy(), NLL(), Focal(), CrossEntropy(ignore_index=-1)])
+def test_no_class_index_wraps(loss, label, classes):
+    output = TensorSpec("logits", np.dtype(np.float32), ("batch", classes))
+    shown = str(label) if isinstance(label, np.unsignedinteger) else f"{label:g}"
+    with pytest.raises(DataError, match=rf"class indices from 0 .*got {re.escape(shown)} at row 1"):
+        loss.prepare(np.array([1, label], np.asarray(label).dtype), output)
+
+
+@pytest.mark.parametrize("index", [2**63, -(2**63) - 1, 1.5, "a", True])
+def test_an_ignored_index_is_a_whole_number_of_64_bits(index):
+    with pytest.raises(SettingError, match="whole number as ignore_index"):
+        CrossEntropy(ignore_index=index)
+
+
 def test_booleans_are_labels():
     assert CrossEntropy().prepare([True, False], LOGITS).tolist() == [1, 0]
     assert BinaryCrossEntropy().prepare([True, False], SCORE).tolist() == [[1], [0]]
@@ -1077,3 +1128,62 @@ def test_logits_taken_for_probabilities_are_noticed():
         BinaryCrossEntropy(from_logits=False).reduce(
             op, op.input("y", np.float32, (5, 4)), x + 1, None
         )
+
+
+# ---------------------------------------------------------------------- kinds of labels
+
+
+def sigmoid_focal_loss(logits, y, alpha, gamma):
+    """The mean, and its gradient, by the formula of torchvision.ops.sigmoid_focal_loss."""
+    p = special.expit(logits)
+    p_t = p * y + (1 - p) * (1 - y)
+    alpha_t = alpha * y + (1 - alpha) * (1 - y)
+    slope = (2 * y - 1) * p * (1 - p)  # of p_t
+    costs = -alpha_t * (1 - p_t) ** gamma * np.log(p_t)
+    wrt_p_t = alpha_t * (gamma * (1 - p_t) ** (gamma - 1) * np.log(p_t) - (1 - p_t) ** gamma / p_t)
+    return costs.mean(), wrt_p_t * slope / costs.size
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_focal_trains_columns_of_yes_and_no(columns, gamma, backend):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 4)).astype(np.float32)
+    y = (rng.random((8, columns)) > 0.6).astype(np.float32)
+    model = mlp((4, columns), seed=1)
+    trainer = Trainer(model, loss=Focal(gamma=gamma, alpha=0.25), optimizer=1.0, backend=backend)
+    before = trainer.get_weights()
+    expected, slope = sigmoid_focal_loss(trainer.predict(x).astype(float), y, 0.25, gamma)
+    labels = [y, y.astype(np.int64), y.astype(bool)]
+    for array in labels:
+        assert trainer.evaluate(x, array)["loss"] == pytest.approx(expected, rel=1e-5)
+    trainer.train_on_batch(x, y)
+    after = trainer.get_weights()
+    np.testing.assert_allclose(
+        before["fc0.weight"] - after["fc0.weight"], x.T @ slope, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_focal_with_one_alpha_does_not_take_class_indices():
+    trainer = Trainer(mlp(), loss=Focal(alpha=0.25))
+    with pytest.raises(DataError, match="With class indices, alpha is one number per class"):
+        trainer.evaluate(np.zeros((6, 4), np.float32), np.arange(6) % 3)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_a_function_of_class_indices_trains(backend, dtype):
+    def cross_entropy(op, y_true, y_pred):
+        return op.SoftmaxCrossEntropyLoss(y_pred, y_true, reduction="none")
+
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    y = (np.arange(6) % 3).astype(dtype)
+    own, built_in = (
+        Trainer(mlp(), loss=loss, optimizer=0.5, backend=backend)
+        for loss in (cross_entropy, "cross_entropy")
+    )
+    for _ in range(3):
+        figures = [trainer.train_on_batch(x, y)["loss"] for trainer in (own, built_in)]
+        assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+    assert own.evaluate(x, y) == pytest.approx(built_in.evaluate(x, y), rel=1e-5)

@@ -605,3 +605,30 @@ def test_the_area_of_logits_is_that_of_their_softmax() -> None:
 
 def test_every_exported_name_is_tested_or_a_metric() -> None:
     assert set(onnxfit.metrics.__all__) == {*REGISTRY, "Metric", "get_metric"}
+
+
+@pytest.mark.parametrize("label", [0.5, math.nan, math.inf])
+def test_a_float_label_that_is_no_class_is_refused(label):
+    for cls in (Accuracy, SparseCategoricalAccuracy, TopKAccuracy, ConfusionMatrix, AUC):
+        with np.errstate(invalid="ignore"), pytest.raises(DataError, match=f"got {label:g}"):
+            cls().update(np.array([1.0, label]), np.eye(3)[:2])
+
+
+@every_metric
+@pytest.mark.filterwarnings("ignore:.*leave 0..1")
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(cls, bad):
+    taken = 0
+    for true, pred in tasks().values():
+        weight = np.linspace(0.5, 2, len(pred)) * (np.arange(len(pred)) % 4 > 0)
+        try:
+            used = weight > 0
+            expected = figure(cls(weighted=True), true[used], pred[used], weight[used])
+        except DataError:
+            continue
+        taken += 1
+        pred = pred.copy()
+        pred[weight == 0] = bad
+        result = figure(cls(weighted=True), true, pred, weight)
+        np.testing.assert_allclose(result, expected, rtol=1e-9)
+    assert taken

@@ -14,7 +14,12 @@ from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_fl
 from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
 from onnxfit.data.structure import by_name, common_rows
-from onnxfit.data.weights import checked_class_weight, row_weights, weights_by_class
+from onnxfit.data.weights import (
+    checked_class_weight,
+    row_weights,
+    weights_by_class,
+    without_weightless_rows,
+)
 from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
@@ -209,12 +214,14 @@ class DataAdapter:
         )
         if self.class_weight is not None:
             weights = weights_by_class(next(iter(labels.values())), self.class_weight)
+        if weights is not None:
+            arrays = without_weightless_rows([*inputs, *labels.values()], weights)
+            inputs, label_values = arrays[: len(inputs)], arrays[len(inputs) :]
+            labels = dict(zip(labels, label_values))
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
         columns += self._convert_labels(labels)
         if weights is not None:
-            weights = in_c_order(weights)
-            self._check_numbers(weights, SAMPLE_WEIGHT)
-            columns.append((SAMPLE_WEIGHT, weights))
+            columns.append((SAMPLE_WEIGHT, in_c_order(weights)))
         return ConvertedData(rows, tuple(columns), tuple(scalars))
 
     def _convert_inputs(

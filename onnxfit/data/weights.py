@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxfit.data.batch import Array, Target
-from onnxfit.data.convert import as_array
+from onnxfit.data.convert import as_array, is_float
 from onnxfit.errors import DataError, SettingError
+
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST = float(np.finfo(np.float32).max)
+EXPECTED = (
+    f"0 or a finite number that float32 holds, from {SMALLEST:.2g} to {LARGEST:.2g} in size: divide"
+    " all weights by the same number"
+)
 
 
 def row_weights(sample_weight: Any) -> Array:
-    """Return sample weights as float32 of shape `(rows,)`. DataError for another shape."""
+    """Return sample weights as float32 of shape `(rows,)`.
+
+    DataError for another shape, and for weights that are NaN, infinite or 0 in float32 only.
+    Negative weights are allowed, as in Keras.
+    """
     array = as_array(sample_weight, "sample_weight")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -23,7 +33,49 @@ def row_weights(sample_weight: Any) -> Array:
         raise DataError(
             f"sample_weight has one number a row, shape (n,) or (n, 1), got {array.shape}."
         )
-    return array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore", under="ignore"):
+        weights = array.astype(np.float32, copy=False)
+    wrong = ~np.isfinite(weights) | ((weights == 0) & (array != 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        given = "NaN" if np.isnan(array[row]) else f"{array[row].item():g}"
+        raise DataError(f"sample_weight is {given} in row {row}, expected {EXPECTED}.")
+    return weights
+
+
+def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Array]:
+    """Return the arrays with another row in the place of rows of weight 0 that are not finite.
+
+    0 times infinity is NaN, so that such a row would have an influence after all. The first row
+    with a weight stands in for it in all arrays, or zeros if there is none. Arrays without rows
+    stay as they are.
+    """
+    weightless = np.flatnonzero(weights == 0)
+    replaced = np.zeros(len(weightless), np.bool_)
+    for array in arrays if weightless.size else ():
+        if array.ndim and not _all_finite(array):
+            finite = np.isfinite(array[weightless]).reshape(len(weightless), -1)
+            replaced |= ~finite.all(axis=1)
+    rows = weightless[replaced]
+    if not rows.size:
+        return list(arrays)
+    return [_with_other_rows(array, rows, np.flatnonzero(weights)[:1]) for array in arrays]
+
+
+def _all_finite(array: Array) -> bool:
+    if not is_float(array.dtype) or not array.size:
+        return True
+    # The extremes are finite if all is, and computing them needs no array of booleans.
+    return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _with_other_rows(array: Array, rows: Array, stand_in: Array) -> Array:
+    """Return a copy with the row `stand_in`, or zeros if that is empty, in the place of `rows`."""
+    if not array.ndim:
+        return array
+    array = array.copy()
+    array[rows] = array[stand_in] if stand_in.size else 0
+    return array
 
 
 def checked_class_weight(
@@ -42,12 +94,17 @@ def checked_class_weight(
         )
     try:
         weights = {operator.index(label): float(weight) for label, weight in class_weight.items()}
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise SettingError(
             f"class_weight is a dict class number -> weight, got {class_weight!r}."
         ) from None
-    if not all(map(math.isfinite, weights.values())):
-        raise SettingError(f"class_weight holds finite numbers, got {class_weight!r}.")
+    for label, weight in weights.items():
+        size = abs(weight)
+        if not (size == 0 or SMALLEST <= size <= LARGEST):
+            raise SettingError(
+                f"class_weight is {weight:g} for class {label}, got {class_weight!r}; expected"
+                f" {EXPECTED}."
+            )
     return weights
 
 
@@ -60,7 +117,8 @@ def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
         labels = labels[:, 0]
     if labels.ndim == 2 and labels.size and _is_one_hot(labels):
         labels = labels.argmax(axis=1)
-    if labels.ndim != 1 or not np.array_equal(labels, np.rint(labels)):
+    whole = np.isfinite(labels) & (labels == np.rint(labels))
+    if labels.ndim != 1 or not whole.all():
         raise DataError(
             "class_weight needs integer classes (n,) or one-hot rows (n, classes), got"
             f" {labels.dtype} of shape {labels.shape}."

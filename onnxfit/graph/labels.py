@@ -92,9 +92,14 @@ def refuse_where(
     if wrong.any():
         index = np.unravel_index(int(wrong.argmax()), wrong.shape)
         raise DataError(
-            f"{owner} expects {expected} for output {output}; got {labels[index].item():g} at"
+            f"{owner} expects {expected} for output {output}; got {_shown(labels[index].item())} at"
             f" row {index[0]}.{hint}"
         )
+
+
+def _shown(label: float) -> str:
+    """A label as messages show it; a whole number has all its digits."""
+    return str(label) if isinstance(label, int) else f"{label:g}"
 
 
 def adopt_sizes(value: Value, sizes: tuple[Dim, ...] | None) -> None:

@@ -14,7 +14,7 @@ FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum sta
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
 SCALED = "train/scaled_loss"  # the loss times the learning rate
-PENALTY = "train/penalty"  # in a step that is split, where the penalty has a graph of its own
+PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
 def target(output: str) -> str:

@@ -71,6 +71,14 @@ def probability_operator(value: ir.Value | None) -> str | None:
     return None if operator is None else operator[0]
 
 
+def without_mask(value: ir.Value) -> ir.Value:
+    """Return the value that a Where chooses from, if a Where computes `value`."""
+    node = value.producer()
+    if node is None or (node.op_type, node.domain) != ("Where", ""):
+        return value
+    return node.inputs[1] or value
+
+
 def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
     """Return the operator that makes a value probabilities, and its node."""
     node = None if value is None else value.producer()

@@ -165,6 +165,23 @@ def updated_statistics(model: ir.Model, weights: Sequence[str], batch_norm: str)
     return [name for name in names if name]
 
 
+def constant_batch_norms(op: GraphBuilder, weights: Sequence[str], batch_norm: str) -> list[str]:
+    """Return the names of each BatchNormalization that normalizes one value per channel.
+
+    Such a value is its own mean, so that the node's output is its bias whatever the input is. The
+    graph of `op` has the sizes of the batch; `weights` and `batch_norm` are those of
+    `to_training_form`.
+    """
+    constant = []
+    for node in op.graph:
+        x = node.inputs[0] if node.op_type == "BatchNormalization" and not node.domain else None
+        if x is None or x.shape is None or not _normalizes_by_batch(node, weights, batch_norm):
+            continue
+        if all(size == 1 for axis, size in enumerate(x.shape) if axis != 1):
+            constant.append(node.name or "")
+    return constant
+
+
 def to_evaluation_form(op: GraphBuilder) -> None:
     """Rewrite the graph of `op` for evaluation, in place.
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
-from onnxfit.graph import names, scopes
+from onnxfit.graph import names, scopes, training_form
 from onnxfit.graph.model import (
     infer_shapes,
     initializers_to_inputs,
@@ -16,7 +16,6 @@ from onnxfit.graph.model import (
     spec_of,
     specialize_shapes,
 )
-from onnxfit.graph.training_form import to_training_form
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
@@ -38,12 +37,20 @@ def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
     return GraphBuilder(specialize_shapes(model, shapes).graph)
 
 
+def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:
+    """Return the BatchNormalizations that get one value per channel from batches of this shape."""
+    if not recipe.statistics:
+        return []
+    op = forward(recipe, batch)
+    return training_form.constant_batch_norms(op, recipe.weights, recipe.batch_norm)
+
+
 @model_errors()
 def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return the forward pass as in training, and the next values of the running statistics."""
     op = forward(recipe, batch)
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
-    return op, to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+    return op, training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
 def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
@@ -99,14 +106,31 @@ def add_loss_outputs(
         if count is not None:
             op.output(names.count(output), count)
         terms.append(value if objective.weight == 1 else value * objective.weight)
+    penalty_terms = []
     for weight, penalty in penalties.items():
         with op.scope(scopes.penalty_of(weight)):
-            terms.append(penalty(op, op.wrap(values[weight])))
+            penalty_terms.append(penalty(op, op.wrap(values[weight])))
     with op.scope(scopes.LOSS):
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + op.cast(term, total.dtype)
-    op.output(names.TOTAL, total)
+        op.output(names.TOTAL, _sum([*terms, *penalty_terms]))
+        if penalties and reports_penalty(objectives):
+            op.output(names.PENALTY, _sum(penalty_terms))
+
+
+def reports_penalty(objectives: Mapping[str, Objective]) -> bool:
+    """Whether a step reports the penalty beside the loss.
+
+    It does so where the loss of an epoch is no mean of the losses of its batches.
+    """
+    sums = any(objective.loss.reduction == "sum" for objective in objectives.values())
+    return len(objectives) > 1 or sums
+
+
+def _sum(terms: Sequence[Value]) -> Value:
+    """The sum of scalars, in the element type of the first."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + total.op.cast(term, total.dtype)
+    return total
 
 
 def keep_outputs(op: GraphBuilder, kept: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.step.differentiation import gradient, is_scaled
 from onnxfit.step.finish import finish
 from onnxfit.step.forward import add_loss_outputs, forward, keep_outputs
+from onnxfit.step.limits import check_fits
 from onnxfit.step.objectives import Losses, get_objectives
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import FusedWeights, add_update
@@ -149,6 +150,8 @@ def add_loss(
     work = normalize(read_model(model_onnx))
     outputs = tensor_outputs(work)
     penalties = {} if penalty is None else penalties_for(penalty, select_weights(work, weights))
+    for name, one in penalties.items():
+        check_fits(one, spec_of(work.graph.initializers[name]).dtype, f"weight {name!r}")
     objectives = get_objectives(loss, loss_weights, work)
     op = GraphBuilder(work.graph)
     batch = {

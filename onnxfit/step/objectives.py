@@ -17,6 +17,7 @@ from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
+from onnxfit.step.limits import check_fits, check_loss_weight
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
 Metrics = Union[
@@ -97,11 +98,13 @@ def get_objectives(
         loss = dict.fromkeys(outputs, loss)
     weights = _checked_weights(loss, loss_weights, outputs)
     values = {value.name: value for value in model.graph.outputs}
-    return {
-        name: _objective(get_loss(loss[name]), float(weights.get(name, 1.0)), values[name])
-        for name in outputs
-        if name in loss
-    }
+    objectives = {}
+    for name, output in outputs.items():
+        if name in loss:
+            weight = check_loss_weight(weights.get(name, 1.0), output.dtype, name)
+            objectives[name] = _objective(get_loss(loss[name]), weight, values[name])
+            check_fits(objectives[name].loss, output.dtype, f"output {name!r}")
+    return objectives
 
 
 def _check_own_loss(

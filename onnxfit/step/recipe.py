@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError
 from onnxfit.gradients import GradientSource, gradient_source, reachable
-from onnxfit.gradients.update import initial_slots_to_read
+from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
 from onnxfit.graph import names, tensors
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
@@ -21,6 +21,7 @@ from onnxfit.graph.training_form import updated_statistics
 from onnxfit.graph.weights import select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
+from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
 from onnxfit.step.objectives import (
     Objective,
     OutputMetric,
@@ -108,6 +109,11 @@ class Recipe:
             differentiated = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
         weights = _trained_weights(normalized, settings.weights, differentiated)
         initializers = graph.initializers
+        dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
+        penalties = penalties_for(settings.penalty, weights)
+        for name, dtype in dtypes.items():
+            check_fits(optimizer, dtype, f"weight {name!r}")
+            check_fits(penalties.get(name), dtype, f"weight {name!r}")
         slots = {
             name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
             for name in weights
@@ -116,14 +122,14 @@ class Recipe:
             model=normalized,
             weights=tuple(weights),
             objectives=objectives,
-            penalties=penalties_for(settings.penalty, weights),
+            penalties=penalties,
             optimizer=optimizer,
             gradient=gradient_source(settings.gradient),
             slots=slots,
             metrics=tuple(metrics),
             batch_norm=settings.batch_norm,
-            clip_norm=settings.clip_norm,
-            clip_value=settings.clip_value,
+            clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
+            clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
         )
         _refuse_reserved_names(recipe)
         check_gradient(recipe)
@@ -133,6 +139,16 @@ class Recipe:
     def state(self) -> tuple[str, ...]:
         """The initializers that training changes: they are inputs of every step."""
         return (*self.weights, *self.statistics)
+
+    @cached_property
+    def max_learning_rate(self) -> float:
+        """The largest learning rate that every weight's element type holds, multiplied for it."""
+        initializers = self.model.graph.initializers
+        rates = []
+        for name in self.weights:
+            _, multiplier = optimizer_for(self.optimizer, name)
+            rates.append(largest(spec_of(initializers[name]).dtype) / max(multiplier, 1.0))
+        return min(rates)
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.registry import is_finite, is_number
 from onnxfit.step.objectives import Losses, Metrics
 
 
@@ -49,14 +50,19 @@ class TrainerSettings:
             )
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
-            if bound is not None and not (0 < bound <= sys.float_info.max or bound == math.inf):
-                raise SettingError(f"{name} is a positive number or None, got {bound}.")
+            if bound is not None and not _is_bound(bound):
+                raise SettingError(f"{name} is a positive number or None, got {bound!r}.")
 
 
 def check_accumulate(batches: object) -> None:
     """Raise SettingError unless `batches` is a number of batches that an update can wait for."""
     if not isinstance(batches, int) or batches < 1:
         raise SettingError(f"accumulate is a whole number of batches from 1 on, got {batches!r}.")
+
+
+def _is_bound(value: Any) -> bool:
+    """Return whether `value` is a positive number, infinity included."""
+    return is_number(value) and (value == math.inf or (is_finite(value) and value > 0))
 
 
 def _is_whole(value: object, least: int, most: int) -> bool:

@@ -1,4 +1,4 @@
-"""Running means of the losses and metrics, over an epoch or an evaluation."""
+"""Running figures of the losses and metrics, over an epoch or an evaluation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from onnxfit.step.objectives import Objective, OutputMetric
 SUM_TYPES = {
     "rows": COUNT,
     "loss": list_of(FIGURE, 2),
+    "penalty": list_of(FIGURE, 2),
     "parts": mapping_of(list_of(FIGURE, 2)),
     "metrics": mapping_of(MAPPING),
 }
@@ -54,36 +55,55 @@ class Mean:
         return self.total / self.weight if self.weight else float("nan")
 
 
+class Sum(Mean):
+    """A running sum; NaN before the first value."""
+
+    __slots__ = ()
+
+    def add(self, value: float, weight: float) -> None:
+        self.total += value
+        self.weight += weight
+
+    @property
+    def value(self) -> float:
+        return self.total if self.weight else float("nan")
+
+
 class Tracker:
-    """Running means over batches, exact whatever the sizes of the batches."""
+    """Running figures over batches, exact whatever the sizes of the batches.
+
+    A loss of `reduction="sum"` is the sum over all rows, every other loss a mean. A penalty counts
+    once, as its mean over the rows.
+    """
 
     def __init__(
         self, objectives: Mapping[str, Objective], metrics: Sequence[OutputMetric]
     ) -> None:
-        self._weights = {output: objective.weight for output, objective in objectives.items()}
         self._several = len(objectives) > 1
-        self._count = names.count(next(iter(objectives), ""))
+        # The loss of a single output comes with its weight; "" is the loss of the model's own.
+        weights = {output: objective.weight for output, objective in objectives.items()}
+        self._weights = weights if self._several else {next(iter(objectives), ""): 1.0}
+        self._sums = {name for name, one in objectives.items() if one.loss.reduction == "sum"}
         self._metrics = metrics
         self.reset()
 
     def reset(self) -> None:
         self.rows = 0
         self._resumes = False  # from sums of a checkpoint, to which no batch has been added yet
-        # the mean of the whole loss; with several outputs, of the penalties alone
-        self._loss = Mean()
-        outputs = self._weights if self._several else ()
-        self._output_losses = {output: Mean() for output in outputs}
+        self._penalty = Mean()  # only where the step reports the penalty by itself
+        self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
         for metric in self._metrics:
             metric.metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, as numbers and arrays."""
+        losses = {o: [mean.total, mean.weight] for o, mean in self._output_losses.items()}
+        penalty = [self._penalty.total, self._penalty.weight]
         return {
             "rows": self.rows,
-            "loss": [self._loss.total, self._loss.weight],
-            "parts": {
-                output: [mean.total, mean.weight] for output, mean in self._output_losses.items()
-            },
+            "loss": penalty if self._several else next(iter(losses.values())),
+            "parts": losses if self._several else {},
+            "penalty": penalty,
             "metrics": {metric.name: metric.metric.state_dict() for metric in self._metrics},
         }
 
@@ -93,14 +113,17 @@ class Tracker:
         CheckpointError, here or at the next update, for sums of another form.
         """
         place = "The tracker of the checkpoint"
+        state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have none
         require_types(place, state, SUM_TYPES)
-        require_types(f"{place}'s parts", state["parts"], dict.fromkeys(self._output_losses, LIST))
+        parts = state["parts"] if self._several else dict.fromkeys(self._weights, state["loss"])
+        require_types(f"{place}'s parts", parts, dict.fromkeys(self._output_losses, LIST))
         metrics = {metric.name: metric for metric in self._metrics}
         require_types(f"{place}'s metrics", state["metrics"], dict.fromkeys(metrics, MAPPING))
         self.rows = state["rows"]
-        self._loss.total, self._loss.weight = state["loss"]
+        penalty = state["loss"] if self._several else state["penalty"]
+        self._penalty.total, self._penalty.weight = penalty
         for output, mean in self._output_losses.items():
-            mean.total, mean.weight = state["parts"][output]
+            mean.total, mean.weight = parts[output]
         self._resumes = True
         for name, metric in metrics.items():
             with self._refusing(name), np.errstate(all="ignore"):
@@ -126,17 +149,16 @@ class Tracker:
         scalars, rows = result.scalars, batch.rows
         self.rows += rows
         loss: float = scalars[names.TOTAL].item()
-        if self._output_losses:
-            rest = loss
-            for output, mean in self._output_losses.items():
-                output_loss = scalars[names.output_loss(output)].item()
-                count = scalars.get(names.count(output))
-                mean.add(output_loss, rows if count is None else count.item())
-                rest -= self._weights[output] * output_loss
-            self._loss.add(rest, rows)
-        else:
-            count = scalars.get(self._count)
-            self._loss.add(loss, rows if count is None else count.item())
+        penalty = 0.0
+        if names.PENALTY in scalars:
+            penalty = scalars[names.PENALTY].item()
+            self._penalty.add(penalty, rows)
+        for output, mean in self._output_losses.items():
+            value = loss - penalty
+            if self._several:
+                value = scalars[names.output_loss(output)].item()
+            count = scalars.get(names.count(output))
+            mean.add(value, rows if count is None else count.item())
         if self._metrics:
             self._update_metrics(result, batch)
         return loss
@@ -153,13 +175,15 @@ class Tracker:
 
     @property
     def loss(self) -> float:
-        if not self._output_losses:
-            return self._loss.value
-        return self._loss.value + sum(
+        """The loss over the batches so far, with the penalty; NaN before the first."""
+        losses = [
             self._weights[output] * mean.value
             for output, mean in self._output_losses.items()
             if mean.weight
-        )
+        ]
+        if not losses:
+            return float("nan")
+        return sum(losses) + (self._penalty.value if self._penalty.weight else 0.0)
 
     def figures(self) -> Figures:
         """Return name -> mean so far.
@@ -167,7 +191,7 @@ class Tracker:
         Metrics are functions that compute it, since some are slow and few are read in each batch.
         """
         figures: Figures = {"loss": self.loss}
-        for output, mean in self._output_losses.items():
+        for output, mean in self._output_losses.items() if self._several else ():
             figures[f"{output}_loss"] = mean.value
         for metric in self._metrics:
             if metric.metric.scalar:

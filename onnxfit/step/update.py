@@ -17,6 +17,7 @@ from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.optimizers import Optimizer
+from onnxfit.step.limits import largest, norm_dtype
 from onnxfit.step.recipe import Recipe
 
 Array = npt.NDArray[Any]
@@ -143,11 +144,14 @@ def clip_gradients(
     """
     clipped = dict(gradients)
     if clip_value is not None:
-        clipped = {name: op.Clip(g, -clip_value, clip_value) for name, g in clipped.items()}
+        clipped = {
+            # Beyond the range of a narrower type than the widest the bound clips nothing.
+            name: op.Clip(g, -clip_value, clip_value) if clip_value <= largest(g.dtype) else g
+            for name, g in clipped.items()
+        }
     if clip_norm is None or not clipped:
         return clipped
-    # The squares of a float16 overflow beyond 256.
-    wide = np.float64 if any(g.dtype == np.float64 for g in clipped.values()) else np.float32
+    wide = norm_dtype([g.dtype for g in clipped.values()])
     squares = [op.ReduceSumSquare(op.cast(g, wide), keepdims=0) for g in clipped.values()]
     factor = clip_norm / op.Max(op.Sqrt(op.Sum(*squares)), clip_norm)
     factors = {dtype: op.cast(factor, dtype) for dtype in {g.dtype: None for g in clipped.values()}}

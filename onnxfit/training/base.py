@@ -86,6 +86,7 @@ class BaseTrainer:
         self._tracker = Tracker(recipe.objectives, recipe.metrics)
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
+        self._check_learning_rate(self._learning_rate or 0.0)
         self._frozen: tuple[str, ...] = ()
         self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
@@ -101,7 +102,9 @@ class BaseTrainer:
         A value set here lasts until the next one. TypeError if the optimizer follows a schedule.
         """
         if self._learning_rate is None:
-            return learning_rate_at(self.optimizer, self.global_step)
+            rate = learning_rate_at(self.optimizer, self.global_step)
+            self._check_learning_rate(rate)
+            return rate
         return self._learning_rate
 
     @learning_rate.setter
@@ -115,7 +118,17 @@ class BaseTrainer:
         value = float(value)
         if not (math.isfinite(value) and value >= 0):
             raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
+        self._check_learning_rate(value)
         self._learning_rate = value
+
+    def _check_learning_rate(self, rate: float) -> None:
+        """Raise SettingError for a rate that the element type of a weight cannot hold."""
+        limit = self._recipe.max_learning_rate
+        if rate > limit:
+            raise SettingError(
+                f"The learning rate is {rate:g}, and the weights' element types, times the"
+                f" learning_rate_multipliers, allow {limit:.2g} at most."
+            )
 
     @property
     def accumulate(self) -> int:

@@ -11,8 +11,10 @@ from typing import Any, Union
 from onnxfit.callbacks.callback import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
-from onnxfit.data import Source
+from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError, warn_user
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.step.forward import constant_batch_norms
 from onnxfit.step.tracker import Figures
 from onnxfit.training.base import BaseTrainer, scalar_logs
 from onnxfit.training.epoch_iterator import EpochIterator
@@ -30,6 +32,7 @@ class FitState:
     current_event: tuple[str, int, Logs] | None = None  # what callbacks are being told
     running: bool = True
     warned_of_loss: bool = False
+    met_single_row: bool = False  # a batch of one row
     callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
 
     def resume_position(self) -> Position:
@@ -130,6 +133,8 @@ class FitLoop:
             if callbacks.train_batch_begin:
                 callbacks.on_train_batch_begin(index, Logs())
             learning_rate = trainer.learning_rate
+            if batch.rows == 1 and not state.met_single_row:
+                self._warn_of_single_row(batch)
             loss = trainer._step(batch, learning_rate)
             position.batch = index + 1
             position.learning_rate = learning_rate
@@ -188,6 +193,23 @@ class FitLoop:
         self.trainer.stop_reason = event["reason"]
         self.callbacks.tell_loggers(event["hook"], event["index"], logs)
         return logs
+
+    def _warn_of_single_row(self, batch: Batch) -> None:
+        """Warn if a batch of one row leaves nothing for BatchNormalization to normalize."""
+        self.state.met_single_row = True
+        shapes = {
+            name: TensorSpec(name, array.dtype, array.shape)
+            for name, array in batch.arrays().items()
+        }
+        nodes = constant_batch_norms(self.trainer._recipe, shapes)
+        if nodes:
+            others = f" and {len(nodes) - 1} others" if len(nodes) > 1 else ""
+            warn_user(
+                f"A batch has 1 row, which gives BatchNormalization {nodes[0]!r}{others} one value"
+                " per channel: the output is constant, and the variance of the batch is 0. Leave"
+                " out a shorter last batch, DataLoader(..., drop_last=True), or make batches of 2"
+                " rows and more."
+            )
 
     def _warn_of_loss(self, loss: float) -> None:
         self.state.warned_of_loss = True

@@ -76,3 +76,67 @@ def test_class_weights_need_classes_and_one_output() -> None:
         make(X, Y, class_weight={0: 1.0})
     with pytest.raises(SettingError, match="exactly one output with labels, the model has 2"):
         make(X, [Y, Y], targets={"u": Labels("u"), "v": Labels("v")}, class_weight={0: 1.0})
+
+
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -np.inf, 1e39, -1e39, 1e-50])
+@pytest.mark.parametrize("purpose", ["training", "evaluation"])
+def test_a_weight_that_float32_cannot_hold_is_refused(weight: float, purpose: str) -> None:
+    weights = np.ones(ROWS)
+    weights[3] = weight
+    given = "NaN" if np.isnan(weight) else re.escape(f"{weight:g}")
+    expected = rf"sample_weight is {given} in row 3.*from 1.4e-45 to 3.4e\+38.*divide all weights"
+    with pytest.raises(DataError, match=expected):
+        make(X, Y, weights, purpose=purpose)
+    with pytest.raises(SettingError, match=r"class_weight (is|holds)"):
+        make(X, np.zeros(ROWS, np.int64), class_weight={0: weight})
+
+
+def test_a_weight_may_be_negative_or_0() -> None:
+    weights = np.array([-1.0, 0.0, -0.0, 1e38, 1e-38] * 2)[:ROWS]
+    np.testing.assert_array_equal(
+        whole(make(X, Y, weights))["sample_weight"], weights.astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("value", [10**400, "a", None])
+def test_class_weights_are_numbers(value: Any) -> None:
+    with pytest.raises(SettingError, match="class_weight"):
+        make(X, np.zeros(ROWS, np.int64), class_weight={0: value})
+
+
+def test_infinite_labels_have_no_class() -> None:
+    with pytest.raises(DataError, match="integer classes"):
+        make(X, np.full(ROWS, np.inf), class_weight={0: 2.0})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["x", "y", "x and y"])
+def test_another_row_stands_in_for_one_of_weight_0_that_is_not_finite(value, where) -> None:
+    x, y, weights = X.copy(), np.array(Y, np.float32), np.ones(ROWS, np.float32)
+    weights[[0, 4]] = 0
+    if "x" in where:
+        x[4] = value
+    if "y" in where:
+        y[4] = value
+    before = x.copy(), y.copy()
+    batch = whole(make(x, y, weights))
+    np.testing.assert_array_equal(x, before[0])
+    np.testing.assert_array_equal(y, before[1])
+    expected = whole(make(X, Y, weights))
+    for name, array in batch.items():
+        others = np.arange(ROWS) != 4
+        np.testing.assert_array_equal(array[others], expected[name][others])
+        if name != "sample_weight":
+            np.testing.assert_array_equal(array[4], expected[name][1])
+    x[4] = np.nan
+    with pytest.raises(DataError, match="is NaN in row 4"):
+        make(x, Y, weights + 1)
+
+
+def test_zeros_stand_in_where_no_row_has_a_weight() -> None:
+    x = X.copy()
+    x[2] = np.nan
+    batch = whole(make(x, Y, np.zeros(ROWS)))
+    inputs = next(array for name, array in batch.items() if array.shape == X.shape)
+    np.testing.assert_array_equal(inputs[2], np.zeros_like(X[2]))
+    np.testing.assert_array_equal(inputs[3], X[3])

@@ -22,6 +22,7 @@ from onnxfit.runtime.backends.two_sessions import compile_passes
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of, copied_arrays
 from onnxfit.step import split
+from onnxfit.step.forward import reports_penalty
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.split import SplitStep
 from onnxfit.step.tracker import StepResult
@@ -170,6 +171,8 @@ class ForwardBackwardBackend(Backend):
         }
         gradients, penalty = self.add_penalty(compiled.passes.backward(forward, output_gradients))
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
+        if self.recipe.penalties and reports_penalty(self.recipe.objectives):
+            compiled.scalars[names.PENALTY] = penalty
         if self.on_gradients is not None:
             self._call_on_gradients(gradients)
         return gradients
