@@ -130,7 +130,7 @@ class FitLoop:
             if callbacks.train_batch_begin:
                 callbacks.on_train_batch_begin(index, Logs())
             learning_rate = trainer.learning_rate
-            loss = trainer._step(batch, learning_rate)
+            loss = trainer._step(batch, learning_rate, tracker)
             position.batch = index + 1
             position.learning_rate = learning_rate
             last_losses.append(loss)
