@@ -234,7 +234,7 @@ class Trainer(SavedTrainer):
         Return the loss and metrics of this batch alone, as they were before the update.
         """
         tracker = self._batch_tracker
-        with self._training(), self._source(x, y, sample_weight, None, "training") as data:
+        with self._training, self._source(x, y, sample_weight, None, "training") as data:
             for batch in data.batches(0):
                 tracker.reset()
                 self._step(batch, self.learning_rate, tracker)
@@ -287,7 +287,7 @@ class Trainer(SavedTrainer):
         that still wait are forgotten.
         """
         manual = self._require_manual()
-        with self._training(), self._backend.lock:
+        with self._training, self._backend.lock:
             changes = self._changes_of_frozen()
             manual.apply(gradients, self.learning_rate, self.global_step)
             self._restore_frozen(changes)

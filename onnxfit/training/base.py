@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count, islice
-from threading import RLock, local
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.position import PendingFit
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class BaseTrainer:
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._fit_called = False  # whether `fit` is running, or prepares
-        self._in_step = False
-        self._training_lock = RLock()  # of the only thread that may train
+        self._training = TrainingGuard()
         self._thread = ThreadState()
 
     # ------------------------------------------------------------------ settings that may change
@@ -297,7 +297,7 @@ class BaseTrainer:
 
         DataError or SettingError, before anything changes, for the state of another trainer.
         """
-        with self._training(), self._backend.lock:
+        with self._training, self._backend.lock:
             self._set_state(state)
 
     def _set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -328,7 +328,7 @@ class BaseTrainer:
 
     def revert_step(self) -> None:
         """Undo the last update: weights, slots and statistics are as before. It works once."""
-        with self._training(), self._backend.lock:
+        with self._training, self._backend.lock:
             self._backend.revert()
 
     # ------------------------------------------------------------------ single batches
@@ -337,31 +337,9 @@ class BaseTrainer:
         return Tracker(self.objectives, [metric.copy() for metric in self._recipe.metrics])
 
     @contextmanager
-    def _training(self) -> Iterator[None]:
-        """Let only one thread train, and not from inside a step.
-
-        SettingError while another thread trains, which is not waited for: the weights would depend
-        on the order in which the threads happen to run.
-        """
-        if not self._training_lock.acquire(blocking=False):
-            raise SettingError(
-                "Another thread is training this Trainer: wait for its end, or give each thread a"
-                " Trainer of its own. Beside training, other threads may predict and evaluate."
-            )
-        try:
-            if self._in_step:
-                raise SettingError(
-                    "A step is running, so that no other one can begin: on_gradients and metrics"
-                    " may predict and evaluate. Train in another hook, such as on_train_batch_end."
-                )
-            yield
-        finally:
-            self._training_lock.release()
-
-    @contextmanager
     def _fitting(self) -> Iterator[None]:
         """Let only one fit run; SettingError in a callback of a fit, and in another thread."""
-        with self._training():
+        with self._training:
             if self._fit_called:
                 raise SettingError(
                     "fit is running already: a callback may evaluate, predict and call"
@@ -379,7 +357,7 @@ class BaseTrainer:
         If a metric cannot take its labels or outputs, everything stays as it was.
         """
         backend = self._backend
-        self._in_step = True
+        self._training.in_step = True
         try:
             with backend.lock:
                 changes = self._changes_of_frozen() if self._frozen_tensors else None
@@ -393,7 +371,7 @@ class BaseTrainer:
                     backend.revert()
                 raise
         finally:
-            self._in_step = False
+            self._training.in_step = False
         self.global_batch += 1
         self.samples_seen += batch.rows
         self.global_step += not self._backend.window

@@ -53,7 +53,7 @@ class SavedTrainer(BaseTrainer):
                 " `prepare`."
             )
         contents = checkpoint.load(path, self.settings)
-        with self._training(), matching_this_version(path):
+        with self._training, matching_this_version(path):
             self._restore(contents)
 
     def export(

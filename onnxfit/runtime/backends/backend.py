@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 WRITING_KINDS = ("train", "accumulate", "update", "apply")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Evaluation:
     """Results of an evaluated batch, which no later run changes; a `StepResult`.
 
