@@ -87,7 +87,7 @@ class PrefetchIterator(Iterator[T]):
     """
 
     # Pairs (owner, thread) of closed iterators whose threads had not ended.
-    _unfinished: ClassVar[list[tuple[object, threading.Thread]]] = []
+    _still_running: ClassVar[list[tuple[object, threading.Thread]]] = []
 
     def __init__(self, items: Iterable[T], depth: int, owner: object = None) -> None:
         self._ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
@@ -95,9 +95,8 @@ class PrefetchIterator(Iterator[T]):
         self._ended = False  # whether no item is to come
         self._closed = False
         self._owner = items if owner is None else owner
-        unfinished = [(owner, thread) for owner, thread in self._unfinished if thread.is_alive()]
-        self._unfinished[:] = unfinished
-        before = [thread for owner, thread in unfinished if owner is self._owner]
+        self._still_running[:] = [entry for entry in self._still_running if entry[1].is_alive()]
+        before = [thread for owner, thread in self._still_running if owner is self._owner]
         # Python does not wait for daemons when it ends.
         self._thread = threading.Thread(
             target=self._work, args=(items, before), name="onnxfit prefetch", daemon=True
@@ -145,7 +144,7 @@ class PrefetchIterator(Iterator[T]):
         if self._thread is not threading.current_thread():
             self._thread.join(MAX_CLOSE_SECONDS)
             if self._thread.is_alive():
-                self._unfinished.append((self._owner, self._thread))
+                self._still_running.append((self._owner, self._thread))
 
 
 class PrefetchedSource(Source):
