@@ -17,6 +17,7 @@ from onnxfit.graph.probabilities import LogitsDecision, decide_logits
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
+from onnxfit.step.read_only import explain_write, read_only
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
 Metrics = Union[
@@ -49,7 +50,11 @@ class OutputTarget:
         return names.target(self.output.name)
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self.loss.prepare(y, self.output)
+        try:
+            return self.loss.prepare(read_only(y), self.output)
+        except ValueError as error:
+            explain_write(error, f"{type(self.loss).__name__}.prepare changes the labels")
+            raise
 
 
 @dataclass(frozen=True)

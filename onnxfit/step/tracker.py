@@ -10,6 +10,7 @@ import numpy.typing as npt
 from onnxfit.data import Batch
 from onnxfit.graph import names
 from onnxfit.step.objectives import Objective, OutputMetric
+from onnxfit.step.read_only import explain_write, read_only
 
 Figures = dict[str, Union[float, npt.NDArray[Any], Callable[[], float]]]
 
@@ -105,12 +106,20 @@ class Tracker:
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:
+        """Update every metric; they share their arguments, which therefore cannot be written."""
         predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for metric in self._metrics:
-            labels = arrays[names.target(metric.output)]
-            row_weights = weight if metric.metric.weighted else None
-            metric.metric.update(labels, predictions[metric.output], row_weights)
+            labels = read_only(arrays[names.target(metric.output)])
+            outputs = read_only(predictions[metric.output])
+            row_weights = None
+            if metric.metric.weighted and weight is not None:
+                row_weights = read_only(weight)
+            try:
+                metric.metric.update(labels, outputs, row_weights)
+            except ValueError as error:
+                explain_write(error, f"Metric {metric.name!r} changes its arguments")
+                raise
 
     @property
     def loss(self) -> float:
