@@ -58,10 +58,10 @@ class Metric(ABC):
     enough.
 
     `update` gets the labels as the loss has them, `y_true`: of the shape of `y_pred`, or integer
-    classes without the class axis. `y_pred` is the model's output. Both may be overwritten after
-    `update`, so that a metric keeps copies. Classes that the outputs do not have count nowhere. The
-    class axis is the one that fits the labels; where several do, 1 for outputs of rank 4 and more,
-    else the last.
+    classes without the class axis. `y_pred` is the model's output. All arguments are read-only, and
+    may be overwritten after `update`, so that a metric keeps copies. Classes that the outputs do
+    not have count nowhere. The class axis is the one that fits the labels; where several do, 1 for
+    outputs of rank 4 and more, else the last.
 
     Several metrics have a setting `from_logits`: True for outputs that are raw scores, False for
     outputs that are compared as they are, None (the default) for what the loss of the output

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from onnxfit.callbacks.callback import Callback, CallbackList
 from onnxfit.callbacks.history import History
@@ -23,7 +24,6 @@ from onnxfit.penalties import PenaltyLike
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import BoundSession
 from onnxfit.step.objectives import Losses, Metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
@@ -66,6 +66,12 @@ class Trainer(SavedTrainer):
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
       onnxruntime.
+
+    Threads: one thread at a time trains, by `fit`, `train_on_batch`, `apply_gradients`,
+    `set_state`, `restore` or `revert_step`; a second one gets a SettingError. Any number of threads
+    may predict, evaluate, export, and read or set weights meanwhile. They see the weights between
+    two steps: `predict` those of its beginning for all rows, `evaluate` those of the moment for
+    each batch. `forward` and `backward` belong to one thread.
 
     Whatever cannot work is refused here, before the first batch: ModelError, GradientError,
     SettingError, UnknownNameError, InstallationError. Among this are numbers of an optimizer, loss
@@ -158,11 +164,6 @@ class Trainer(SavedTrainer):
         A DataError or SettingError is raised before the first step; weights, optimizer and history
         are then as before.
         """
-        if self._is_fitting:
-            raise SettingError(
-                "fit is running already: a callback may evaluate and predict, and another thread"
-                " needs another Trainer."
-            )
         if validation_steps is not None and validation_steps < 1:
             raise SettingError(f"validation_steps is at least 1, got {validation_steps}.")
         if validation_split:
@@ -172,7 +173,7 @@ class Trainer(SavedTrainer):
                 x, y, sample_weight, validation_split
             )
         is_due = validation_due(validation_freq)
-        with ExitStack() as stack:
+        with self._training.fitting(), ExitStack() as stack:
             training = stack.enter_context(
                 self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
             )
@@ -237,11 +238,12 @@ class Trainer(SavedTrainer):
 
         Return the loss and metrics of this batch alone, as they were before the update.
         """
-        with self._source(x, y, sample_weight, None, "training") as data:
+        tracker = self._batch_tracker
+        with self._training, self._source(x, y, sample_weight, None, "training") as data:
             for batch in data.batches(0):
-                self._tracker.reset()
-                self._step(batch, self.learning_rate)
-        return dict(self._tracker.results())
+                tracker.reset()
+                self._step(batch, self.learning_rate, tracker)
+            return dict(tracker.results())
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
@@ -249,7 +251,7 @@ class Trainer(SavedTrainer):
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
-        return self._predict(x, None, (), self._backend.predict)
+        return self._predict(x, None, (), lambda: self._backend.predict)
 
     # ------------------------------------------------------------------ training by hand
 
@@ -267,7 +269,8 @@ class Trainer(SavedTrainer):
         arrays = manual.match_ort_values(inputs)
         if arrays is None:
             arrays = next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
-        return manual.forward(arrays, training, self.global_step, self.seed)
+        with self._backend.lock:
+            return manual.forward(arrays, training, self.global_step, self.seed)
 
     def backward(self, output_gradients: Any, *, of: Any = None) -> dict[str, dict[str, Any]]:
         """Return `{"inputs": {name: gradient}, "weights": {name: gradient}}`.
@@ -278,7 +281,9 @@ class Trainer(SavedTrainer):
         added by `apply_gradients`. DataError for a gradient that is missing or does not fit,
         SettingError if no forward pass waits or the weights have changed since.
         """
-        return self._require_manual().backward(output_gradients, of)
+        manual = self._require_manual()
+        with self._backend.lock:
+            return manual.backward(output_gradients, of)
 
     def apply_gradients(self, gradients: Mapping[str, Any]) -> None:
         """Update by `gradients`, weight -> array, as `backward` returns under "weights".
@@ -286,10 +291,12 @@ class Trainer(SavedTrainer):
         The penalties' gradients are added, `clip_norm` and `clip_value` applied. Forward passes
         that still wait are forgotten.
         """
-        changes = self._changes_of_frozen()
-        self._require_manual().apply(gradients, self.learning_rate, self.global_step)
-        self._restore_frozen(changes)
-        self.global_step += 1
+        manual = self._require_manual()
+        with self._training, self._backend.lock:
+            changes = self._changes_of_frozen()
+            manual.apply(gradients, self.learning_rate, self.global_step)
+            self._restore_frozen(changes)
+            self.global_step += 1
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
@@ -346,27 +353,27 @@ class Trainer(SavedTrainer):
         x: Any,
         batch_size: int | None,
         callbacks: Sequence[Callback] | None,
-        run: Callable[[Batch], BoundSession],
+        make_run: Callable[[], Callable[[Batch], dict[str, npt.NDArray[Any]]]],
     ) -> Any:
         with (
             self._source(x, None, None, batch_size, "prediction") as data,
             self._calling(callbacks) as called,
         ):
-            outputs = self._predict_source(data, called, run)
+            outputs = self._predict_source(data, called, make_run)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     @contextmanager
     def _calling(self, callbacks: Sequence[Callback] | None) -> Iterator[CallbackList]:
         """Call the callbacks of an evaluation or prediction, and close them at its end."""
-        outer = self._callbacks  # a callback of a fit may evaluate
-        inner = self._callbacks = CallbackList(self, callbacks or ())
+        outer = self._thread.callbacks  # a callback of a fit may evaluate
+        inner = self._thread.callbacks = CallbackList(self, callbacks or ())
         try:
             yield inner
         except BaseException as error:
             inner.on_exception(error)
             raise
         finally:
-            self._callbacks = outer
+            self._thread.callbacks = outer
             inner.on_close()
 
     def _require_manual(self) -> ManualTraining:

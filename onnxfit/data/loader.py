@@ -14,7 +14,13 @@ from onnxfit.data.convert import as_array
 from onnxfit.data.mapped import open_paths
 from onnxfit.data.memory import array_source
 from onnxfit.data.order import batch_indices, checked_batch_size, count_steps
-from onnxfit.data.prefetch import PrefetchedSource, PrefetchIterator, close_all, prefetched
+from onnxfit.data.prefetch import (
+    PrefetchedSource,
+    PrefetchIterator,
+    close_all,
+    copied_items,
+    prefetched,
+)
 from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource
 from onnxfit.data.structure import common_rows, map_arrays, named_arrays
@@ -91,7 +97,7 @@ class Loader(ABC):
         self._batch = skip
         batches = self.batches(epoch, skip, (self.seed or 0) if self.shuffle else None)
         if self.prefetch:
-            batches = prefetched(batches, self.prefetch, self._running)
+            batches = prefetched(copied_items(batches), self.prefetch, self._running, self)
         for batch in batches:
             self._batch += 1
             yield batch
@@ -163,7 +169,7 @@ class LoaderSource(RowSource, StreamSource):
             source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
             source = cls(adapter, data, seed)
-        return PrefetchedSource(source, data.prefetch) if data.prefetch else source
+        return PrefetchedSource(source, data.prefetch, data) if data.prefetch else source
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> LoaderSource:
         other = super().with_batch_size(batch_size, drop_last)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from onnxfit.errors import SettingError
 __all__ = ["Prefetch", "PrefetchedSource"]
 
 T = TypeVar("T")
+# Seconds that closing waits for a thread. A source that takes longer for its batch may never end.
+MAX_CLOSE_SECONDS = 1.0
+# Seconds after which waiting for a batch begins again: on Windows, Ctrl-C does not end a wait.
+WAIT_SECONDS = 0.1
 
 
 class Prefetch:
@@ -30,10 +35,12 @@ class Prefetch:
       torch DataLoader, a function that returns an iterator.
     - `depth`: how many batches are ready at most, 1 or more.
 
-    In `fit` the thread also checks, casts and copies. The thread ends with the epoch, and with
-    `close`. Its exceptions are raised where the batch is asked for, with their traceback. A thread
-    hides waiting (disk, network) and what numpy, Pillow or pyarrow compute; Python code still
-    competes with the training loop for the interpreter.
+    The thread copies arrays, since some loaders write every batch into the same ones; in `fit` it
+    also checks and casts. Its exceptions are raised where the batch is asked for, with their
+    traceback. It ends with the epoch, and with `close`. Closing waits at most a second for a batch
+    that the thread is making; the next iteration begins when the thread has ended. A thread hides
+    waiting (disk, network) and what numpy, Pillow or pyarrow compute; Python code still competes
+    with the training loop for the interpreter.
 
     SettingError: arrays, which `DataLoader(X, y, prefetch=2)` cuts into batches; a depth below 1.
 
@@ -63,7 +70,7 @@ class Prefetch:
             data = data()
         elif isinstance(data, Iterator):
             data = islice(data, None)  # an iterator of the caller's own stays open
-        return prefetched(data, self.depth, self._running)
+        return prefetched(copied_items(data), self.depth, self._running, self.data)
 
     def close(self) -> None:
         """End the background thread, if one runs."""
@@ -74,19 +81,32 @@ class PrefetchIterator(Iterator[T]):
     """An iterator that a background thread advances, up to `depth` items ahead.
 
     Exceptions of the thread are raised here, with their traceback.
+
+    - `owner`: the data that the items are of, which two threads must not iterate at once. A closed
+      iterator's thread that still waits for an item of the same owner ends first.
     """
 
-    def __init__(self, items: Iterable[T], depth: int) -> None:
+    # Pairs (owner, thread) of closed iterators whose threads had not ended.
+    _still_running: ClassVar[list[tuple[object, threading.Thread]]] = []
+
+    def __init__(self, items: Iterable[T], depth: int, owner: object = None) -> None:
         self._ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._free = threading.Semaphore(depth)
-        self._ended = False
+        self._ended = False  # whether no item is to come
+        self._closed = False
+        self._owner = items if owner is None else owner
+        self._still_running[:] = [entry for entry in self._still_running if entry[1].is_alive()]
+        before = [thread for owner, thread in self._still_running if owner is self._owner]
+        # Python does not wait for daemons when it ends.
         self._thread = threading.Thread(
-            target=self._work, args=(items,), name="onnxfit prefetch", daemon=True
+            target=self._work, args=(items, before), name="onnxfit prefetch", daemon=True
         )
         self._thread.start()
 
-    def _work(self, items: Iterable[T]) -> None:
+    def _work(self, items: Iterable[T], before: list[threading.Thread]) -> None:
         try:
+            for thread in before:
+                thread.join()
             with closing_generator(iter(items)) as iterator:
                 self._free.acquire()
                 while not self._ended:
@@ -102,27 +122,40 @@ class PrefetchIterator(Iterator[T]):
             self._ready.put((False, StopIteration()))
 
     def __next__(self) -> T:
-        if self._ended:
-            raise StopIteration
-        is_item, item = self._ready.get()
-        if not is_item:
-            self._ended = True
-            raise item
-        self._free.release()
-        return item  # type: ignore[no-any-return]
+        while not self._ended:
+            with suppress(queue.Empty):
+                is_item, item = self._ready.get(timeout=WAIT_SECONDS)
+                if not is_item:
+                    self._ended = True
+                    raise item
+                self._free.release()
+                return item  # type: ignore[no-any-return]
+        raise StopIteration
 
     def close(self) -> None:
-        """End the thread, and drop the items that are ready."""
-        self._ended = True
+        """Drop the items that are ready, and end the thread.
+
+        A thread that waits for an item of its source ends once it has that item.
+        """
+        if self._closed:
+            return
+        self._closed = self._ended = True
         self._free.release()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(MAX_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self._still_running.append((self._owner, self._thread))
 
 
 class PrefetchedSource(Source):
-    """Another source, whose batches are prepared in the background."""
+    """Another source, whose batches are prepared in the background.
 
-    def __init__(self, inner: Source, depth: int) -> None:
+    - `inner`: the other source.
+    - `depth`: how many batches are ready at most.
+    - `owner`: the data of the caller that `inner` iterates; None for `inner` itself.
+    """
+
+    def __init__(self, inner: Source, depth: int, owner: object = None) -> None:
         self.purpose = inner.purpose
         self.rows = inner.rows
         self.steps = inner.steps
@@ -130,6 +163,7 @@ class PrefetchedSource(Source):
         self.re_iterable = inner.re_iterable
         self._inner = inner
         self._depth = depth
+        self._owner = inner if owner is None else owner
         self._running: list[PrefetchIterator[Batch]] = []
 
     @classmethod
@@ -140,22 +174,29 @@ class PrefetchedSource(Source):
     def from_data(cls, adapter: DataAdapter, data: Any, batching: Batching) -> Source:
         shuffle = batching.seed is not None
         source = adapter.source(data.data, batch_size=batching.batch_size, shuffle=shuffle)
-        return cls(source, data.depth)
+        return cls(source, data.depth, data.data)
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> PrefetchedSource:
-        return PrefetchedSource(self._inner.with_batch_size(batch_size, drop_last), self._depth)
+        inner = self._inner.with_batch_size(batch_size, drop_last)
+        return PrefetchedSource(inner, self._depth, self._owner)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        return prefetched(_copied(self._inner.batches(epoch, skip)), self._depth, self._running)
+        batches = _copied_batches(self._inner.batches(epoch, skip))
+        return prefetched(batches, self._depth, self._running, self._owner)
 
     def close(self) -> None:
         close_all(self._running)
         self._inner.close()
 
 
-def prefetched(items: Iterable[T], depth: int, running: list[PrefetchIterator[T]]) -> Iterator[T]:
-    """Yield the items, which a thread prepares; `running` lists its iterator meanwhile."""
-    iterator = PrefetchIterator(items, depth)
+def prefetched(
+    items: Iterable[T], depth: int, running: list[PrefetchIterator[T]], owner: object
+) -> Iterator[T]:
+    """Yield the items, which a thread prepares.
+
+    `running` lists its iterator meanwhile; `owner` is as for `PrefetchIterator`.
+    """
+    iterator = PrefetchIterator(items, depth, owner)
     running.append(iterator)
     try:
         yield from iterator
@@ -170,17 +211,39 @@ def close_all(running: Iterable[PrefetchIterator[Any]]) -> None:
         iterator.close()
 
 
-def _copied(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the same batches with their rows copied out of the arrays."""
+def _copied_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the same batches, of whose arrays no one else has a view."""
     with closing_generator(batches):
         for batch in batches:
-            columns = {
-                name: np.ascontiguousarray(array[batch.index]) for name, array in batch.columns
-            }
+            columns = {name: array[batch.index] for name, array in batch.columns}
+            scalars = dict(batch.scalars)
+            if isinstance(batch.index, slice):  # an array of row numbers makes copies
+                columns = {name: array.copy() for name, array in columns.items()}
+                scalars = {name: array.copy() for name, array in scalars.items()}
             yield Batch(
                 batch.rows,
                 batch.signature,
                 tuple(columns.items()),
-                batch.scalars,
+                tuple(scalars.items()),
                 slice(0, batch.rows),
             )
+
+
+def copied_items(items: Iterable[T]) -> Iterator[T]:
+    """Yield the same items with copies of their arrays."""
+    with closing_generator(iter(items)) as iterator:
+        for item in iterator:
+            yield _copied(item)
+
+
+def _copied(item: Any) -> Any:
+    """Return an item with copies of the NumPy arrays and torch tensors in its dicts and lists."""
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if isinstance(item, Mapping):
+        return {name: _copied(value) for name, value in item.items()}
+    if isinstance(item, (list, tuple)):
+        copies = map(_copied, item)
+        return type(item)(*copies) if hasattr(item, "_fields") else type(item)(copies)
+    is_tensor = hasattr(item, "__array__") and hasattr(item, "clone")
+    return item.clone() if is_tensor else item

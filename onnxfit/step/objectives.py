@@ -18,6 +18,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import Loss, LossLike, get_loss
 from onnxfit.metrics import Metric, MetricLike, get_metric
 from onnxfit.step.limits import check_fits, check_loss_weight
+from onnxfit.step.read_only import read_only, refusing_writes
 
 Losses = Union[LossLike, Mapping[str, LossLike], None]
 Metrics = Union[
@@ -50,7 +51,8 @@ class OutputTarget:
         return names.target(self.output.name)
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self.loss.prepare(y, self.output)
+        with refusing_writes(f"{type(self.loss).__name__}.prepare changes the labels"):
+            return self.loss.prepare(read_only(y), self.output)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from onnxfit.errors import CheckpointError, OnnxfitError
 from onnxfit.files import COUNT, FIGURE, LIST, MAPPING, list_of, mapping_of, require_types
 from onnxfit.graph import names
 from onnxfit.step.objectives import Objective, OutputMetric
+from onnxfit.step.read_only import read_only, refusing_writes
 
 # of the state of a Tracker, as a checkpoint keeps it
 SUM_TYPES = {
@@ -164,13 +165,18 @@ class Tracker:
         return loss
 
     def _update_metrics(self, result: StepResult, batch: Batch) -> None:
+        """Update every metric; they share their arguments, which therefore cannot be written."""
         predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for metric in self._metrics:
-            labels = arrays[names.target(metric.output)]
-            row_weights = weight if metric.metric.weighted else None
-            with self._refusing(metric.name):
-                metric.metric.update(labels, predictions[metric.output], row_weights)
+            labels = read_only(arrays[names.target(metric.output)])
+            outputs = read_only(predictions[metric.output])
+            row_weights = None
+            if metric.metric.weighted and weight is not None:
+                row_weights = read_only(weight)
+            change = f"Metric {metric.name!r} changes its arguments"
+            with self._refusing(metric.name), refusing_writes(change):
+                metric.metric.update(labels, outputs, row_weights)
         self._resumes = False
 
     @property

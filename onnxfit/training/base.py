@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import count, islice
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +26,12 @@ from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.runtime.backends.backend import Backend
-from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.position import PendingFit
 
 if TYPE_CHECKING:
@@ -42,6 +43,19 @@ COUNTER_TYPES = {
     **dict.fromkeys((*COUNTERS, "window"), COUNT),
     "learning_rate": optional(RATE),  # None if it follows a schedule
 }
+
+
+class ThreadState(local):
+    """State of a trainer's calls in one thread.
+
+    - `callbacks`: those of the running fit, evaluation or prediction, or None.
+    - `predicted`: output -> array of the current batch of a prediction.
+    """
+
+    callbacks: CallbackList | None = None
+
+    def __init__(self) -> None:
+        self.predicted: dict[str, Array] = {}
 
 
 class BaseTrainer:
@@ -80,10 +94,11 @@ class BaseTrainer:
         self.last_losses: deque[float] = deque(maxlen=5)
         self.stop_training = False
         self.stop_reason: str | None = None
-        self.predicted: dict[str, Array] = {}
         self._recipe = recipe
         self._backend = backend
-        self._tracker = Tracker(recipe.objectives, recipe.metrics)
+        self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
+        # Of `train_on_batch`, which a callback may call while an epoch runs.
+        self._batch_tracker = self._new_tracker()
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
@@ -91,7 +106,8 @@ class BaseTrainer:
         self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
         self._pending_fit = PendingFit()  # from which the next fit resumes
-        self._callbacks: CallbackList | None = None  # of the running fit, evaluation, prediction
+        self._training = TrainingGuard()
+        self._thread = ThreadState()
 
     # ------------------------------------------------------------------ settings that may change
 
@@ -187,12 +203,18 @@ class BaseTrainer:
 
         SettingError outside of a hook.
         """
-        if self._callbacks is None:
+        callbacks = self._thread.callbacks
+        if callbacks is None:
             raise SettingError(
                 f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one, while"
                 " fit runs."
             )
-        self._callbacks.log(name, value)
+        callbacks.log(name, value)
+
+    @property
+    def predicted(self) -> dict[str, Array]:
+        """Output -> array of the batch that was just predicted, in `on_predict_batch_end`."""
+        return self._thread.predicted
 
     @property
     def batch_size(self) -> int | None:
@@ -246,7 +268,7 @@ class BaseTrainer:
             self._backend.on_gradients = None
             try:
                 for rate, batch in zip(rates, batches):
-                    yield self._step(batch, rate)
+                    yield self._step(batch, rate, self._tracker)
             finally:
                 self.set_state(state)
                 self._backend.on_gradients = on_gradients
@@ -255,7 +277,8 @@ class BaseTrainer:
 
     def get_weights(self) -> dict[str, Array]:
         """Return copies of the trained weights and of the running statistics, by name."""
-        return {name: self._backend.state.get(name) for name in self._recipe.state}
+        with self._backend.lock:
+            return {name: self._backend.state.get(name) for name in self._recipe.state}
 
     def set_weights(self, weights: Mapping[str, Array]) -> None:
         """Replace some of the weights; `weights` maps names to arrays.
@@ -267,10 +290,15 @@ class BaseTrainer:
         for name in weights:
             if name not in known:
                 raise UnknownNameError("trained weight", name, known)
-        self._backend.state.set(weights)
+        with self._backend.lock:
+            self._backend.state.set(weights)
 
     def get_state(self) -> dict[str, dict[str, Any]]:
         """Return copies of weights, slots and counters: all that decides how training goes on."""
+        with self._backend.lock:
+            return self._copied_state()
+
+    def _copied_state(self) -> dict[str, dict[str, Any]]:
         state = self._backend.state
         slots = [name for name in state if name not in self._recipe.state]
         counters = {name: getattr(self, name) for name in COUNTERS}
@@ -286,6 +314,10 @@ class BaseTrainer:
 
         DataError or SettingError, before anything changes, for the state of another trainer.
         """
+        with self._training, self._backend.lock:
+            self._set_state(state)
+
+    def _set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         own, counters = self.get_state(), state["counters"]
         for kind, entries in own.items():
             if set(state[kind]) != set(entries):
@@ -312,24 +344,35 @@ class BaseTrainer:
 
     def revert_step(self) -> None:
         """Undo the last update: weights, slots and statistics are as before. It works once."""
-        self._backend.revert()
+        with self._training, self._backend.lock:
+            self._backend.revert()
 
     # ------------------------------------------------------------------ single batches
 
-    def _step(self, batch: Batch, learning_rate: float) -> float:
-        """Train on a batch and return its loss.
+    def _new_tracker(self) -> Tracker:
+        return Tracker(self.objectives, [metric.copy() for metric in self._recipe.metrics])
+
+    def _step(self, batch: Batch, learning_rate: float, tracker: Tracker) -> float:
+        """Train on a batch, add its results to `tracker` and return its loss.
 
         If a metric cannot take its labels or outputs, everything stays as it was.
         """
-        changes = self._changes_of_frozen() if self._frozen_tensors else None
-        result = self._backend.train(batch, learning_rate, self.global_step, self.seed)
-        if changes:
-            self._restore_frozen(changes)
+        backend = self._backend
+        self._training.in_step = True
         try:
-            loss = self._tracker.update(result, batch)
-        except Exception:
-            self._backend.revert()
-            raise
+            with backend.lock:
+                changes = self._changes_of_frozen() if self._frozen_tensors else None
+                result = backend.train(batch, learning_rate, self.global_step, self.seed)
+                if changes:
+                    self._restore_frozen(changes)
+            try:
+                loss = tracker.update(result, batch)
+            except Exception:
+                with backend.lock:
+                    backend.revert()
+                raise
+        finally:
+            self._training.in_step = False
         self.global_batch += 1
         self.samples_seen += batch.rows
         self.global_step += not self._backend.window
@@ -337,9 +380,10 @@ class BaseTrainer:
 
     def _flush(self, learning_rate: float) -> None:
         """Update with the gradients of a window that has too few batches, at an epoch's end."""
-        changes = self._changes_of_frozen()
-        self.global_step += self._backend.flush(learning_rate, self.global_step)
-        self._restore_frozen(changes)
+        with self._backend.lock:
+            changes = self._changes_of_frozen()
+            self.global_step += self._backend.flush(learning_rate, self.global_step)
+            self._restore_frozen(changes)
 
     def _changes_of_frozen(self) -> Mapping[str, int]:
         """Return how often each group of the state has changed, if a tensor of it is frozen."""
@@ -360,12 +404,13 @@ class BaseTrainer:
         self, source: Source, callbacks: CallbackList, steps: int | None = None
     ) -> Figures:
         """Return loss and metrics over the data, or over its first `steps` batches."""
-        tracker = Tracker(self.objectives, [metric.copy() for metric in self._recipe.metrics])
+        tracker = self._new_tracker()
         callbacks.on_test_begin(Logs())
         for index, batch in enumerate(islice(source.batches(0), steps)):
             if callbacks.test_batch_begin:
                 callbacks.on_test_batch_begin(index, Logs())
-            loss = tracker.update(self._backend.evaluate(batch), batch)
+            result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
+            loss = tracker.update(result, batch)
             if callbacks.test_batch_end:
                 logs = scalar_logs({**tracker.figures(), "batch_loss": loss})
                 callbacks.on_test_batch_end(index, logs)
@@ -376,20 +421,31 @@ class BaseTrainer:
         return results
 
     def _predict_source(
-        self, source: Source, callbacks: CallbackList, run: Callable[[Batch], BoundSession]
+        self,
+        source: Source,
+        callbacks: CallbackList,
+        make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
     ) -> dict[str, Array]:
-        """Return output -> array of all rows; `run` computes the outputs of a batch."""
+        """Return output -> array of all rows.
+
+        `make_run` returns the function that computes the outputs of a batch. It is called after
+        `on_predict_begin`, which may change the weights.
+        """
         outputs: dict[str, list[Array]] = {}
+        outer = self.predicted  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
-        for index, batch in enumerate(source.batches(0)):
-            if callbacks.predict_batch_begin:
-                callbacks.on_predict_batch_begin(index, Logs())
-            self.predicted = run(batch).prediction()
-            for name, array in self.predicted.items():
-                outputs.setdefault(name, []).append(array)
-            if callbacks.predict_batch_end:
-                callbacks.on_predict_batch_end(index, Logs())
-        self.predicted = {}
+        run = make_run()
+        try:
+            for index, batch in enumerate(source.batches(0)):
+                if callbacks.predict_batch_begin:
+                    callbacks.on_predict_batch_begin(index, Logs())
+                predicted = self._thread.predicted = run(batch)
+                for name, array in predicted.items():
+                    outputs.setdefault(name, []).append(array)
+                if callbacks.predict_batch_end:
+                    callbacks.on_predict_batch_end(index, Logs())
+        finally:
+            self._thread.predicted = outer
         callbacks.on_predict_end(Logs())
         if not outputs:
             raise DataError("The prediction data gave no batch.")
@@ -409,13 +465,13 @@ class BaseTrainer:
         self.last_losses.clear()
         self._fit_state = state
         self._pending_fit = PendingFit()
-        self._callbacks = state.callbacks
+        self._thread.callbacks = state.callbacks
         listeners = state.callbacks.gradients
         self._backend.on_gradients = state.callbacks.on_gradients if listeners else None
 
     def _end_fit(self) -> None:
         """Take the callbacks away; the state stays for `snapshot`."""
-        self._callbacks = None
+        self._thread.callbacks = None
         self._backend.on_gradients = None
         if self._fit_state is not None:
             self._fit_state.running = False

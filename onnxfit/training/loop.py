@@ -135,7 +135,7 @@ class FitLoop:
             learning_rate = trainer.learning_rate
             if batch.rows == 1 and not state.met_single_row:
                 self._warn_of_single_row(batch)
-            loss = trainer._step(batch, learning_rate)
+            loss = trainer._step(batch, learning_rate, tracker)
             position.batch = index + 1
             position.learning_rate = learning_rate
             last_losses.append(loss)

@@ -54,7 +54,7 @@ class SavedTrainer(BaseTrainer):
                 " `prepare`."
             )
         contents = checkpoint.load(path, self.settings)
-        with matching_this_version(path):
+        with self._training, matching_this_version(path):
             self._restore(contents)
 
     def export(
@@ -66,15 +66,16 @@ class SavedTrainer(BaseTrainer):
         2 GB the tensors are in a file `<path>.data` beside it. CheckpointError if it cannot be
         written.
         """
-        arrays = self.get_weights()
-        if averaged:
-            if self.optimizer.ema_momentum is None:
-                raise SettingError(
-                    "averaged=True needs an optimizer that averages, such as"
-                    " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
-                )
-            for name in self._recipe.weights:
-                arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
+        if averaged and self.optimizer.ema_momentum is None:
+            raise SettingError(
+                "averaged=True needs an optimizer that averages, such as"
+                " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
+            )
+        with self._backend.lock:
+            arrays = self.get_weights()
+            if averaged:
+                for name in self._recipe.weights:
+                    arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
         model = with_initializers(self.model, arrays)
         to_inference_form(model)
         if path is not None:

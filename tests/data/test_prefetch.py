@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 
 import onnxfit
+from onnxfit.callbacks import LambdaCallback
 from onnxfit.data import Batch, DataLoader, Prefetch, Source
+from onnxfit.data import prefetch as prefetching_module
 from onnxfit.data.prefetch import PrefetchedSource, PrefetchIterator
 from onnxfit.errors import SettingError
 from tests.data.kinds import X, Y, make, threads, three_batches
@@ -196,3 +201,100 @@ def test_what_prefetch_is_not_for(arguments: tuple[Any, ...], message: str) -> N
         Prefetch(*arguments)
     with pytest.raises(SettingError, match="Prefetch gives batches"):
         make(Prefetch(three_batches()), Y)
+
+
+class Stuck:
+    """Batches, the second of which comes when `goes_on` is set."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self.goes_on = threading.Event()
+        self.readers = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.readers += 1
+        assert self.readers == 1, "two threads iterate at once"
+        try:
+            yield three_batches()[0]
+            self.waits.set()
+            self.goes_on.wait()
+            yield three_batches()[1]
+        finally:
+            self.readers -= 1
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    """A source that is stuck until the test has ended, or for a minute, which the test notices."""
+    monkeypatch.setattr(prefetching_module, "MAX_CLOSE_SECONDS", 0.01)
+    source = Stuck()
+    failsafe = threading.Timer(60, source.goes_on.set)
+    failsafe.daemon = True
+    failsafe.start()
+    yield source
+    failsafe.cancel()
+    source.goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "onnxfit prefetch":
+            thread.join()
+
+
+def test_an_interrupt_does_not_wait_for_a_source_that_is_stuck(stuck: Stuck) -> None:
+    stepped = threading.Event()
+
+    def interrupt() -> None:
+        stuck.waits.wait()
+        stepped.wait()
+        _thread.interrupt_main()
+
+    trainer = onnxfit.Trainer(linear(2), loss="mse")
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    after_a_step = LambdaCallback(on_train_batch_end=lambda *_: stepped.set())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Prefetch(stuck), verbose=0, callbacks=[after_a_step])
+    assert not stuck.goes_on.is_set()
+    helper.join()
+    assert trainer.global_step == 1
+
+
+def test_closing_does_not_wait_for_a_source_that_is_stuck(stuck: Stuck) -> None:
+    data = make(Prefetch(stuck))
+    batches = data.batches(0)
+    next(batches)
+    stuck.waits.wait()
+    data.close()
+    assert not stuck.goes_on.is_set()
+    assert threads()
+    assert list(batches) == []
+
+
+def test_the_next_iteration_begins_when_a_stuck_one_has_ended(stuck: Stuck) -> None:
+    prefetching = Prefetch(stuck)
+    running = iter(prefetching)
+    next(running)
+    stuck.waits.wait()
+    prefetching.close()
+    release = threading.Timer(0.05, stuck.goes_on.set)
+    release.start()
+    assert len(list(prefetching)) == 2
+    with make(prefetching) as data:
+        assert len(list(data.batches(0))) == 2
+    assert not threads()
+
+
+def test_a_process_ends_while_a_source_is_stuck() -> None:
+    code = """
+import threading
+import numpy as np
+from onnxfit.data import Prefetch
+waits = threading.Event()
+def batches():
+    yield np.zeros(2)
+    waits.set()
+    threading.Event().wait()
+running = iter(Prefetch(batches))
+next(running)
+waits.wait()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

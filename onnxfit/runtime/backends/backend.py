@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import RLock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
-from onnxfit.runtime.session import BoundSession
+from onnxfit.runtime.session import BoundSession, StatelessSession
 from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.tracker import StepResult
@@ -29,6 +31,26 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "accumulate", "update", "apply")
+
+
+@dataclass(slots=True, eq=False)
+class Evaluation:
+    """Results of an evaluated batch, which no later run changes; a `StepResult`.
+
+    - `scalars`: the loss and its terms, by name.
+    - `outputs`: output -> array; empty if they were not asked for.
+    """
+
+    scalars: Mapping[str, Array]
+    outputs: dict[str, Array]
+
+    def prediction(self) -> dict[str, Array]:
+        """Return `outputs`."""
+        return self.outputs
+
+    def fed(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the arrays of `batch`."""
+        return batch.arrays()
 
 
 class Backend(ABC):
@@ -43,6 +65,10 @@ class Backend(ABC):
     - `threads`: threads that share an operator; None leaves the number to onnxruntime.
     - `accumulate`: batches in a window, whose gradients are averaged for one update. It may be set
       later, unless it was 1 at first.
+
+    `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
+    reads or changes the state or runs a session needs `lock`, which is re-entrant. No code of the
+    user runs while a thread holds it, so that a callback may wait for another thread.
 
     Further attributes: `window`, the number of batches whose gradients wait for the update;
     `on_gradients`, a function that is called with the gradients before each update where
@@ -65,6 +91,7 @@ class Backend(ABC):
         threads: int | None,
         accumulate: int,
     ) -> None:
+        self.lock = RLock()
         self.recipe = recipe
         self.device = device
         self.threads = threads
@@ -82,7 +109,7 @@ class Backend(ABC):
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
         # The version of the state, and a session compiled with the weights of that version.
-        self._deployed: tuple[int, BoundSession] | None = None
+        self._deployed: tuple[int, StatelessSession] | None = None
 
     def _create_state(self, arrays: Mapping[str, Array]) -> DoubleBufferedState:
         recipe = self.recipe
@@ -161,33 +188,41 @@ class Backend(ABC):
 
     # ------------------------------------------------------------------ evaluation and prediction
 
-    def evaluate(self, batch: Batch) -> BoundSession:
-        """Run forward pass, loss and penalty in inference mode; return the session that ran."""
-        return run_on(self.compiled("evaluate", batch), batch)
+    def evaluate(self, batch: Batch, *, outputs: bool) -> Evaluation:
+        """Run forward pass, loss and penalty in inference mode.
 
-    def predict(self, batch: Batch) -> BoundSession:
-        """Run the model in inference mode, with the weights of the state as inputs.
+        - `outputs`: whether the result has the model's outputs too.
+        """
+        with self.lock:
+            session = run_on(self.compiled("evaluate", batch), batch)
+            scalars = {name: array.copy() for name, array in session.scalars.items()}
+            return Evaluation(scalars, session.prediction() if outputs else {})
+
+    def predict(self, batch: Batch) -> dict[str, Array]:
+        """Return the model's outputs in inference mode, with the weights of the state as inputs.
 
         Nothing is compiled after an update, unlike with `deployed`.
         """
-        return run_on(self.compiled("predict", batch), batch)
+        with self.lock:
+            return run_on(self.compiled("predict", batch), batch).prediction()
 
-    def deployed(self, batch: Batch) -> BoundSession:
-        """Run the model in inference mode, compiled with its weights inside as constants.
+    def deployed(self) -> Callable[[Batch], dict[str, Array]]:
+        """Return a function that predicts with the weights of this moment: batch -> outputs.
 
-        The session computes faster, and the same to the last bit as the exported model. It is
-        compiled after each change of the state. A model that is too large to be compiled with its
-        tensors inside is run by `predict`.
+        It runs the model compiled with its weights as constants, which computes faster, and the
+        same to the last bit as the exported model. It is compiled after each change of the state.
+        A model that is too large to be compiled with its tensors inside is run by `predict`.
         """
         if self.recipe.large:
-            return self.predict(batch)
-        if self._deployed is None or self._deployed[0] != self.state.version:
-            model = deployed_graph(
-                self.recipe, {name: self.state.get(name) for name in self.recipe.state}
-            )
-            session = BoundSession(model, self.state, self.device, self.threads, "prediction")
-            self._deployed = self.state.version, session
-        return run_on(self._deployed[1], batch)
+            return self.predict
+        with self.lock:
+            if self._deployed is None or self._deployed[0] != self.state.version:
+                model = deployed_graph(
+                    self.recipe, {name: self.state.get(name) for name in self.recipe.state}
+                )
+                session = StatelessSession(model, self.device, self.threads, "prediction")
+                self._deployed = self.state.version, session
+            return self._deployed[1].predict
 
     # ------------------------------------------------------------------ graphs
 

@@ -178,10 +178,14 @@ class ForwardBackwardBackend(Backend):
         return gradients
 
     def _call_on_gradients(self, gradients: dict[str, Any]) -> None:
-        """Let callbacks read and change the gradients."""
+        """Let callbacks read and change the gradients, without the lock that the step holds."""
         assert self.on_gradients is not None
         arrays = {name: array_of(value) for name, value in gradients.items()}
-        self.on_gradients(arrays)
+        self.lock.release()
+        try:
+            self.on_gradients(arrays)
+        finally:
+            self.lock.acquire()
         for name, value in gradients.items():
             if self.device.kind != "cpu":
                 value.update_inplace(arrays[name])
