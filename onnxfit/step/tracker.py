@@ -20,7 +20,6 @@ from onnxfit.step.read_only import read_only, refusing_writes
 SUM_TYPES = {
     "rows": COUNT,
     "loss": list_of(FIGURE, 2),
-    "penalty": list_of(FIGURE, 2),
     "parts": mapping_of(list_of(FIGURE, 2)),
     "metrics": mapping_of(MAPPING),
 }
@@ -114,8 +113,9 @@ class Tracker:
         CheckpointError, here or at the next update, for sums of another form.
         """
         place = "The tracker of the checkpoint"
-        state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have none
         require_types(place, state, SUM_TYPES)
+        state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have none
+        require_types(place, state, {"penalty": list_of(FIGURE, 2)})
         parts = state["parts"] if self._several else dict.fromkeys(self._weights, state["loss"])
         require_types(f"{place}'s parts", parts, dict.fromkeys(self._output_losses, LIST))
         metrics = {metric.name: metric for metric in self._metrics}
