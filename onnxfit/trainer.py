@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from onnxfit.callbacks.callback import Callback, CallbackList
+from onnxfit.callbacks.callback import Callback, CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, DataAdapter, Source
@@ -20,6 +20,7 @@ from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
@@ -116,6 +117,7 @@ class Trainer(SavedTrainer):
         super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
+    @check_arguments
     def fit(
         self,
         x: Any,
@@ -127,7 +129,7 @@ class Trainer(SavedTrainer):
         validation_data: Any = None,
         validation_split: float = 0.0,
         validation_freq: int | Sequence[int] = 1,
-        callbacks: Sequence[Callback] | None = (),
+        callbacks: Callback | Iterable[Callback] | None = (),
         class_weight: Mapping[int, float] | None = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
@@ -163,8 +165,10 @@ class Trainer(SavedTrainer):
                 "fit is running already: a callback may evaluate and predict, and another thread"
                 " needs another Trainer."
             )
-        if validation_steps is not None and validation_steps < 1:
-            raise SettingError(f"validation_steps is at least 1, got {validation_steps}.")
+        if validation_steps is not None and not 1 <= validation_steps < 2**63:
+            raise SettingError(
+                f"validation_steps is at least 1, got {shortened(validation_steps)}."
+            )
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Give validation_data or validation_split, not both.")
@@ -181,7 +185,7 @@ class Trainer(SavedTrainer):
                 arrays = _split_validation_data(validation_data)
                 data = stack.enter_context(self._source(*arrays, batch_size, "validation"))
                 validation = Validation(data, is_due, validation_steps)
-            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+            callbacks = as_list(callbacks)
             for callback in callbacks:
                 if isinstance(callback, Callback):  # CallbackList refuses everything else
                     callback.prepare(self)
@@ -200,6 +204,7 @@ class Trainer(SavedTrainer):
             called = CallbackList(self, [*callbacks, history, *bars], params, pending.callbacks)
             return FitLoop(self, batches, validation, called, pending).run(epochs, history)
 
+    @check_arguments
     def evaluate(
         self,
         x: Any,
@@ -207,7 +212,7 @@ class Trainer(SavedTrainer):
         sample_weight: Any = None,
         *,
         batch_size: int = 32,
-        callbacks: Sequence[Callback] | None = (),
+        callbacks: Callback | Iterable[Callback] | None = (),
     ) -> dict[str, Any]:
         """Return loss and metrics over a data set, exact whatever the batch size.
 
@@ -221,8 +226,9 @@ class Trainer(SavedTrainer):
         ):
             return dict(self._evaluate_source(data, called))
 
+    @check_arguments
     def predict(
-        self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()
+        self, x: Any, *, batch_size: int = 32, callbacks: Callback | Iterable[Callback] | None = ()
     ) -> Any:
         """Return the model's outputs for every row, in the order of the rows.
 
@@ -345,7 +351,7 @@ class Trainer(SavedTrainer):
         self,
         x: Any,
         batch_size: int | None,
-        callbacks: Sequence[Callback] | None,
+        callbacks: Callback | Iterable[Callback] | None,
         run: Callable[[Batch], BoundSession],
     ) -> Any:
         with (
@@ -356,10 +362,10 @@ class Trainer(SavedTrainer):
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     @contextmanager
-    def _calling(self, callbacks: Sequence[Callback] | None) -> Iterator[CallbackList]:
+    def _calling(self, callbacks: Callback | Iterable[Callback] | None) -> Iterator[CallbackList]:
         """Call the callbacks of an evaluation or prediction, and close them at its end."""
         outer = self._callbacks  # a callback of a fit may evaluate
-        inner = self._callbacks = CallbackList(self, callbacks or ())
+        inner = self._callbacks = CallbackList(self, as_list(callbacks))
         try:
             yield inner
         except BaseException as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -18,12 +17,22 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.data.order import checked_batch_size
-from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.files import COUNT, RATE, optional
+from onnxfit.errors import (
+    DataError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from onnxfit.files import (
+    COUNT,
+    RATE,
+    optional,
+)
 from onnxfit.graph import names
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
+from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
@@ -99,7 +108,8 @@ class BaseTrainer:
     def learning_rate(self) -> float:
         """Learning rate of the next update, a finite number >= 0.
 
-        A value set here lasts until the next one. TypeError if the optimizer follows a schedule.
+        A value set here lasts until the next one. UnsupportedError (a TypeError) if the optimizer
+        follows a schedule.
         """
         if self._learning_rate is None:
             rate = learning_rate_at(self.optimizer, self.global_step)
@@ -110,16 +120,15 @@ class BaseTrainer:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if self._learning_rate is None:
-            raise TypeError(
+            raise UnsupportedError(
                 f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule,"
                 " or build the Trainer with a number and set learning_rate (or use a callback that"
                 " does)."
             )
-        value = float(value)
-        if not (math.isfinite(value) and value >= 0):
-            raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
-        self._check_learning_rate(value)
-        self._learning_rate = value
+        if not (is_number(value) and is_finite(value) and value >= 0):
+            raise SettingError(f"learning_rate is a finite number >= 0, got {shortened(value)}.")
+        self._check_learning_rate(float(value))
+        self._learning_rate = float(value)
 
     def _check_learning_rate(self, rate: float) -> None:
         """Raise SettingError for a rate that the element type of a weight cannot hold."""
@@ -171,6 +180,7 @@ class BaseTrainer:
         """Metrics of training: each with its name in logs, its output, and its `mode`."""
         return list(self._recipe.metrics)
 
+    @check_arguments
     def monitor_mode(self, monitor: str) -> str:
         """Return "min" if less of the figure `monitor` is better, or "max" if more is.
 
@@ -216,6 +226,7 @@ class BaseTrainer:
         for callback in state.callbacks:
             callback.params["steps"] = state.batches.steps
 
+    @check_arguments
     def trial_steps(
         self, rates: Iterable[float], epochs: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
@@ -246,6 +257,10 @@ class BaseTrainer:
             self._backend.on_gradients = None
             try:
                 for rate, batch in zip(rates, batches):
+                    if not (is_number(rate) and is_finite(rate)):
+                        raise SettingError(
+                            f"A learning rate is a finite number, got {shortened(rate)}."
+                        )
                     yield self._step(batch, rate)
             finally:
                 self.set_state(state)
@@ -257,7 +272,8 @@ class BaseTrainer:
         """Return copies of the trained weights and of the running statistics, by name."""
         return {name: self._backend.state.get(name) for name in self._recipe.state}
 
-    def set_weights(self, weights: Mapping[str, Array]) -> None:
+    @check_arguments
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace some of the weights; `weights` maps names to arrays.
 
         All are checked before the first is changed: UnknownNameError for a name, DataError for a
@@ -281,12 +297,19 @@ class BaseTrainer:
             "counters": counters,
         }
 
+    @check_arguments
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go back to `state`, which `get_state` returned.
 
         DataError or SettingError, before anything changes, for the state of another trainer.
         """
-        own, counters = self.get_state(), state["counters"]
+        own = self.get_state()
+        if set(state) != set(own):
+            raise SettingError(
+                f"A state has {', '.join(own)}, got {shortened(sorted(state))}: pass what get_state"
+                " returned."
+            )
+        counters = state["counters"]
         for kind, entries in own.items():
             if set(state[kind]) != set(entries):
                 raise SettingError(

@@ -33,6 +33,7 @@ from onnxfit.files import (
     TEXT,
     list_of,
     mapping_of,
+    require_path,
     require_types,
     write_atomically,
 )
@@ -170,6 +171,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     `path` may be a folder with one checkpoint. Raises CheckpointError for anything but a whole
     checkpoint of a known format.
     """
+    require_path(path)
     name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:
