@@ -292,10 +292,7 @@ _PLAIN_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     type(None): (lambda value: value is None, "None"),
     bool: (_is_flag, "True or False"),
     int: (lambda value: isinstance(value, numbers.Integral), "a whole number"),
-    float: (
-        lambda value: is_number(value) and (is_finite(value) or abs(value) == math.inf),
-        "a number",
-    ),
+    float: (_is_float, "a number"),
     str: (lambda value: isinstance(value, str), "a string"),
 }
 
