@@ -17,6 +17,7 @@ from onnxfit.errors import (
     SettingError,
     StepError,
     UnknownNameError,
+    UnsupportedError,
 )
 from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.gradients.inspection import inspect
@@ -44,6 +45,7 @@ __all__ = [
     "StepError",
     "Trainer",
     "UnknownNameError",
+    "UnsupportedError",
     "Value",
     "add_loss",
     "callbacks",

@@ -7,6 +7,7 @@ A message says what happened, what was given, what was expected, and how to fix 
     │   └── GradientError                    operators on the gradient path have no gradient
     ├── SettingError         (ValueError)    an argument names or sets something impossible
     │   └── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
+    ├── UnsupportedError     (TypeError)     an object cannot do what was asked of it
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
     ├── InstallationError    (RuntimeError)  the installed onnxruntime cannot do it
@@ -34,6 +35,7 @@ __all__ = [
     "SettingError",
     "StepError",
     "UnknownNameError",
+    "UnsupportedError",
 ]
 
 MAX_NAMES_LISTED = 100  # names that an error lists in full
@@ -77,6 +79,10 @@ class UnknownNameError(SettingError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr
         return self.message
+
+
+class UnsupportedError(OnnxfitError, TypeError):
+    """An object cannot do what was asked: a Trainer cannot be pickled, logs cannot be changed."""
 
 
 class DataError(OnnxfitError, ValueError):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxfit.errors import CheckpointError
+from onnxfit.errors import CheckpointError, SettingError
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
 MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
@@ -43,6 +43,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     ...     path.read_bytes()
     b'a'
     """
+    require_path(path)
     path = Path(path)
     try:
         target = Path(os.path.realpath(path))  # so that a link stays one
@@ -67,6 +68,32 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
+
+
+def append_whole(file: BinaryIO, data: bytes) -> None:
+    """Append to a file all of `data` or, after an error, nothing.
+
+    - `file`: a file that was opened for unbuffered binary writing ("ab" or "xb", buffering=0).
+    - `data`: the bytes.
+
+    The OSError of the disk is raised as it is.
+    """
+    size = file.seek(0, os.SEEK_END)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+    except BaseException:
+        file.truncate(size)
+        file.seek(size)
+        raise
+
+
+def require_path(path: object) -> None:
+    """Raise SettingError unless `path` is a string or PathLike that can name a file."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise SettingError(f"The path of a file is a string or a Path, got {path!r}.")
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:

@@ -43,7 +43,14 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
+from onnxfit.registry import (
+    check_number,
+    is_finite,
+    is_number,
+    lookup,
+    registry,
+    shortened,
+)
 
 __all__ = [
     "NLL",
@@ -1110,6 +1117,10 @@ class CosineSimilarity(Loss):
 
     axis: int = -1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "axis", whole=True)
+
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         def along(x: Value) -> Value:
             return op.ReduceSum(x, [self.axis], keepdims=0)
@@ -1232,6 +1243,10 @@ def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
     chosen = axis
     if chosen is None:
         chosen = 1 if rank >= 4 else -1
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, np.integer)):
+        raise SettingError(
+            f"{type(loss).__name__} needs a whole number as axis, got {shortened(axis)}."
+        )
     if rank < 2 or not -rank < chosen < rank or chosen == 0:
         setting = "" if axis is None else f" and axis={axis}"
         raise SettingError(
@@ -1243,7 +1258,7 @@ def _class_axis(loss: Loss, axis: int | None, rank: int) -> int:
 
 def _require(loss: Loss, expected: str, value: Any, holds: Callable[[Any], bool]) -> None:
     if not (is_number(value) and is_finite(value) and holds(value)):
-        raise SettingError(f"{type(loss).__name__} needs {expected}, got {value!r}.")
+        raise SettingError(f"{type(loss).__name__} needs {expected}, got {shortened(value)}.")
 
 
 def _set_numbers(
@@ -1256,7 +1271,7 @@ def _set_numbers(
         numbers = tuple(float(v) for v in values)
     except (TypeError, ValueError, OverflowError):
         raise SettingError(
-            f"{type(loss).__name__} needs a sequence of numbers as {name}, got {values!r}."
+            f"{type(loss).__name__} needs a sequence of numbers as {name}, got {shortened(values)}."
         ) from None
     for number in numbers:
         _require(loss, expected, number, holds)

@@ -12,8 +12,20 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import CheckpointError, DataError, SettingError, warn_user
-from onnxfit.registry import lookup, registry, snake_case
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    SettingError,
+    warn_user,
+)
+from onnxfit.registry import (
+    is_finite,
+    is_number,
+    lookup,
+    registry,
+    shortened,
+    snake_case,
+)
 
 __all__ = [
     "AUC",
@@ -90,6 +102,10 @@ class Metric(ABC):
     name: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.name is not None and not isinstance(self.name, str):
+            raise SettingError(
+                f"{type(self).__name__} needs a string as name, got {shortened(self.name)}."
+            )
         self.name = self.name or ("weighted_" if self.weighted else "") + self._own_name()
         self.reset()
 
@@ -313,7 +329,14 @@ class FunctionMetric(MeanMetric):
         return "function" if name == "<lambda>" else str(name)
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
-        values = np.asarray(self.function(y_true, y_pred), dtype=np.float64)
+        result = self.function(y_true, y_pred)
+        try:
+            values = np.asarray(result, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise DataError(
+                f"Metric {self.name!r} returned {shortened(result)}: return one number, or one per"
+                " row."
+            ) from None
         if values.ndim == 0:
             return np.full(len(y_pred), values)
         if len(values) != len(y_pred):
@@ -461,8 +484,8 @@ class TopKAccuracy(MeanMetric):
     k: int = 5
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise SettingError(f"TopKAccuracy needs k >= 1, got {self.k}.")
+        if not isinstance(self.k, (int, np.integer)) or self.k < 1:
+            raise SettingError(f"TopKAccuracy needs k >= 1, got {shortened(self.k)}.")
         super().__post_init__()
 
     def _own_name(self) -> str:
@@ -946,9 +969,10 @@ def _right_side(y_true: Array, y_pred: Array, cut: float) -> Array:
 
 
 def _check_threshold(metric: Metric, threshold: float, from_logits: bool | None) -> None:
-    if not math.isfinite(threshold) or (from_logits and not 0 < threshold < 1):
+    usable = is_number(threshold) and is_finite(threshold)
+    if not usable or (from_logits and not 0 < threshold < 1):
         wanted = "0 < threshold < 1 for logits" if from_logits else "a finite threshold"
-        raise SettingError(f"{type(metric).__name__} needs {wanted}, got {threshold}.")
+        raise SettingError(f"{type(metric).__name__} needs {wanted}, got {shortened(threshold)}.")
 
 
 def _cut(metric: Metric, threshold: float, from_logits: bool | None, y_pred: Array) -> float:

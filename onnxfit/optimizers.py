@@ -21,7 +21,15 @@ import onnx
 from onnxfit.errors import SettingError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_finite, is_number, lookup, registry
+from onnxfit.registry import (
+    check_number,
+    is_finite,
+    is_number,
+    lookup,
+    name_list,
+    registry,
+    shortened,
+)
 from onnxfit.schedules import LearningRate
 
 __all__ = [
@@ -112,10 +120,17 @@ class Optimizer(ABC):
         check_number(self, "weight_decay", at_least=0)
         if self.ema_momentum is not None:
             check_number(self, "ema_momentum", above=0, below=1)
-        excluded = self.exclude_from_weight_decay
-        excluded = (excluded,) if isinstance(excluded, str) else tuple(excluded)
-        object.__setattr__(self, "exclude_from_weight_decay", excluded)
-        object.__setattr__(self, "learning_rate_multipliers", dict(self.learning_rate_multipliers))
+        owner = type(self).__name__
+        excluded = name_list(f"{owner}'s exclude_from_weight_decay", self.exclude_from_weight_decay)
+        object.__setattr__(self, "exclude_from_weight_decay", tuple(excluded))
+        multipliers: Any = self.learning_rate_multipliers
+        if not isinstance(multipliers, Mapping):
+            raise SettingError(
+                f"{owner} needs learning_rate_multipliers as a dict pattern -> number, got"
+                f" {shortened(multipliers)}."
+            )
+        name_list(f"A key of {owner}'s learning_rate_multipliers", list(multipliers))
+        object.__setattr__(self, "learning_rate_multipliers", dict(multipliers))
         for pattern, factor in self.learning_rate_multipliers.items():
             if not (is_number(factor) and is_finite(factor) and factor >= 0):
                 raise SettingError(
@@ -805,7 +820,8 @@ class Adafactor(Optimizer):
             or (pair[0] is not None and pair[0] <= 0)
         ):
             raise SettingError(
-                f"Adafactor needs eps = (a number > 0 or None, a number >= 0), got {eps!r}."
+                "Adafactor needs eps = (a number > 0 or None, a number >= 0), got"
+                f" {shortened(eps)}."
             )
         object.__setattr__(self, "eps", tuple(eps))
 
@@ -874,7 +890,9 @@ def get_optimizer(spec: OptimizerLike) -> Optimizer:
     hint = ""
     if isinstance(given, type) and issubclass(given, Optimizer):
         hint = f" Make one: {given.__name__}()."
-    raise SettingError(f"optimizer is a name, an Optimizer or a number, got {given!r}.{hint}")
+    raise SettingError(
+        f"optimizer is a name, an Optimizer or a number, got {shortened(given)}.{hint}"
+    )
 
 
 def learning_rate_at(optimizer: Optimizer, step: int) -> float:

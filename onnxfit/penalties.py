@@ -15,7 +15,14 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import is_finite, is_number, lookup, registry
+from onnxfit.registry import (
+    is_finite,
+    is_number,
+    lookup,
+    name_list,
+    registry,
+    shortened,
+)
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 
@@ -155,11 +162,12 @@ def get_penalty(spec: OnePenalty) -> Penalty:
     if isinstance(spec, str):
         return lookup("penalty", spec, registry(__name__, Penalty))  # type: ignore[type-abstract]
     if is_number(spec):
-        return L2(float(spec))  # type: ignore[arg-type]
+        return L2(float(spec) if is_finite(spec) else spec)  # type: ignore[arg-type]
     if isinstance(spec, Mapping) and spec and set(spec) <= {"l1", "l2"}:
         return ElasticNet(spec.get("l1", 0.0), spec.get("l2", 0.0))
     raise SettingError(
-        f"A penalty is a Penalty, a number (L2), a name or {{'l1': a, 'l2': b}}, got {spec!r}."
+        "A penalty is a Penalty, a number (L2), a name or {'l1': a, 'l2': b}, got"
+        f" {shortened(spec)}."
     )
 
 
@@ -178,6 +186,7 @@ def penalties_for(penalty: PenaltyLike, names: Sequence[str]) -> dict[str, Penal
     >>> penalties_for({"fc2.weight": {"l1": 0.1}, "*.bias": None, "*": 1e-4}, weights)
     {'fc1.weight': L2(weight=0.0001), 'fc2.weight': ElasticNet(l1=0.1, l2=0.0)}
     """
+    names = name_list("names", names)
     if penalty is None:
         return {}
     if not isinstance(penalty, Mapping):
@@ -219,4 +228,4 @@ def _sum(op: GraphBuilder, x: Value) -> Value:
 
 def _check(penalty: str, field: str, value: Any) -> None:
     if not (is_number(value) and value >= 0 and is_finite(value)):
-        raise SettingError(f"{penalty} needs a finite {field} >= 0, got {value!r}.")
+        raise SettingError(f"{penalty} needs a finite {field} >= 0, got {shortened(value)}.")

@@ -7,13 +7,18 @@ such a class are the fields of a dataclass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
+import inspect
 import math
 import numbers
+import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import ge, gt, le, lt
 from typing import Any, TypeGuard, TypeVar
 
@@ -22,6 +27,9 @@ import numpy as np
 from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_CHARACTERS_SHOWN = 100  # of a value in a message
 
 
 # ---------------------------------------------------------------------- names
@@ -117,9 +125,8 @@ def check_number(
             (True, False): "numbers as ",
             (True, True): "whole numbers as ",
         }[sequence, whole]
-        raise SettingError(
-            f"{type(owner).__name__} needs {article}{name} {expected}, got {given!r}."
-        )
+        wanted = f"{article}{name} {expected}".strip() or name
+        raise SettingError(f"{type(owner).__name__} needs {wanted}, got {shortened(given)}.")
     object.__setattr__(owner, name, tuple(values) if sequence else values[0])
 
 
@@ -130,6 +137,164 @@ def _is_within(
         return False
     number: Any = value
     return is_finite(number) and all(holds(number, bound) for bound, holds in bounds)
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def check_arguments(function: F) -> F:
+    """Check the arguments of a function against its annotations, each time it is called.
+
+    - `function`: a function, method or constructor. Annotations that need more than a look at the
+      value, such as unions with classes that only type checkers import, are left to the function.
+
+    SettingError: an argument is of another kind. A number is finite or infinite, not NaN. A flag
+    may be 0 or 1. The elements of mappings and sequences are checked too, those of iterables not.
+
+    >>> @check_arguments
+    ... def wait(seconds: float, times: int = 1) -> None: ...
+    >>> wait("long")
+    Traceback (most recent call last):
+        ...
+    onnxfit.errors.SettingError: wait needs seconds to be a number, got 'long'.
+    """
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def kinds() -> dict[str, Any]:
+        evaluated = {
+            name: _evaluated(parameter.annotation, function.__globals__)
+            for name, parameter in signature.parameters.items()
+        }
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                evaluated[name] = types.GenericAlias(dict, (str, evaluated[name]))
+        return evaluated
+
+    @functools.wraps(function)
+    def checked(*positional: Any, **named: Any) -> Any:
+        try:
+            given = signature.bind(*positional, **named).arguments
+        except TypeError:
+            return function(*positional, **named)  # which names the function in its TypeError
+        for name, value in given.items():
+            kind = kinds()[name]
+            if not _fits(value, kind):
+                raise SettingError(
+                    f"{_owner(function, positional)} needs {name} to be {_describe(kind)}, got"
+                    f" {shortened(value)}."
+                )
+        return function(*positional, **named)
+
+    return typing.cast("F", checked)
+
+
+def name_list(setting: str, names: Any) -> list[str]:
+    """Return one name or several as a list. SettingError, which names the `setting`, for anything
+    else.
+    """
+    listed = [names] if isinstance(names, str) else names
+    if not _fits(listed, Sequence[str]):
+        raise SettingError(f"{setting} is a name, or a list of names, got {shortened(names)}.")
+    return list(listed)
+
+
+def shortened(value: object) -> str:
+    """Return the repr of a value for a message, at most `MAX_CHARACTERS_SHOWN` long."""
+    if isinstance(value, int) and abs(value) >= 10**MAX_CHARACTERS_SHOWN:
+        return "a whole number of more than 100 digits"  # Python refuses to print one of 5000
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_CHARACTERS_SHOWN else f"{text[: MAX_CHARACTERS_SHOWN - 1]}…"
+
+
+def _owner(function: Callable[..., Any], positional: tuple[Any, ...]) -> str:
+    """Return the name of the class for a constructor, and otherwise that of the function."""
+    if function.__name__ == "__init__":
+        return type(positional[0]).__name__
+    return function.__name__
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return an annotation as an object, and Any where a name of it exists for type checkers only.
+
+    `from __future__ import annotations` makes strings of all annotations.
+    """
+    if annotation is inspect.Parameter.empty:
+        return Any
+    try:
+        return eval(annotation, names) if isinstance(annotation, str) else annotation
+    except NameError:
+        return Any
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of the kind that an annotation stands for."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if kind in _PLAIN_KINDS:
+        return _PLAIN_KINDS[kind][0](value)
+    if origin is Callable:
+        return callable(value)
+    if origin in (Mapping, dict):
+        key, entry = arguments
+        return isinstance(value, Mapping) and all(
+            _fits(k, key) and _fits(v, entry) for k, v in value.items()
+        )
+    if origin in (Sequence, list):
+        is_text = isinstance(value, (str, bytes, Mapping))
+        return (
+            isinstance(value, Collection)
+            and not is_text
+            and np.ndim(value if isinstance(value, np.ndarray) else ()) == 1
+            and all(_fits(entry, arguments[0]) for entry in value)
+        )
+    kind = origin or kind
+    if not isinstance(kind, type) or kind is tuple or getattr(kind, "_is_protocol", False):
+        return True  # the function looks closer itself
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    """Return an annotation in words."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        is_path = any(typing.get_origin(a) is os.PathLike for a in arguments)
+        return " or ".join(_describe(a) for a in arguments if not (is_path and a is str))
+    if kind in _PLAIN_KINDS:
+        return _PLAIN_KINDS[kind][1]
+    if origin in (Mapping, dict):
+        return f"a dict that maps {' to '.join(_describe(a) for a in arguments)}"
+    if origin in (Sequence, list, Iterable):
+        return f"a list, each entry {_describe(arguments[0])}"
+    if origin is Callable:
+        return "a function"
+    if origin is os.PathLike:
+        return "a path"
+    name = str(getattr(origin or kind, "__name__", kind))
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _is_float(value: Any) -> bool:
+    return is_number(value) and (is_finite(value) or abs(value) == math.inf)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1))
+
+
+# annotation -> whether a value fits, and its description
+_PLAIN_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    Any: (lambda value: True, "anything"),
+    None: (lambda value: value is None, "None"),
+    type(None): (lambda value: value is None, "None"),
+    bool: (_is_flag, "True or False"),
+    int: (lambda value: isinstance(value, numbers.Integral), "a whole number"),
+    float: (_is_float, "a number"),
+    str: (lambda value: isinstance(value, str), "a string"),
+}
 
 
 # ---------------------------------------------------------------------- JSON

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Union
 
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_number
+from onnxfit.registry import check_number, is_finite, is_number, shortened
 
 __all__ = [
     "Constant",
@@ -369,6 +369,8 @@ class Warmup(Schedule):
     def __call__(self, step: int) -> float:
         after = max(0, step - self.steps)
         rate = self.schedule(after) if callable(self.schedule) else self.schedule
+        if not (is_number(rate) and is_finite(rate)):
+            raise SettingError(f"Warmup's schedule must return a number, got {shortened(rate)}.")
         if step >= self.steps:
             return rate
         return _between(self.start, rate, step / self.steps)

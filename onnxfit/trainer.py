@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.callback import Callback, CallbackList
+from onnxfit.callbacks.callback import Callback, CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, DataAdapter, Source
 from onnxfit.data import validation_split as split_rows
+from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
@@ -122,6 +123,7 @@ class Trainer(SavedTrainer):
         super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
+    @check_arguments
     def fit(
         self,
         x: Any,
@@ -133,7 +135,7 @@ class Trainer(SavedTrainer):
         validation_data: Any = None,
         validation_split: float = 0.0,
         validation_freq: int | Sequence[int] = 1,
-        callbacks: Sequence[Callback] | None = (),
+        callbacks: Callback | Iterable[Callback] | None = (),
         class_weight: Mapping[int, float] | None = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
@@ -164,8 +166,10 @@ class Trainer(SavedTrainer):
         A DataError or SettingError is raised before the first step; weights, optimizer and history
         are then as before.
         """
-        if validation_steps is not None and validation_steps < 1:
-            raise SettingError(f"validation_steps is at least 1, got {validation_steps}.")
+        if validation_steps is not None and not 1 <= validation_steps < 2**63:
+            raise SettingError(
+                f"validation_steps is at least 1, got {shortened(validation_steps)}."
+            )
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Give validation_data or validation_split, not both.")
@@ -179,10 +183,10 @@ class Trainer(SavedTrainer):
             )
             validation = None
             if validation_data is not None:
-                arrays = _split_validation_data(validation_data)
+                arrays = split_validation_data(validation_data)
                 data = stack.enter_context(self._source(*arrays, batch_size, "validation"))
                 validation = Validation(data, is_due, validation_steps)
-            callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+            callbacks = as_list(callbacks)
             for callback in callbacks:
                 if isinstance(callback, Callback):  # CallbackList refuses everything else
                     callback.prepare(self)
@@ -201,6 +205,7 @@ class Trainer(SavedTrainer):
             called = CallbackList(self, [*callbacks, history, *bars], params, pending.callbacks)
             return FitLoop(self, batches, validation, called, pending).run(epochs, history)
 
+    @check_arguments
     def evaluate(
         self,
         x: Any,
@@ -208,7 +213,7 @@ class Trainer(SavedTrainer):
         sample_weight: Any = None,
         *,
         batch_size: int = 32,
-        callbacks: Sequence[Callback] | None = (),
+        callbacks: Callback | Iterable[Callback] | None = (),
     ) -> dict[str, Any]:
         """Return loss and metrics over a data set, exact whatever the batch size.
 
@@ -222,8 +227,9 @@ class Trainer(SavedTrainer):
         ):
             return dict(self._evaluate_source(data, called))
 
+    @check_arguments
     def predict(
-        self, x: Any, *, batch_size: int = 32, callbacks: Sequence[Callback] | None = ()
+        self, x: Any, *, batch_size: int = 32, callbacks: Callback | Iterable[Callback] | None = ()
     ) -> Any:
         """Return the model's outputs for every row, in the order of the rows.
 
@@ -352,7 +358,7 @@ class Trainer(SavedTrainer):
         self,
         x: Any,
         batch_size: int | None,
-        callbacks: Sequence[Callback] | None,
+        callbacks: Callback | Iterable[Callback] | None,
         make_run: Callable[[], Callable[[Batch], dict[str, npt.NDArray[Any]]]],
     ) -> Any:
         with (
@@ -363,10 +369,10 @@ class Trainer(SavedTrainer):
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     @contextmanager
-    def _calling(self, callbacks: Sequence[Callback] | None) -> Iterator[CallbackList]:
+    def _calling(self, callbacks: Callback | Iterable[Callback] | None) -> Iterator[CallbackList]:
         """Call the callbacks of an evaluation or prediction, and close them at its end."""
         outer = self._thread.callbacks  # a callback of a fit may evaluate
-        inner = self._thread.callbacks = CallbackList(self, callbacks or ())
+        inner = self._thread.callbacks = CallbackList(self, as_list(callbacks))
         try:
             yield inner
         except BaseException as error:
@@ -383,16 +389,3 @@ class Trainer(SavedTrainer):
                 " backend='forward_backward'), got 'full'."
             )
         return self._manual
-
-
-def _split_validation_data(data: Any) -> tuple[Any, Any, Any]:
-    """Return validation_data as x, y, sample_weight, from a tuple or list of arrays or a loader."""
-    is_arrays = isinstance(data, list) and len(data) in (2, 3)
-    is_arrays = is_arrays and all(isinstance(array, np.ndarray) for array in data)
-    if not (isinstance(data, tuple) or is_arrays):
-        return data, None, None
-    if len(data) not in (2, 3):
-        raise SettingError(
-            f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items."
-        )
-    return data[0], data[1], data[2] if len(data) == 3 else None

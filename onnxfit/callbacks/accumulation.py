@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
+from onnxfit.registry import check_arguments
 
 __all__ = ["GradientAccumulationScheduler"]
 
@@ -32,6 +33,7 @@ class GradientAccumulationScheduler(Callback):
     onnxfit.errors.SettingError: GradientAccumulationScheduler needs whole numbers ..., got 0 ...
     """
 
+    @check_arguments
     def __init__(self, schedule: Mapping[int, int]) -> None:
         for epoch, batches in schedule.items():
             if not isinstance(epoch, int) or epoch < 0:

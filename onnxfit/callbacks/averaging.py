@@ -16,6 +16,7 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import ARRAY, COUNT, mapping_of, optional
 from onnxfit.graph import names
+from onnxfit.registry import check_arguments
 
 __all__ = ["StochasticWeightAveraging", "SwapEMAWeights"]
 
@@ -45,6 +46,7 @@ class SwapEMAWeights(StatefulCallback):
 
     remembered = {"weights": optional(mapping_of(ARRAY))}
 
+    @check_arguments
     def __init__(self, swap_on_epoch: bool = False, *, at_end: bool = True) -> None:
         self.swap_on_epoch = swap_on_epoch
         self.at_end = at_end
@@ -135,6 +137,7 @@ class StochasticWeightAveraging(StatefulCallback):
 
     remembered = {"count": COUNT, "mean": mapping_of(ARRAY)}
 
+    @check_arguments
     def __init__(
         self,
         start_epoch: float = 0.8,

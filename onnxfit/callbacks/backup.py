@@ -12,6 +12,7 @@ from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError
 from onnxfit.files import remove_leftovers
+from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
@@ -54,6 +55,7 @@ class BackupAndRestore(SavingCallback):
 
     phase: ClassVar[str] = "backup"
 
+    @check_arguments
     def __init__(
         self,
         backup_dir: Union[str, os.PathLike[str]],

@@ -9,12 +9,33 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, Union
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.callbacks.checks import require_at_least
-from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.plot import plot_curve
-from onnxfit.errors import SettingError
-from onnxfit.files import NUMBER, POSITIVE_COUNT, TEXT, ValueType, list_of, optional
+from onnxfit.callbacks.stateful_callback import (
+    StatefulCallback,
+)
+from onnxfit.callbacks.checks import (
+    require_at_least,
+    require_below,
+)
+from onnxfit.callbacks.logs import (
+    Logs,
+)
+from onnxfit.callbacks.plot import (
+    plot_curve,
+)
+from onnxfit.errors import (
+    SettingError,
+)
+from onnxfit.files import (
+    NUMBER,
+    POSITIVE_COUNT,
+    TEXT,
+    ValueType,
+    list_of,
+    optional,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["BatchSizeFinder"]
 
@@ -66,6 +87,7 @@ class BatchSizeFinder(StatefulCallback):
 
     remembered = {"results": list_of(RESULT), "suggestion": optional(POSITIVE_COUNT)}
 
+    @check_arguments
     def __init__(
         self,
         mode: str = "power",
@@ -81,11 +103,12 @@ class BatchSizeFinder(StatefulCallback):
         require_at_least(
             "BatchSizeFinder",
             1,
-            steps_per_trial=operator.index(steps_per_trial),
-            init_val=operator.index(init_val),
-            max_trials=operator.index(max_trials),
+            steps_per_trial=steps_per_trial,
+            init_val=init_val,
+            max_trials=max_trials,
         )
         require_at_least("BatchSizeFinder", 0, min_gain=min_gain)
+        require_below("BatchSizeFinder", 2**31, steps_per_trial=steps_per_trial)
         self.mode = mode
         self.steps_per_trial = steps_per_trial
         self.init_val = init_val

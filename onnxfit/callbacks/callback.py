@@ -404,6 +404,11 @@ class CallbackList:
             )
 
 
+def as_list(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
+    """Return one callback, several or None as a list, in their order."""
+    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
+
+
 def _check(callbacks: list[Any], backend: str) -> None:
     """Raise SettingError for callbacks that cannot run; warn of methods that are never called."""
     keys: set[str] = set()

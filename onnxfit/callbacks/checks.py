@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import (
+    CheckpointError,
+    SettingError,
+    UnsupportedError,
+)
+from onnxfit.registry import (
+    shortened,
+)
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.callback import Callback
     from onnxfit.trainer import Trainer
 
-__all__ = ["require_at_least", "require_constant_rate", "require_save_freq", "require_weights"]
+__all__ = [
+    "require_at_least",
+    "require_below",
+    "require_constant_rate",
+    "require_save_freq",
+    "require_weights",
+]
 
 
 def require_at_least(owner: str, minimum: float, **settings: float | None) -> None:
@@ -28,8 +40,19 @@ def require_at_least(owner: str, minimum: float, **settings: float | None) -> No
             raise SettingError(f"{owner} needs {name} >= {minimum}, got {value}.")
 
 
+def require_below(owner: str, bound: int, **settings: int) -> None:
+    """Raise SettingError for the first setting that is not below `bound`.
+
+    - `owner`: the callback's class, named in the message.
+    - `settings`: name -> value.
+    """
+    for name, value in settings.items():
+        if value >= bound:
+            raise SettingError(f"{owner} needs {name} < {bound}, got {shortened(value)}.")
+
+
 def require_constant_rate(trainer: Trainer, owner: str, fix: str) -> None:
-    """Raise TypeError where a Schedule drives the learning rate, so that a callback cannot set it.
+    """Raise UnsupportedError where a Schedule drives the learning rate, so that a callback cannot set it.
 
     - `trainer`: the Trainer whose optimizer is checked.
     - `owner`: the callback's class, named in the message.
@@ -37,7 +60,7 @@ def require_constant_rate(trainer: Trainer, owner: str, fix: str) -> None:
     """
     rate = trainer.optimizer.learning_rate
     if callable(rate):
-        raise TypeError(
+        raise UnsupportedError(
             f"{owner} cannot change a learning rate that {rate!r} sets at every update: {fix}."
         )
 

@@ -13,7 +13,18 @@ from typing import Any, ClassVar, Union
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
-from onnxfit.files import COUNT, json_float, write_atomically
+from onnxfit.files import (
+    COUNT,
+    append_whole,
+    json_float,
+    write_atomically,
+)
+from onnxfit.callbacks.write_guard import (
+    WriteGuard,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["CSVLogger", "JSONLLogger"]
 
@@ -24,59 +35,85 @@ class _FileLogger(StatefulCallback):
     """Base class of loggers that write one line an epoch.
 
     A line is on disk at the end of its epoch. A resumed fit drops the lines of the epochs that run
-    again.
+    again. Where the file cannot be written, there is one warning a fit; lines that are missing are
+    written with the next one.
     """
 
     phase: ClassVar[str] = "logger"
     remembered = {"rows": COUNT}
 
+    @check_arguments
     def __init__(self, filename: Union[str, os.PathLike[str]], *, append: bool = False) -> None:
         self.filename = Path(filename)
         self.append = append
         self.rows = 0  # in the file
+        self._guard = WriteGuard(type(self).__name__, self.filename)
+        self._begun = False  # the file has been begun, or cut to the rows that it keeps
+        self._unwritten: list[Row] = []
 
     @property
     def state_key(self) -> str:
         return f"{type(self).__name__}({self.filename})"
 
     def reset(self) -> None:
-        rows = self._read() if self.append else []
-        self.rows = len(rows)
-        self._write(rows)
+        self.rows = 0
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
-        if self._resumes:
-            self._write(self._read()[: self.rows])
+        self._guard.reset()
+        self._begun = False
+        self._unwritten = []
+        with self._guard:
+            self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._append({"epoch": epoch, **logs})
-        self.rows += 1
+        self._unwritten.append({"epoch": epoch, **logs})
+        with self._guard:
+            if not self._begun:
+                self._begin()
+            self._append(self._unwritten)
+            self.rows += len(self._unwritten)
+            self._unwritten = []
+
+    def _begin(self) -> None:
+        """Write the file with the rows that it keeps."""
+        rows = self._read() if self.append or self._resumes else []
+        if self._resumes:
+            rows = rows[: self.rows]
+        self._write(rows)
+        self.rows = len(rows)
+        self._begun = True
 
     def _read(self) -> list[Row]:
-        """Return the rows of the file.
+        """Return the rows of the file. SettingError where it is no file of this logger.
 
         A last line without an end is left out: the process was killed while writing it.
         """
-        text = self.filename.read_text(encoding="utf-8") if self.filename.exists() else ""
-        lines = text.splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            lines.pop()
-        rows = self._parse(lines)
+        try:
+            text = self.filename.read_text(encoding="utf-8") if self.filename.exists() else ""
+            lines = text.splitlines(keepends=True)
+            if lines and not lines[-1].endswith("\n"):
+                lines.pop()
+            rows = self._parse(lines)
+            problem = "it has rows without 'epoch'"
+        except (ValueError, csv.Error) as error:  # text of another encoding is a ValueError
+            rows = [{}]
+            problem = str(error)
         if any("epoch" not in row for row in rows):
             raise SettingError(
-                f"{self.filename} was not written by {type(self).__name__}: it has rows without"
-                " 'epoch'. Give another filename."
+                f"{self.filename} was not written by {type(self).__name__}: {problem}. Give another"
+                " filename."
             )
         return rows
 
+    def _append(self, rows: list[Row]) -> None:
+        with open(self.filename, "ab", buffering=0) as file:
+            append_whole(file, self._format(rows).encode())
+
     def _write(self, rows: list[Row]) -> None:
+        """Replace the file."""
         text = self._format(rows)
         write_atomically(self.filename, lambda file: file.write(text.encode()))
-
-    def _append(self, row: Row) -> None:
-        with open(self.filename, "a", encoding="utf-8", newline="") as file:
-            file.write(self._format([row]))
 
     @abstractmethod
     def _parse(self, lines: list[str]) -> list[Row]: ...
@@ -96,11 +133,13 @@ class CSVLogger(_FileLogger):
     A metric that an epoch lacks is an empty cell. A metric that appears later, such as a validation
     every third epoch, adds its column at the right, and the earlier rows are written again. Numbers
     are written so that reading them gives the same float; NaN and infinities as `nan` and `inf`.
-    SettingError: a separator of another length, or a file to continue that is no such table.
+    A file that cannot be written is a warning, and training goes on. SettingError: a separator of
+    another length, or a file to continue that is no such table.
 
     >>> log = CSVLogger("log.csv", append=True)
     """
 
+    @check_arguments
     def __init__(
         self,
         filename: Union[str, os.PathLike[str]],
@@ -114,30 +153,33 @@ class CSVLogger(_FileLogger):
         self.separator = separator
         self._columns: list[str] = []
 
-    def _write(self, rows: list[Row]) -> None:
-        self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        super()._write(rows)
-
-    def _append(self, row: Row) -> None:
-        if set(row) <= set(self._columns):
-            with open(self.filename, "a", encoding="utf-8", newline="") as file:
-                self._table(file).writerow(row)
+    def _append(self, rows: list[Row]) -> None:
+        if all(set(row) <= set(self._columns) for row in rows):
+            super()._append(rows)
         else:
-            self._write([*self._read(), row])
+            self._write([*self._read(), *rows])
+
+    def _write(self, rows: list[Row]) -> None:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        header = _table([dict(zip(columns, columns))], columns, self.separator) if rows else ""
+        text = header + _table(rows, columns, self.separator)
+        write_atomically(self.filename, lambda file: file.write(text.encode()))
+        self._columns = columns
 
     def _parse(self, lines: list[str]) -> list[Row]:
-        return list(csv.DictReader(lines, delimiter=self.separator))
+        rows: list[Row] = list(csv.DictReader(lines, delimiter=self.separator))
+        if any(None in row for row in rows):
+            raise ValueError("a row has more cells than the header")
+        return rows
 
     def _format(self, rows: list[Row]) -> str:
-        text = io.StringIO()
-        table = self._table(text)
-        if rows:
-            table.writeheader()
-        table.writerows(rows)
-        return text.getvalue()
+        return _table(rows, self._columns, self.separator)
 
-    def _table(self, file: io.TextIOBase) -> csv.DictWriter[str]:
-        return csv.DictWriter(file, self._columns, delimiter=self.separator, lineterminator="\n")
+
+def _table(rows: list[Row], columns: list[str], separator: str) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, delimiter=separator, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 class JSONLLogger(_FileLogger):
@@ -148,14 +190,17 @@ class JSONLLogger(_FileLogger):
       the lines of the epochs that run again are dropped.
 
     A metric that an epoch lacks is absent. JSON has no NaN and no infinities: they are written as
-    the strings "NaN", "Infinity" and "-Infinity", which `float` reads. SettingError: the file to
-    continue has lines without "epoch".
+    the strings "NaN", "Infinity" and "-Infinity", which `float` reads. A file that cannot be
+    written is a warning, and training goes on. SettingError: the file to continue is no such file.
 
     >>> log = JSONLLogger("log.jsonl")
     """
 
     def _parse(self, lines: list[str]) -> list[Row]:
-        return [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in lines]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("it has a line that is no JSON object")
+        return rows
 
     def _format(self, rows: list[Row]) -> str:
         return "".join(json.dumps(_json_row(row)) + "\n" for row in rows)

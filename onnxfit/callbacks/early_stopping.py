@@ -10,7 +10,16 @@ from onnxfit.callbacks.checks import require_at_least, require_weights
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
-from onnxfit.files import ARRAY, COUNT, NUMBER, mapping_of, optional
+from onnxfit.files import (
+    ARRAY,
+    COUNT,
+    NUMBER,
+    mapping_of,
+    optional,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["EarlyStopping"]
 
@@ -55,6 +64,7 @@ class EarlyStopping(StatefulCallback):
         "wait": COUNT,
     }
 
+    @check_arguments
     def __init__(
         self,
         monitor: str = "val_loss",

@@ -10,6 +10,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
 from onnxfit.graph.weights import matching
+from onnxfit.registry import check_arguments
 
 __all__ = ["Freeze", "Unfreeze"]
 
@@ -74,6 +75,7 @@ class Freeze(_Freezing):
     onnxfit.errors.SettingError: Freeze needs 0 <= from_epoch < until_epoch, got 0 and 0.
     """
 
+    @check_arguments
     def __init__(
         self, pattern: Patterns, *, until_epoch: int | None = None, from_epoch: int = 0
     ) -> None:
@@ -106,6 +108,7 @@ class Unfreeze(_Freezing):
     >>> gradual = Unfreeze({2: "layer3.*", 4: ["layer1.*", "layer2.*"]})
     """
 
+    @check_arguments
     def __init__(self, schedule: Mapping[int, Patterns]) -> None:
         if any(epoch < 0 for epoch in schedule):
             raise SettingError(f"Unfreeze needs epochs from 0 on, got {min(schedule)}.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxfit.callbacks.callback import HOOKS, Callback
 from onnxfit.errors import UnknownNameError
+from onnxfit.registry import check_arguments
 
 __all__ = ["LambdaCallback"]
 
@@ -26,6 +27,7 @@ class LambdaCallback(Callback):
     >>> show = LambdaCallback(on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]))
     """
 
+    @check_arguments
     def __init__(self, **hooks: Callable[..., Any] | None) -> None:
         for name, function in hooks.items():
             if name not in HOOKS:

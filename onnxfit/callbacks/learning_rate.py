@@ -14,7 +14,15 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
 from onnxfit.errors import SettingError
-from onnxfit.files import COUNT, NUMBER, optional
+from onnxfit.files import (
+    COUNT,
+    NUMBER,
+    optional,
+)
+from onnxfit.registry import (
+    is_finite,
+    check_arguments,
+)
 
 __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 
@@ -36,6 +44,7 @@ class LearningRateScheduler(StatefulCallback):
 
     remembered = {"epoch": optional(COUNT)}
 
+    @check_arguments
     def __init__(self, schedule: Callable[..., float], *, verbose: int = 0) -> None:
         if not callable(schedule):
             raise SettingError(
@@ -61,7 +70,7 @@ class LearningRateScheduler(StatefulCallback):
         self.epoch = epoch
         arguments = (epoch, self.trainer.learning_rate) if self._takes_rate else (epoch,)
         rate: Any = self.schedule(*arguments)
-        if not _is_number(rate) or not (math.isfinite(rate) and rate >= 0):
+        if not _is_number(rate) or not (is_finite(rate) and rate >= 0):
             raise SettingError(
                 "LearningRateScheduler's schedule must return a finite number >= 0, got"
                 f" {rate!r} from schedule({', '.join(map(repr, arguments))})."
@@ -99,6 +108,7 @@ class ReduceLROnPlateau(StatefulCallback):
 
     remembered = {"best": optional(NUMBER), "cooldown_left": COUNT, "wait": COUNT}
 
+    @check_arguments
     def __init__(
         self,
         monitor: str = "val_loss",

@@ -9,12 +9,32 @@ from typing import Union
 
 import numpy as np
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.callbacks.checks import require_at_least, require_constant_rate
-from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.plot import plot_curve
-from onnxfit.errors import SettingError
-from onnxfit.files import NUMBER, RATE, list_of, optional
+from onnxfit.callbacks.stateful_callback import (
+    StatefulCallback,
+)
+from onnxfit.callbacks.checks import (
+    require_at_least,
+    require_below,
+    require_constant_rate,
+)
+from onnxfit.callbacks.logs import (
+    Logs,
+)
+from onnxfit.callbacks.plot import (
+    plot_curve,
+)
+from onnxfit.errors import (
+    SettingError,
+)
+from onnxfit.files import (
+    NUMBER,
+    RATE,
+    list_of,
+    optional,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["LearningRateFinder"]
 
@@ -48,6 +68,7 @@ class LearningRateFinder(StatefulCallback):
 
     remembered = {"losses": list_of(NUMBER), "rates": list_of(RATE), "suggestion": optional(RATE)}
 
+    @check_arguments
     def __init__(
         self,
         min_lr: float = 1e-6,
@@ -63,6 +84,7 @@ class LearningRateFinder(StatefulCallback):
                 f"LearningRateFinder needs 0 < min_lr < max_lr, got {min_lr} and {max_lr}."
             )
         require_at_least("LearningRateFinder", 3, steps=steps)
+        require_below("LearningRateFinder", 2**31, steps=steps)
         if mode not in ("exponential", "linear"):
             raise SettingError(
                 f"LearningRateFinder needs mode 'exponential' or 'linear', got {mode!r}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
+from onnxfit.registry import check_arguments
 
 __all__ = ["LearningRateMonitor"]
 
@@ -21,6 +22,7 @@ class LearningRateMonitor(Callback):
     >>> rates = LearningRateMonitor()
     """
 
+    @check_arguments
     def __init__(self, name: str = "lr") -> None:
         if name in ("", "loss", "batch_loss"):
             raise SettingError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, SupportsFloat, Union
 
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, UnsupportedError
+from onnxfit.registry import shortened
 
 __all__ = ["Logs"]
 
@@ -29,7 +30,7 @@ class Logs(Mapping[str, float]):
     >>> logs["auc"] = 1.0
     Traceback (most recent call last):
         ...
-    TypeError: logs are read-only: use trainer.log('auc', value), or change a copy, dict(logs).
+    onnxfit.errors.UnsupportedError: logs are read-only: use trainer.log('auc', value), or change a copy, dict(logs).
     """
 
     __slots__ = ("_ended", "_values")
@@ -63,16 +64,28 @@ class Logs(Mapping[str, float]):
         return f"Logs({dict(self)})"
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
-        raise TypeError(
+        raise UnsupportedError(
             f"logs are read-only: use trainer.log({name!r}, value), or change a copy, dict(logs)."
         )
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError("logs are read-only: change a copy, dict(logs).")
+        raise UnsupportedError("logs are read-only: change a copy, dict(logs).")
 
     def add(self, name: str, value: SupportsFloat) -> None:
-        """Add the `value` of a `name`, or replace it; for `trainer.log`."""
-        self._values[name] = float(value)
+        """Add the `value` of a `name`, or replace it; for `trainer.log`.
+
+        SettingError: the name is no string, or the value no number.
+        """
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = None
+        if number is None or not isinstance(name, str) or isinstance(value, (str, bytes)):
+            raise SettingError(
+                f"trainer.log needs a name and a number, got {shortened(name)} and"
+                f" {shortened(value)}."
+            )
+        self._values[name] = number
 
     def end(self) -> None:
         """End the hook: values that have not been read can no longer be read."""

@@ -9,11 +9,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.callbacks.hyperparameters import hyperparameters
-from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import InstallationError
-from onnxfit.files import ValueType, optional
+from onnxfit.callbacks.stateful_callback import (
+    StatefulCallback,
+)
+from onnxfit.callbacks.hyperparameters import (
+    hyperparameters,
+)
+from onnxfit.callbacks.logs import (
+    Logs,
+)
+from onnxfit.errors import (
+    InstallationError,
+)
+from onnxfit.files import (
+    ValueType,
+    optional,
+)
+from onnxfit.callbacks.write_guard import (
+    WriteGuard,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["MLflowLogger"]
 
@@ -41,7 +58,9 @@ class MLflowLogger(StatefulCallback):
     Metrics are at step `epoch`, from 0. The run ends as FINISHED, as FAILED after an exception, or
     as KILLED after Ctrl-C. A resumed fit continues its run. Characters that MLflow does not allow
     in names become `_`. MLflow's own active run is not touched. `run_id` is the id of the run.
-    InstallationError, before training: `mlflow` is not installed.
+    A store or server that fails is a warning, and training goes on without it; where the run could
+    not be created, nothing is written. InstallationError, before training: `mlflow` is not
+    installed.
 
     >>> logger = MLflowLogger("digits", run_name="first", tags={"data": "v2"})
     """
@@ -49,6 +68,7 @@ class MLflowLogger(StatefulCallback):
     phase: ClassVar[str] = "logger"
     remembered = {"run_id": optional(RUN_ID)}
 
+    @check_arguments
     def __init__(
         self,
         experiment: str = "Default",
@@ -66,6 +86,8 @@ class MLflowLogger(StatefulCallback):
         self.parameters = dict(parameters or {})
         self.log_model = log_model
         self._client: Any = None
+        # MLflow raises exceptions of many libraries, by the kind of its store.
+        self._guard = WriteGuard("MLflowLogger", tracking_uri or "the tracking store", (Exception,))
         self._status = "FAILED"
         self.reset()
 
@@ -84,22 +106,27 @@ class MLflowLogger(StatefulCallback):
             raise InstallationError(
                 "MLflowLogger needs MLflow: pip install onnxfit[mlflow]."
             ) from None
-        client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         self._status = "FAILED"
-        if self.run_id is None:
-            self._create_run(client)
-        else:
-            client.update_run(self.run_id, status="RUNNING")
-        self._client = client
+        self._guard.reset()
+        with self._guard:
+            client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+            if self.run_id is None:
+                self._create_run(client)
+            else:
+                client.update_run(self.run_id, status="RUNNING")
+            self._client = client
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        for name, value in logs.items():
-            self._client.log_metric(self.run_id, _allowed(name), value, step=epoch)
+        if self._client is None:
+            return
+        with self._guard:
+            for name, value in logs.items():
+                self._client.log_metric(self.run_id, _allowed(name), value, step=epoch)
 
     def on_train_end(self, logs: Logs) -> None:
         self._status = "FINISHED"
-        if self.log_model:
-            with tempfile.TemporaryDirectory() as folder:
+        if self.log_model and self._client is not None:
+            with self._guard, tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.onnx"
                 self.trainer.export(path)
                 self._client.log_artifact(self.run_id, str(path))
@@ -112,7 +139,8 @@ class MLflowLogger(StatefulCallback):
         if self._client is not None:
             client = self._client
             self._client = None
-            client.set_terminated(self.run_id, status=self._status)
+            with self._guard:
+                client.set_terminated(self.run_id, status=self._status)
 
     def _create_run(self, client: Any) -> None:
         experiment = client.get_experiment_by_name(self.experiment)

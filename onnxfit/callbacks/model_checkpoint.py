@@ -28,6 +28,7 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.graph.tensors import write_model, write_safetensors
+from onnxfit.registry import check_arguments
 
 __all__ = ["ModelCheckpoint"]
 
@@ -91,6 +92,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         "written",
     )
 
+    @check_arguments
     def __init__(
         self,
         filepath: Union[str, os.PathLike[str]],
@@ -370,7 +372,12 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
                 raise UnknownNameError(
                     f"field of the filepath {self.filepath!r}", name, {"epoch", "step", *logs}
                 )
-        return self.filepath.format(**fields)
+        try:
+            return self.filepath.format(**fields)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise SettingError(
+                f"ModelCheckpoint cannot fill the path template {self.filepath!r}: {error}."
+            ) from None
 
     def _writer(self) -> Callable[[str], object]:
         """Return a function that writes the training of this moment to a path, at any time."""

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Union
 
 import numpy as np
 
+from onnxfit.errors import CheckpointError
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.files import write_atomically
+from onnxfit.registry import check_arguments
 
 __all__ = ["PredictionWriter"]
 
@@ -29,6 +31,7 @@ class PredictionWriter(Callback):
 
     phase: ClassVar[str] = "logger"
 
+    @check_arguments
     def __init__(self, output_dir: Union[str, os.PathLike[str]]) -> None:
         self.output_dir = Path(output_dir)
         self._written = 0
@@ -47,9 +50,15 @@ class PredictionWriter(Callback):
 
     def on_predict_end(self, logs: Logs) -> None:
         batch = self._written
-        while self._path(batch).exists():
-            self._path(batch).unlink()
-            batch += 1
+        try:
+            while self._path(batch).exists():
+                self._path(batch).unlink()
+                batch += 1
+        except OSError as error:
+            raise CheckpointError(
+                f"{str(self._path(batch))!r} of an earlier prediction cannot be deleted:"
+                f" {error.strerror or error}."
+            ) from error
 
     def _path(self, batch: int) -> Path:
         return self.output_dir / f"batch-{batch:06d}.npz"

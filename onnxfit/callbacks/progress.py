@@ -13,6 +13,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
+from onnxfit.registry import check_arguments
 
 __all__ = ["ProgressBar"]
 
@@ -41,6 +42,7 @@ class ProgressBar(Callback):
 
     phase: ClassVar[str] = "logger"
 
+    @check_arguments
     def __init__(self, verbose: Union[int, str] = "auto", *, interval: float = 0.1) -> None:
         if verbose not in (0, 1, 2, "auto"):
             raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {verbose!r}.")

@@ -7,6 +7,7 @@ import math
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import DivergenceError
+from onnxfit.registry import check_arguments
 
 __all__ = ["TerminateOnNaN"]
 
@@ -24,6 +25,7 @@ class TerminateOnNaN(Callback):
     >>> stop = TerminateOnNaN(raise_error=True)
     """
 
+    @check_arguments
     def __init__(self, raise_error: bool = False) -> None:
         self.raise_error = raise_error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
+from onnxfit.registry import check_arguments
 
 __all__ = ["ThresholdStop"]
 
@@ -22,6 +23,7 @@ class ThresholdStop(Callback):
     >>> stop = ThresholdStop("val_accuracy", threshold=0.95)
     """
 
+    @check_arguments
     def __init__(self, monitor: str, *, threshold: float, mode: str = "auto") -> None:
         self.monitor = Monitor("ThresholdStop", monitor, mode)
         self.threshold = threshold

@@ -9,7 +9,12 @@ from typing import Union
 from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
-from onnxfit.files import RATE
+from onnxfit.files import (
+    RATE,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 __all__ = ["Timer"]
 
@@ -33,6 +38,7 @@ class Timer(StatefulCallback):
 
     remembered = {"elapsed": RATE}
 
+    @check_arguments
     def __init__(
         self, duration: Union[float, timedelta, None] = None, *, interval: str = "batch"
     ) -> None:

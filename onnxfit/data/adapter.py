@@ -23,6 +23,7 @@ from onnxfit.data.weights import (
 from onnxfit.errors import DataError, SettingError, warn_user
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.registry import check_arguments
 
 __all__ = ["DataAdapter"]
 
@@ -86,6 +87,7 @@ class DataAdapter:
     SettingError: class weights that are no finite numbers, or are for another number of outputs.
     """
 
+    @check_arguments
     def __init__(
         self,
         inputs: Sequence[TensorSpec],
@@ -102,6 +104,7 @@ class DataAdapter:
         self.class_weight = checked_class_weight(class_weight, self.targets)
         self._warned = False
 
+    @check_arguments
     def source(
         self,
         x: Any,

@@ -140,8 +140,6 @@ def file_errors(path: Path) -> Iterator[None]:
     pyarrow = import_optional("pyarrow", "parquet", "pyarrow")
     try:
         yield
-    except FileNotFoundError:
-        raise
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{str(path)!r} cannot be read: {error}") from error
 

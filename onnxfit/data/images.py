@@ -15,6 +15,8 @@ from onnxfit.data.loader import Loader
 from onnxfit.data.optional import import_optional
 from onnxfit.data.order import batch_indices
 from onnxfit.errors import DataError, SettingError
+from onnxfit.files import require_path
+from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ImageFolder"]
 
@@ -56,6 +58,7 @@ class ImageFolder(Loader):
         trainer.fit(pictures, epochs=5)
     """
 
+    @check_arguments
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -78,18 +81,24 @@ class ImageFolder(Loader):
                 f"ImageFolder needs channels 1 (grey), 3 (RGB) or 4 (RGBA), got {channels}."
             )
         self.size = _checked_size(size)
-        self.channels = channels
+        self.channels = int(channels)  # True counts as 1
         self.crop = bool(crop)
         self._mean = _per_channel("mean", mean, channels)
         self._std = _per_channel("std", std, channels)
         if not np.all(self._std > 0):
             raise SettingError(f"ImageFolder needs std > 0, got {std}.")
+        require_path(root)
         self.root = Path(root)
-        folders = sorted(
-            path.name
-            for path in self.root.iterdir()
-            if path.is_dir() and not path.name.startswith(".")
-        )
+        try:
+            folders = sorted(
+                path.name
+                for path in self.root.iterdir()
+                if path.is_dir() and not path.name.startswith(".")
+            )
+        except OSError as error:
+            raise DataError(
+                f"The folder {str(self.root)!r} cannot be read: {error.strerror or error}."
+            ) from error
         self.classes = tuple(folders if classes is None else classes)
         missing = [name for name in self.classes if name not in folders]
         if missing:
@@ -172,10 +181,13 @@ def _checked_size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _per_channel(name: str, value: float | Sequence[float], channels: int) -> Array:
     """Return a setting as an array of shape `(channels, 1, 1)`. SettingError where it is none."""
-    numbers = np.asarray(value, np.float32)
+    try:
+        numbers = np.asarray(value, np.float32)
+    except OverflowError:
+        numbers = np.array([np.nan])
     if numbers.shape not in ((), (1,), (channels,)) or not np.isfinite(numbers).all():
         raise SettingError(
             f"ImageFolder needs {name} to be a number, or one for each of {channels} channels, got"
-            f" {value}."
+            f" {shortened(value)}."
         )
     return np.broadcast_to(numbers, channels).reshape(channels, 1, 1)

@@ -25,6 +25,7 @@ from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource
 from onnxfit.data.structure import common_rows, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError
+from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["DataLoader", "Loader", "LoaderSource"]
 
@@ -103,6 +104,7 @@ class Loader(ABC):
             yield batch
         self.set_epoch(epoch + 1)
 
+    @check_arguments
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be the epoch of number `epoch`, from its beginning."""
         self.epoch = operator.index(epoch)
@@ -123,6 +125,7 @@ class Loader(ABC):
             "batch_size": self.batch_size,
         }
 
+    @check_arguments
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where another loader was.
 
@@ -130,6 +133,11 @@ class Loader(ABC):
 
         SettingError where its number of rows or its batch size differs.
         """
+        if not set(state) >= set(self.state_dict()):
+            raise SettingError(
+                f"A loader's state has {', '.join(self.state_dict())}, got"
+                f" {shortened(dict(state))}: pass what state_dict returned."
+            )
         for name in ("rows", "batch_size"):
             if state[name] != getattr(self, name):
                 raise SettingError(
@@ -214,6 +222,7 @@ class DataLoader(Loader):
     ([[0.0, 1.0], [2.0, 3.0], [4.0]], 3)
     """
 
+    @check_arguments
     def __init__(
         self,
         X: Any,

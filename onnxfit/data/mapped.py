@@ -60,7 +60,7 @@ def open_paths(data: Any) -> Any:
     """Return data with every path replaced by the contents of the file, mapped read-only.
 
     A .npy becomes an array, a .npz a dict name -> array. DataError: another kind of file, a .npz
-    that is compressed, arrays of Python objects. FileNotFoundError where there is no file.
+    that is compressed, arrays of Python objects, a file that is missing or cannot be read.
     """
     if is_path(data):
         return _map(Path(data))
@@ -99,7 +99,7 @@ def _map(path: Path) -> Any:
         )
     try:
         return np.load(path, mmap_mode="r") if path.suffix == ".npy" else _map_archive(path)
-    except (ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{str(path)!r} cannot be mapped into memory: {error}") from error
 
 

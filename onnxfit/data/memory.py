@@ -19,6 +19,7 @@ from onnxfit.data.structure import (
     select_rows,
 )
 from onnxfit.errors import SettingError
+from onnxfit.registry import is_number, shortened
 
 __all__ = ["ArraySource", "validation_split"]
 
@@ -88,9 +89,10 @@ def validation_split(
     >>> train[0], validation[0]
     (array([0, 1, 2]), array([3, 4, 5, 6]))
     """
-    if not 0 < fraction < 1:
+    if not (is_number(fraction) and 0 < fraction < 1):
         raise SettingError(
-            f"validation_split is a fraction of the rows, between 0 and 1, got {fraction}."
+            "validation_split is a fraction of the rows, between 0 and 1, got"
+            f" {shortened(fraction)}."
         )
     x = open_paths(x)
     y = open_paths(y)

@@ -11,10 +11,12 @@ import numpy as np
 from onnxfit.data.batch import Array
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["permutation"]
 
 
+@check_arguments
 def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     """Return the order of rows in an epoch, as an int64 array of shape `(rows,)`.
 
@@ -26,9 +28,16 @@ def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
     - `block`: the number of a block of rows that is shuffled by itself, from 1; 0 for the epoch as
       a whole.
 
+    SettingError: one of them is no whole number, or `rows` or `block` is below 0.
+
     >>> permutation(0, 0, 5).tolist() == permutation(0, 0, 5).tolist()
     True
     """
+    if not 0 <= rows < 2**63 or block < 0:
+        raise SettingError(
+            f"permutation needs rows >= 0 and block >= 0, got {shortened(rows)} and"
+            f" {shortened(block)}."
+        )
     entropy = [seed % 2**64, epoch % 2**64]
     if block:
         entropy.append(block)

@@ -16,10 +16,11 @@ from onnxfit.data.loader import Loader
 from onnxfit.data.order import permutation
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ParquetLoader"]
 
-Path = Union[str, "os.PathLike[str]"]
+Path = Union[str, os.PathLike[str]]
 Columns = Union[str, Sequence[str], Mapping[str, Union[str, Sequence[str]]]]
 Table = dict[str, Array]  # column -> its values, all with the same number of rows
 
@@ -55,6 +56,7 @@ class ParquetLoader(Loader):
         trainer.fit(houses, epochs=5)
     """
 
+    @check_arguments
     def __init__(
         self,
         paths: Path | Sequence[Path],
@@ -75,7 +77,12 @@ class ParquetLoader(Loader):
         if buffer < 1:
             raise SettingError(f"ParquetLoader needs buffer >= 1, got {buffer}.")
         self.buffer = buffer
-        self.dtype = None if dtype is None else np.dtype(dtype)
+        try:
+            self.dtype = None if dtype is None else np.dtype(dtype)
+        except (TypeError, ValueError):
+            raise SettingError(
+                f"ParquetLoader needs a dtype such as np.float32, got {shortened(dtype)}."
+            ) from None
         if self.dtype is not None and not is_float(self.dtype):
             raise SettingError(
                 "ParquetLoader casts floats to dtype, which must be a type of floats, got"

@@ -16,6 +16,7 @@ from onnxfit.data.batch import Batch
 from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import holds_arrays
 from onnxfit.errors import SettingError
+from onnxfit.registry import check_arguments
 
 __all__ = ["Prefetch", "PrefetchedSource"]
 
@@ -48,6 +49,7 @@ class Prefetch:
     [0, 1, 2]
     """
 
+    @check_arguments
     def __init__(self, data: Any, depth: int = 2) -> None:
         if holds_arrays(data):
             raise SettingError(

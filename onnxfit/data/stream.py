@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from onnxfit.data.order import permutation
 from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import length_of
 from onnxfit.errors import DataError
+from onnxfit.registry import shortened
 
 __all__ = ["FunctionSource", "IndexedSource", "IterableSource"]
 
@@ -131,7 +132,13 @@ class FunctionSource(ProtocolSource):
         return callable(data)
 
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
-        return _skip(iter(self.data()), skip)
+        batches = self.data()
+        if not isinstance(batches, Iterable):
+            raise DataError(
+                f"The {self.purpose} data is a function that returned {shortened(batches)},"
+                " expected an iterator of batches: write yield, or return a list."
+            )
+        return _skip(iter(batches), skip)
 
 
 def iterate_epoch(data: Any, iterable: Any, epoch: int, skip: int) -> Iterator[Any]:

@@ -109,3 +109,16 @@ def length_of(data: Any) -> int | None:
         return len(data)
     except (TypeError, NotImplementedError):
         return None
+
+
+def split_validation_data(data: Any) -> tuple[Any, Any, Any]:
+    """Return validation_data as x, y, sample_weight, from a tuple or list of arrays or a loader."""
+    is_arrays = isinstance(data, list) and len(data) in (2, 3)
+    is_arrays = is_arrays and all(isinstance(array, np.ndarray) for array in data)
+    if not (isinstance(data, tuple) or is_arrays):
+        return data, None, None
+    if len(data) not in (2, 3):
+        raise SettingError(
+            f"validation_data is (x, y), (x, y, sample_weight) or a loader, got {len(data)} items."
+        )
+    return data[0], data[1], data[2] if len(data) == 3 else None

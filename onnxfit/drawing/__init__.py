@@ -9,7 +9,7 @@ from onnxfit.drawing.picture import as_png, as_svg
 from onnxfit.drawing.scene import Scene, scene_of
 from onnxfit.drawing.text import as_text
 from onnxfit.errors import SettingError, UnknownNameError
-from onnxfit.files import write_atomically
+from onnxfit.files import require_path, write_atomically
 from onnxfit.graph.reading import ModelSource, load_model
 
 __all__ = ["FORMATS", "draw"]
@@ -72,8 +72,10 @@ def draw(
     output
       y: float32[N, 1]
     """
+    if path is not None:
+        require_path(path)
     format_ = _format_of(path) if format is None else format
-    if format_ not in FORMATS:
+    if not isinstance(format_, str) or format_ not in FORMATS:
         raise UnknownNameError("format", format_, FORMATS)
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 1):
         raise SettingError(

@@ -73,7 +73,7 @@ def gradient_source(gradient: str) -> GradientSource:
     builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
     is installed and differentiates all of them correctly, it is the builder.
     """
-    if gradient not in SOURCES:
+    if not isinstance(gradient, str) or gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     if gradient == "onnx":
         return GradientSource(gradient, backward.add_gradients, add_pullback, backward.blockers)

@@ -14,6 +14,7 @@ from onnxfit.gradients.paths import is_float, reachable_values, select_float_out
 from onnxfit.graph.model import initializers_to_inputs, normalize
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.weights import all_weights
+from onnxfit.registry import name_list
 
 
 def gradient_model(
@@ -96,7 +97,7 @@ def _leaves(work: ir.Model, wrt: Sequence[str] | str | None, targets: Sequence[s
     if wrt is None:
         chosen = [*inputs, *all_weights(work)]
     else:
-        chosen = [wrt] if isinstance(wrt, str) else list(wrt)
+        chosen = name_list("wrt", wrt)
     for name in chosen:
         if name not in floats:
             raise UnknownNameError("float input or initializer", name, floats)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
 from onnxfit.graph.weights import FLOATS
+from onnxfit.registry import name_list
 
 NOT_FLOATS = {
     ir.DataType.INT4,
@@ -157,7 +158,7 @@ def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None)
     floats = [v.name or "" for v in graph.outputs if is_float(v)]
     if requested is None:
         return floats
-    selected = [requested] if isinstance(requested, str) else list(requested)
+    selected = name_list("outputs", requested)
     for name in selected:
         if name not in floats:
             raise UnknownNameError("float output", name, floats)

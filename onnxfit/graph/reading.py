@@ -79,11 +79,14 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
             raise ModelError(
                 f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}."
             )
+    except ModelError:
+        raise
     except FileNotFoundError:
         raise ModelError(f"There is no file {os.fspath(source)!r}.") from None
     except google.protobuf.message.DecodeError as error:
         raise ModelError(f"{description} is not an ONNX model: {error}.") from None
-    except (OSError, onnx.checker.ValidationError) as error:
+    # onnx raises a ValueError for external data whose offset or length is no number of the file.
+    except (OSError, ValueError, OverflowError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{description} cannot be read: {error}") from None
     require_valid(model, description)
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.registry import name_list
 
 # (operator, input) whose tensor is a setting of the operator, nothing to train
 SETTINGS = {
@@ -141,7 +142,7 @@ def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
     Raises UnknownNameError if a pattern matches nothing.
     """
     names: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in name_list("frozen", patterns):
         matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
         if not matches:
             raise UnknownNameError("trained weight", pattern, known)
@@ -172,7 +173,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
                 " constants. Name those to train."
             )
         return weights
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = name_list("weights", patterns)
     exclusions = [p for p in patterns if p.startswith("!") and p not in floats]
     inclusions = [p for p in patterns if p not in exclusions]
     running = statistics(model)

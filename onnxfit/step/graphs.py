@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
 from onnxfit.graph.model import model_errors, normalize, spec_of, tensor_outputs, with_initializers
 from onnxfit.graph.opset import OPSET
@@ -153,6 +154,8 @@ def add_loss(
     for name, one in penalties.items():
         check_fits(one, spec_of(work.graph.initializers[name]).dtype, f"weight {name!r}")
     objectives = get_objectives(loss, loss_weights, work)
+    if not objectives and names.LOSS not in outputs:
+        raise SettingError("loss={} names no output: add_loss needs a loss for at least one.")
     op = GraphBuilder(work.graph)
     batch = {
         names.target(name): objective.loss.target(outputs[name])

@@ -94,7 +94,7 @@ def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, (float, np.floating)):
         yield float(value)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        yield math.copysign(math.inf, value)
+        yield math.inf if value > 0 else -math.inf
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _numbers(item)

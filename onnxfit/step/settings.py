@@ -10,7 +10,11 @@ from typing import Any
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import is_finite, is_number
+from onnxfit.registry import (
+    is_finite,
+    is_number,
+    shortened,
+)
 from onnxfit.step.objectives import Losses, Metrics
 
 
@@ -51,7 +55,7 @@ class TrainerSettings:
         for name in ("clip_norm", "clip_value"):
             bound = getattr(self, name)
             if bound is not None and not _is_bound(bound):
-                raise SettingError(f"{name} is a positive number or None, got {bound!r}.")
+                raise SettingError(f"{name} is a positive number or None, got {shortened(bound)}.")
 
 
 def check_accumulate(batches: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -19,12 +18,17 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.data.order import checked_batch_size
-from onnxfit.errors import DataError, SettingError, UnknownNameError
-from onnxfit.files import COUNT, RATE, optional
+from onnxfit.errors import (
+    DataError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from onnxfit.graph import names
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
+from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.objectives import OutputMetric
@@ -33,16 +37,12 @@ from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.position import PendingFit
+from onnxfit.training.state import COUNTERS, State, require_same_form
 
 if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
-COUNTERS = ("epoch", "global_step", "global_batch", "samples_seen")
-COUNTER_TYPES = {
-    **dict.fromkeys((*COUNTERS, "window"), COUNT),
-    "learning_rate": optional(RATE),  # None if it follows a schedule
-}
 
 
 class ThreadState(local):
@@ -115,7 +115,8 @@ class BaseTrainer:
     def learning_rate(self) -> float:
         """Learning rate of the next update, a finite number >= 0.
 
-        A value set here lasts until the next one. TypeError if the optimizer follows a schedule.
+        A value set here lasts until the next one. UnsupportedError (a TypeError) if the optimizer
+        follows a schedule.
         """
         if self._learning_rate is None:
             rate = learning_rate_at(self.optimizer, self.global_step)
@@ -126,16 +127,15 @@ class BaseTrainer:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if self._learning_rate is None:
-            raise TypeError(
+            raise UnsupportedError(
                 f"The learning rate follows {self.optimizer.learning_rate!r}: keep that schedule,"
                 " or build the Trainer with a number and set learning_rate (or use a callback that"
                 " does)."
             )
-        value = float(value)
-        if not (math.isfinite(value) and value >= 0):
-            raise SettingError(f"learning_rate is a finite number >= 0, got {value}.")
-        self._check_learning_rate(value)
-        self._learning_rate = value
+        if not (is_number(value) and is_finite(value) and value >= 0):
+            raise SettingError(f"learning_rate is a finite number >= 0, got {shortened(value)}.")
+        self._check_learning_rate(float(value))
+        self._learning_rate = float(value)
 
     def _check_learning_rate(self, rate: float) -> None:
         """Raise SettingError for a rate that the element type of a weight cannot hold."""
@@ -187,6 +187,7 @@ class BaseTrainer:
         """Metrics of training: each with its name in logs, its output, and its `mode`."""
         return list(self._recipe.metrics)
 
+    @check_arguments
     def monitor_mode(self, monitor: str) -> str:
         """Return "min" if less of the figure `monitor` is better, or "max" if more is.
 
@@ -238,6 +239,7 @@ class BaseTrainer:
         for callback in state.callbacks:
             callback.params["steps"] = state.batches.steps
 
+    @check_arguments
     def trial_steps(
         self, rates: Iterable[float], epochs: int | None = 1, batch_size: int | None = None
     ) -> Generator[float, None, None]:
@@ -268,6 +270,10 @@ class BaseTrainer:
             self._backend.on_gradients = None
             try:
                 for rate, batch in zip(rates, batches):
+                    if not (is_number(rate) and is_finite(rate)):
+                        raise SettingError(
+                            f"A learning rate is a finite number, got {shortened(rate)}."
+                        )
                     yield self._step(batch, rate, self._tracker)
             finally:
                 self.set_state(state)
@@ -280,7 +286,8 @@ class BaseTrainer:
         with self._backend.lock:
             return {name: self._backend.state.get(name) for name in self._recipe.state}
 
-    def set_weights(self, weights: Mapping[str, Array]) -> None:
+    @check_arguments
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace some of the weights; `weights` maps names to arrays.
 
         All are checked before the first is changed: UnknownNameError for a name, DataError for a
@@ -309,6 +316,7 @@ class BaseTrainer:
             "counters": counters,
         }
 
+    @check_arguments
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go back to `state`, which `get_state` returned.
 
@@ -317,25 +325,9 @@ class BaseTrainer:
         with self._training, self._backend.lock:
             self._set_state(state)
 
-    def _set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        own, counters = self.get_state(), state["counters"]
-        for kind, entries in own.items():
-            if set(state[kind]) != set(entries):
-                raise SettingError(
-                    f"The state is another trainer's: its {kind} are {sorted(state[kind])}, this"
-                    f" one's {sorted(entries)}."
-                )
-        if (counters["learning_rate"] is None) != (self._learning_rate is None):
-            raise SettingError(
-                "The state's learning rate follows a schedule and this trainer's does not, or the"
-                " other way round."
-            )
-        for name, value_type in COUNTER_TYPES.items():
-            if not value_type.accepts(counters[name]):
-                raise SettingError(
-                    f"The state has counters with {name} = {counters[name]!r}, expected"
-                    f" {value_type.description}."
-                )
+    def _set_state(self, state: State) -> None:
+        require_same_form(state, self.get_state())
+        counters = state["counters"]
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in COUNTERS:
             setattr(self, name, counters[name])

@@ -33,6 +33,7 @@ from onnxfit.files import (
     TEXT,
     list_of,
     mapping_of,
+    require_path,
     require_types,
     write_atomically,
 )
@@ -50,8 +51,8 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
-from onnxfit.training.base import COUNTER_TYPES
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
+from onnxfit.training.state import COUNTER_TYPES
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
@@ -170,6 +171,7 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     `path` may be a folder with one checkpoint. Raises CheckpointError for anything but a whole
     checkpoint of a known format.
     """
+    require_path(path)
     name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(name) as archive:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
@@ -227,9 +227,9 @@ def validation_due(frequency: Union[int, Sequence[int]]) -> Callable[[int], bool
 
     `frequency` is n for every n-th epoch, or a list of epochs counted from 1, as in Keras.
     """
-    if isinstance(frequency, int):
+    if not isinstance(frequency, Collection):
         if frequency < 1:
             raise SettingError(f"validation_freq is at least 1, got {frequency}.")
         return lambda epoch: (epoch + 1) % frequency == 0
-    listed = {int(epoch) for epoch in frequency}
+    listed = set(frequency)
     return lambda epoch: epoch + 1 in listed

@@ -12,13 +12,24 @@ from typing import Any
 
 import onnx
 
-from onnxfit.callbacks.history import History
-from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
+from onnxfit.callbacks.history import (
+    History,
+)
+from onnxfit.errors import (
+    CheckpointError,
+    OnnxfitError,
+    SettingError,
+    UnsupportedError,
+)
+from onnxfit.files import (
+    require_path,
+)
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import with_initializers
 from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
+from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
 from onnxfit.training.base import BaseTrainer
 from onnxfit.training.position import PendingFit, Position
@@ -27,6 +38,13 @@ from onnxfit.training.summary import summary
 
 class SavedTrainer(BaseTrainer):
     """Writes and reads the training state, and writes the model and its graphs."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be pickled or copied: the compiled sessions belong to this process."""
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled or copied, since it holds compiled graphs:"
+            f" write it with save(path), and read it with {type(self).__name__}.load(path)."
+        )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the whole training state into the file `path`, atomically.
@@ -57,6 +75,7 @@ class SavedTrainer(BaseTrainer):
         with self._training, matching_this_version(path):
             self._restore(contents)
 
+    @check_arguments
     def export(
         self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False
     ) -> onnx.ModelProto:
@@ -92,6 +111,8 @@ class SavedTrainer(BaseTrainer):
         `suffix`, and `.onnx`; tensors above 2 GB are in `<file name>.data`. With the type `bytes`
         as `folder`, nothing is written: return graph name -> serialized graph.
         """
+        if folder is not bytes:
+            require_path(folder)
         graphs = {"model": self.model, "trained": self.export(None)}
         batch = self._recipe.declared_batch
         graphs |= self._backend.graphs(batch)

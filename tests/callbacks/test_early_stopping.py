@@ -162,7 +162,7 @@ def test_mode_auto_asks_the_trainer_which_way_is_better(monitor, ran):
     ("make", "message"),
     [
         (lambda: EarlyStopping(min_delta=-0.1), "min_delta >= 0, got -0.1"),
-        (lambda: EarlyStopping(min_delta=NAN), "min_delta >= 0, got nan"),
+        (lambda: EarlyStopping(min_delta=NAN), "min_delta to be a number, got nan"),
         (lambda: EarlyStopping(start_from_epoch=-1), "start_from_epoch >= 0, got -1"),
     ],
 )

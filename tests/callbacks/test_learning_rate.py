@@ -156,7 +156,7 @@ def test_an_optimizer_driven_by_a_schedule_is_refused_before_training(callback):
         (lambda: ReduceLROnPlateau(cooldown=-1), "cooldown >= 0, got -1"),
         (lambda: ReduceLROnPlateau(min_lr=-1), "min_lr >= 0, got -1"),
         (lambda: ReduceLROnPlateau(mode="least"), "'auto', 'min' or 'max', got 'least'"),
-        (lambda: LearningRateScheduler(0.1), "a function of the epoch, got 0.1"),
+        (lambda: LearningRateScheduler(0.1), "to be a function, got 0.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, message):

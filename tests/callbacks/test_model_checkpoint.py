@@ -295,7 +295,7 @@ def test_save_freq_counts_batches_and_not_updates(tmp_path):
     # batches 3, 6 and 9; an epoch of five batches makes three updates
     assert files(tmp_path) == ["1-1", "2-3", "2-5"]
     for save_freq in (0, True, "batch", 1.5):
-        with pytest.raises(SettingError, match="save_freq 'epoch' or a number of batches >= 1"):
+        with pytest.raises(SettingError, match="ModelCheckpoint needs save_freq"):
             ModelCheckpoint("a", save_freq=save_freq)
     with pytest.raises(SettingError, match=r"save_freq \(batches\) or every_n_steps"):
         ModelCheckpoint("a", save_freq=2, every_n_steps=2)

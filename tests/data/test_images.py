@@ -171,7 +171,7 @@ def test_impossible_settings_of_images(
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no images \(\.bmp"):
         onnxfit.ImageFolder(tmp_path, (2, 2))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DataError, match=r"nowhere' cannot be read"):
         onnxfit.ImageFolder(tmp_path / "nowhere", (2, 2))
 
 

@@ -177,5 +177,5 @@ def test_files_that_cannot_be_mapped(tmp_path: Path) -> None:
             DataLoader(tmp_path / name)
     with pytest.raises(DataError, match=r"table.csv' is a path.*ParquetLoader.*ImageFolder"):
         make(X, tmp_path / "table.csv")
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.npy"):
+    with pytest.raises(DataError, match=r"nowhere\.npy"):
         make("nowhere.npy", Y)

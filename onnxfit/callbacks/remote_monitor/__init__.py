@@ -12,6 +12,7 @@ from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import json_float
+from onnxfit.registry import check_arguments
 
 __all__ = ["RemoteMonitor"]
 
@@ -45,6 +46,7 @@ class RemoteMonitor(Callback):
 
     phase: ClassVar[str] = "logger"
 
+    @check_arguments
     def __init__(
         self,
         root: str = "http://localhost:9000",

@@ -12,12 +12,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import numpy as np
 
+from onnxfit.callbacks.write_guard import WriteGuard
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
-from onnxfit.files import COUNT, FLAG, RATE, STEP, ValueType, mapping_of, require_types
+from onnxfit.files import (
+    COUNT,
+    FLAG,
+    RATE,
+    STEP,
+    ValueType,
+    mapping_of,
+    require_path,
+    require_types,
+)
+from onnxfit.registry import (
+    check_arguments,
+)
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.tensorboard.writer import RunWriter
@@ -69,7 +82,8 @@ class TensorBoard(Callback):
     After every epoch all of it is in the files, even if the process is killed. Where training
     resumes from a checkpoint, the files of the killed run are cut back to their sizes at that
     checkpoint, so that no point is there twice. `writer(run)` returns the tensorboardX writer of a
-    run, for images, figures and text. SettingError: a setting is out of its range.
+    run, for images, figures and text. A folder that cannot be written is a warning, and training
+    goes on. SettingError: a setting is out of its range.
 
     >>> board = TensorBoard("runs/first", histogram_freq=1, update_freq="batch")
     >>> TensorBoard(update_freq="step")  # doctest: +ELLIPSIS
@@ -80,6 +94,7 @@ class TensorBoard(Callback):
 
     phase: ClassVar[str] = "logger"
 
+    @check_arguments
     def __init__(
         self,
         log_dir: Union[str, os.PathLike[str]] = "logs",
@@ -97,12 +112,14 @@ class TensorBoard(Callback):
                 "TensorBoard needs update_freq 'epoch', 'batch' or a number >= 1, got"
                 f" {update_freq!r}."
             )
+        require_path(log_dir)
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.update_freq = update_freq
         self.hparams = dict(hparams or {})
         self._writers: dict[str, RunWriter] = {}
+        self._guard = WriteGuard("TensorBoard", self.log_dir)
         # In the names of the files of this run; a resumed run keeps it.
         self._session = uuid.uuid4().hex[:12]
         self._resumes = False
@@ -130,7 +147,8 @@ class TensorBoard(Callback):
         from onnxfit.callbacks.tensorboard.writer import RunWriter
 
         if run not in self._writers:
-            self._writers[run] = RunWriter(os.path.join(self.log_dir, run), self._session)
+            folder = os.path.join(self.log_dir, run)
+            self._writers[run] = RunWriter(folder, self._session, self._guard.warn)
         return self._writers[run]
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,10 +182,13 @@ class TensorBoard(Callback):
 
     def _files(self) -> list[Path]:
         """Return the event files of this run and of the run that it resumes."""
+        if not os.path.isdir(self.log_dir):
+            return []
         paths = Path(self.log_dir).glob(f"**/events.out.tfevents.*.{self._session}.*")
         return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
     def on_train_begin(self, logs: Logs) -> None:
+        self._guard.reset()
         self._hparams_are_written = False
         self._training_began = time.time()
         self._begin_epoch()

@@ -8,8 +8,8 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, cast
 
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.api_pb2 import (
@@ -30,9 +30,12 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.writer import FileWriter
 
+from onnxfit.files import append_whole
+
 __all__ = ["EventFile", "RunWriter", "hparams_of_end", "hparams_of_run"]
 
 MAX_SECONDS_BETWEEN_FLUSHES = 10.0
+MAX_UNWRITTEN_BYTES = 2**24
 
 
 class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no types
@@ -40,11 +43,13 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
 
     - `folder`: the folder of the run.
     - `session`: a word in the name of every file of this training.
+    - `failed`: called with an OSError of the disk.
     """
 
-    def __init__(self, folder: str, session: str) -> None:
-        # The base's constructor asks for a file writer, which needs the session.
+    def __init__(self, folder: str, session: str, failed: Callable[[OSError], None]) -> None:
+        # The base's constructor asks for a file writer, which needs these two.
         self._session = session
+        self._failed = failed
         # The suffix is for add_scalars, which opens files of its own.
         super().__init__(folder, filename_suffix=f".{uuid.uuid4().hex}")
 
@@ -57,15 +62,15 @@ class RunWriter(SummaryWriter):  # type: ignore[misc]  # tensorboardX has no typ
 
     def _get_file_writer(self) -> FileWriter:
         if self.file_writer is None:
-            self.file_writer: Any = _RunFileWriter(self.logdir, self._session)
+            self.file_writer: Any = _RunFileWriter(self.logdir, self._session, self._failed)
             self.all_writers = {self.logdir: self.file_writer}
         return self.file_writer
 
 
 class _RunFileWriter(FileWriter):  # type: ignore[misc]
     # The base's constructor is not called: it opens a file and starts a thread at once.
-    def __init__(self, folder: str, session: str) -> None:
-        self.event_writer = EventFile(folder, session)
+    def __init__(self, folder: str, session: str, failed: Callable[[OSError], None]) -> None:
+        self.event_writer = EventFile(folder, session, failed)
         self._default_metadata: dict[str, Any] = {}
 
 
@@ -74,16 +79,20 @@ class EventFile:
 
     - `folder`: the folder of the run.
     - `session`: a word in the file's name.
+    - `failed`: called with an OSError of the disk, after which training goes on. The events stay in
+      memory, up to 16 MB of them, and are written when the disk takes them.
 
     No other writer chooses the same name, even in the same second. The names sort in the order in
     which a process creates the files, because TensorBoard reads the files of a run in the order of
     their names. Events reach the file at `flush`, at `close`, or ten seconds after the last flush.
     """
 
-    def __init__(self, folder: str, session: str) -> None:
+    def __init__(self, folder: str, session: str, failed: Callable[[OSError], None]) -> None:
         self._folder = folder
         self._session = session
+        self._failed = failed
         self._file: BinaryIO | None = None
+        self._unwritten = b""
         self._lock = threading.Lock()
         self._last_flush = 0.0
 
@@ -94,10 +103,11 @@ class EventFile:
     def add_event(self, event: Any) -> None:
         """Write an `event`, a protocol buffer."""
         with self._lock:
-            if self._file is None:
-                self._file = self._open()
-                self._write(self._file, Event(wall_time=time.time(), file_version="brain.Event:2"))
-            self._write(self._file, event)
+            record = _record(event)
+            if len(self._unwritten) + len(record) > MAX_UNWRITTEN_BYTES:
+                self._flush()
+            if len(self._unwritten) <= MAX_UNWRITTEN_BYTES:
+                self._unwritten += record
             if time.monotonic() - self._last_flush > MAX_SECONDS_BETWEEN_FLUSHES:
                 self._flush()
 
@@ -109,6 +119,7 @@ class EventFile:
     def close(self) -> None:
         """Close the file; a later event begins another one."""
         with self._lock:
+            self._flush()
             if self._file is not None:
                 self._file.close()
                 self._file = None
@@ -122,23 +133,30 @@ class EventFile:
         process = f"{socket.gethostname()}.{os.getpid()}"
         unique = f"{now}.{self._session}.{uuid.uuid4().hex[:8]}"
         name = f"events.out.tfevents.{now // 10**9:010d}.{process}.{unique}"
-        return open(os.path.join(self._folder, name), "xb")
+        return cast("BinaryIO", open(os.path.join(self._folder, name), "xb", buffering=0))
 
     def _flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
-            self._last_flush = time.monotonic()
+        self._last_flush = time.monotonic()
+        if not self._unwritten:
+            return
+        try:
+            if self._file is None:
+                self._file = self._open()
+            data = self._unwritten
+            if not self._file.tell():
+                data = _record(Event(wall_time=time.time(), file_version="brain.Event:2")) + data
+            append_whole(self._file, data)
+            self._unwritten = b""
+        except OSError as error:
+            self._failed(error)
 
-    @staticmethod
-    def _write(file: BinaryIO, event: Any) -> None:
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        file.write(
-            length
-            + struct.pack("<I", masked_crc32c(length))
-            + data
-            + struct.pack("<I", masked_crc32c(data))
-        )
+
+def _record(event: Any) -> bytes:
+    """Return an event as TensorBoard's files hold it: length and data, each with its checksum."""
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+    return length + checksums[0] + data + checksums[1]
 
 
 def hparams_of_run(

@@ -27,6 +27,6 @@ BACKENDS: dict[str, type[Backend]] = find_backends()
 
 def get_backend(name: str) -> type[Backend]:
     """Return the backend called `name`; UnknownNameError suggests the nearest name."""
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise UnknownNameError("backend", name, BACKENDS)
     return BACKENDS[name]

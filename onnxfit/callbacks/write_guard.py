@@ -1,0 +1,60 @@
+"""Turn a logger's failure to write into a warning."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from onnxfit.errors import CheckpointError, warn_user
+
+__all__: list[str] = []  # no class of the public package
+
+
+class WriteGuard:
+    """Context in which a logger writes: an error becomes a warning, and training goes on.
+
+    - `owner`: the callback's class, named in the warning.
+    - `target`: the file, folder or server, named in the warning.
+    - `errors`: the exceptions that mean a failure to write. Others are raised.
+
+    There is one warning between two calls of `reset`. Errors of checkpoints and of data that the
+    user asked for are raised instead, without a guard.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        target: object,
+        errors: tuple[type[Exception], ...] = (OSError, CheckpointError),
+    ) -> None:
+        self.owner = owner
+        self.target = target
+        self.errors = errors
+        self._warned = False
+
+    def reset(self) -> None:
+        """Warn again at the next error; called when a fit begins."""
+        self._warned = False
+
+    def warn(self, error: BaseException) -> None:
+        """Warn of an error, unless there was a warning before."""
+        if not self._warned:
+            self._warned = True
+            warn_user(
+                f"{self.owner} cannot write {str(self.target)!r}: {error} Training goes on, and"
+                " later writes are tried.",
+                RuntimeWarning,
+            )
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, self.errors):
+            return False
+        self.warn(error)
+        return True
