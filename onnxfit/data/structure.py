@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from onnxfit.errors import DataError
+import numpy as np
+
+from onnxfit.errors import DataError, SettingError
 
 
 def holds_arrays(data: Any) -> bool:

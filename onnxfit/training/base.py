@@ -37,7 +37,7 @@ from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.position import PendingFit
-from onnxfit.training.state import COUNTERS, State, require_same_form
+from onnxfit.training.state import COUNTERS, TrainerState, require_same_form
 
 if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
@@ -325,7 +325,7 @@ class BaseTrainer:
         with self._training, self._backend.lock:
             self._set_state(state)
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: TrainerState) -> None:
         require_same_form(state, self.get_state())
         counters = state["counters"]
         self._backend.state.set({**state["weights"], **state["slots"]})

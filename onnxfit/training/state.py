@@ -14,10 +14,10 @@ COUNTER_TYPES = {
     **dict.fromkeys((*COUNTERS, "window"), COUNT),
     "learning_rate": optional(RATE),  # None if it follows a schedule
 }
-State = Mapping[str, Mapping[str, Any]]
+TrainerState = Mapping[str, Mapping[str, Any]]
 
 
-def require_same_form(state: State, own: State) -> None:
+def require_same_form(state: TrainerState, own: TrainerState) -> None:
     """Raise SettingError unless a trainer whose state is `own` can go on from `state`."""
     if set(state) != set(own):
         raise SettingError(
