@@ -74,7 +74,7 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
             model.ParseFromString(bytes(source))
         elif isinstance(source, (str, os.PathLike)):
             description = str(Path(source))
-            model = onnx.load(description)
+            model = _load_file(description)
         else:
             raise ModelError(
                 f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}."
@@ -93,6 +93,13 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         if "GroupNormalization is deprecated" not in str(error):
             raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
     return model, description
+
+
+def _load_file(path: str) -> onnx.ModelProto:
+    try:
+        return onnx.load(path)
+    except ValueError as error:  # the file of external data lacks the offset or the length
+        raise ModelError(f"{path} cannot be read: {error}") from None
 
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:
