@@ -150,11 +150,16 @@ class TestTheSandbox:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_soak_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"), {"fits": 6, "refits": 3, "shapes": 6, "prefetch": 4, "threads": 2}.items()
+)
+def test_the_soak_in_short(
+    name: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All that a long run does; what a few fits weigh says nothing about leaks, but files and
     threads do.
     """
-    found = [*soak.fits(6, tmp_path), *soak.refits(3, tmp_path)]
+    found = soak.SOAKS[name](count, tmp_path)
     assert not [line for line in found if "memory" not in line]
 
 
