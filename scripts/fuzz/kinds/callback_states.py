@@ -55,6 +55,14 @@ CALLBACKS: tuple[Callable[[], Callback], ...] = (
 FINDERS = (LearningRateFinder, BatchSizeFinder)  # they run before training begins
 
 
+# paths that are almost those of a callback
+NEAR = (
+    "own/precious.ckpt", "own/epoch-9.ckpt", "own/epoch-../../precious.ckpt", "own/epoch-1/../precious.ckpt", "./own/epoch-1.ckpt",
+    "own//epoch-1.ckpt", "own/epoch-1.ckpt/", "own/epoch-1.ckpt\0", "own/epoch-1.ckpt\n", "own/epoch-١.ckpt", "own/epoch-nan.ckpt",
+    "own/epoch-3.ckpt", "own/epoch-4.ckpt", "own/last.ckpt", "own/best.ckpt", "OWN/epoch-1.ckpt", "another0run0", "0" * 12, "own/log.csv",
+)  # fmt: skip
+
+
 class CallbackStates(Attempt):
     share: ClassVar[int] = 10
     own: ClassVar[tuple[str, ...]] = (
@@ -62,7 +70,6 @@ class CallbackStates(Attempt):
         "own/backup/backup-*.onnxfit",
     )  # fmt: skip
     decoys: ClassVar[dict[str, bytes]] = {
-        "own/epoch-7.ckpt": b"of an earlier training",
         "own/precious.ckpt": b"precious",
         "own/backup/precious.txt": b"precious",
         "own/board/train/events.out.tfevents.1.another0run0.0000": b"another run",
@@ -75,6 +82,8 @@ class CallbackStates(Attempt):
         self.original = key
         self.main = "own/damaged.onnxfit"
         self.files[self.main] = _with_damaged_state(originals["callbacks"], key, rng)
+        self.files["own/epoch-4.ckpt/file"] = b""
+        self.links = {"own/epoch-3.ckpt": "../precious.txt"}
         self.files["own/log.csv"] = b"epoch,loss\n0,1.0\n1,0.5\n"
         self.files["own/log.jsonl"] = b'{"epoch": 0, "loss": 1.0}\n'
 
@@ -101,7 +110,7 @@ def _with_damaged_state(checkpoint: bytes, key: str, rng: random.Random) -> byte
     info = json.loads(entries[INFO])
     states = info["callbacks"]
     for _ in range(rng.choice((1, 1, 2, 3))):
-        mutate = rng.choice((mutated_json, _with_other_value, _with_other_value))
+        mutate = rng.choice((mutated_json, _with_other_value, _with_same_types, _with_same_types))
         states[key] = mutate(states[key], rng)
     try:
         entries[INFO] = json.dumps(info).encode()
@@ -130,10 +139,30 @@ def _with_other_value(state: Any, rng: random.Random) -> Any:
         True,
         "7",
     ]
-    pairs = [[path, 0.5] for path in (*PATHS, *decoys, *decoys)]
+    pairs = [[path, 0.5] for path in (*PATHS, *NEAR, *NEAR)]
     others += [[pair] for pair in pairs] + [[pair, ["own/epoch-1.ckpt", 1.0]] for pair in pairs]
-    others += [[decoy] for decoy in decoys]
-    others += [{path: 0} for path in (*PATHS, *decoys)]
+    others += [[path] for path in NEAR]
+    others += [{path: 0} for path in (*PATHS, *NEAR)]
     if not isinstance(state, dict) or not state:
         return rng.choice(others)
     return {**state, rng.choice(list(state)): rng.choice(others)}
+
+
+def _with_same_types(state: Any, rng: random.Random) -> Any:
+    """Replace one number, flag or text somewhere in a state by another, so that it is used."""
+    if isinstance(state, dict) and state:
+        key = rng.choice(list(state))
+        return {**state, key: _with_same_types(state[key], rng)}
+    if isinstance(state, list) and state:
+        index = rng.randrange(len(state))
+        other = _with_same_types(state[index], rng)
+        return [*state[:index], *[other] * rng.choice((1, 1, 2, 100)), *state[index + 1 :]]
+    if isinstance(state, bool):
+        return not state
+    if isinstance(state, int):
+        return rng.choice(INTEGERS)
+    if isinstance(state, float):
+        return rng.choice((*NUMBERS, *INTEGERS))
+    if isinstance(state, str):
+        return rng.choice(("0", "1", "7", *NEAR))
+    return rng.choice((1, 0.5, NEAR[0], [], {}))
