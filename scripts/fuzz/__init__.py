@@ -2,7 +2,7 @@
 raise an onnxfit error, within 4 GB and 20 seconds; it may change nothing but the files that its user
 named, and run no code.
 
-    python scripts/fuzz [--cases 10000] [--first 0] [--kind npz]
+    python scripts/fuzz [--cases 8000] [--first 0] [--kind npz]
     python scripts/fuzz --case 1234 [--out case.onnx]
 
 The number of a case determines the case, so that it can be run again. The modules, in the order of

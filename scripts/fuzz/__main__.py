@@ -25,7 +25,7 @@ from scripts.fuzz.processes import MakeCase, make_originals, run_cases
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description="Use damaged files.")
-    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--cases", type=int, default=8000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--case", type=int, help="run this case here, and show its traceback")
     parser.add_argument("--kind", choices=list(KINDS), help="damage nothing else")
