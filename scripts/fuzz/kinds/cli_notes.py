@@ -26,13 +26,15 @@ TRAINING = (
 
 class CLINotes(Attempt):
     share: ClassVar[int] = 6
-    own: ClassVar[tuple[str, ...]] = ("run/*",)
+    own: ClassVar[tuple[str, ...]] = ("run/*", "work/*")  # of a note, the working folder too
 
     def make(self, rng: random.Random, originals: Mapping[str, bytes]) -> None:
         self.original = "note"
         self.main = NOTE
+        self.links = {"work/link": "../other", "run/link": "../../outside"}
         names = ("run/last.onnxfit", "run/log.csv")
         self.files = {**model_and_data(), **{name: originals[name] for name in names}}
+        self.files["work/notes.txt"] = b""
         self.files[NOTE] = _damaged_note(originals[NOTE], rng)
 
     def run(self, rng: random.Random, stage: Stage) -> str:
@@ -40,7 +42,9 @@ class CLINotes(Attempt):
         note = Path(NOTE)
         note.write_bytes(note.read_bytes().replace(HERE.encode(), os.fsencode(os.getcwd())))
         epochs = ["--epochs", "2"] if rng.random() < 0.9 else []
-        return call("resume", rng.choice(("run", "run/last.onnxfit")), *epochs, "-q")
+        path = rng.choice(("../run", "../run/last.onnxfit"))
+        os.chdir("work")
+        return call("resume", path, *epochs, "-q")
 
 
 def _damaged_note(data: bytes, rng: random.Random) -> bytes:
@@ -61,7 +65,9 @@ def _damaged_note(data: bytes, rng: random.Random) -> bytes:
 
 def _other_path(path: Any, rng: random.Random) -> Any:
     """Return another path, relative or absolute, alone or in a list as the option had it."""
-    other = rng.choice((*PATHS, "m.onnx", "d.npz", "run/last.onnxfit", "run/../other/new.csv"))
+    other = rng.choice(
+        (*PATHS, "m.onnx", "d.npz", "run/last.onnxfit", "run/../other/new.csv", "work/link/new.csv")
+    )
     if rng.random() < 0.5:
         other = f"{HERE}/{other}"
     return [other] if isinstance(path, list) else other
