@@ -333,6 +333,7 @@ COUNTS = {
     "threads": 60,
     "epochs": 10_000,
 }
+MIN_COUNT = 60  # so that a tenth has come to every model and backend
 SOAKS = {"fits": fits, "refits": refits, "shapes": shapes, "prefetch": prefetch, "threads": threads, "epochs": epochs}  # fmt: skip
 
 
@@ -345,7 +346,8 @@ def main() -> int:
     beyond: list[str] = []
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
-            beyond += SOAKS[name](max(10, round(COUNTS[name] * given.length)), Path(folder))
+            count = max(MIN_COUNT, round(COUNTS[name] * given.length))
+            beyond += SOAKS[name](count, Path(folder))
     for line in beyond:
         print(f"FAILED: {line}")
     return int(bool(beyond))
