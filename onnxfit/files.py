@@ -46,6 +46,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     require_path(path)
     path = Path(path)
     try:
+        if "\0" in str(path):
+            raise OSError(errno.EINVAL, "its name has a null character")
         target = Path(os.path.realpath(path))  # so that a link stays one
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -126,12 +128,15 @@ def _opener(target: Path) -> Callable[[str, int], int] | None:
 
 
 def _make_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{str(folder)!r} is a file, not a folder")
-    if not folder.exists():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

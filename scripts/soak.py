@@ -1,16 +1,23 @@
 """Train for long, and often, in one process: neither memory nor open files nor threads may grow,
 nor an epoch slow down.
 
-    python scripts/soak.py [--fits 200] [--epochs 10000] [--only fits epochs refits]
+    python scripts/soak.py [--length 1] [--only fits epochs ...]
 
 - fits: fresh trainers over both backends and several models, with callbacks, validation,
-  predictions and exports: after the last fit the process holds less than 5 % more memory than after
-  a tenth of them, and as many files and threads.
-- epochs: one fit of many epochs: the last take no longer than the early ones (median, within 15 %),
-  and memory grows only by the histories.
-- refits: one trainer that is fitted again and again: as for fits.
+  predictions and exports.
+- refits: one trainer that is fitted again and again.
+- shapes: one trainer for each backend and two models, and batches of ever other sizes and sequence
+  lengths.
+- prefetch: data that threads prepare ahead, in epochs that end, stop early, or fail.
+- threads: threads that predict while the main thread trains; their predictions are those of whole
+  weights.
+- epochs: one fit of many epochs.
 
-Prints a table; exit code 1 beyond a bar.
+After the last repetition, the process holds less than 5 % more memory than after a tenth of them,
+and as many files and threads. Of the epochs, the last take no longer than the early ones (median,
+within 15 %), and memory grows only by the histories.
+
+Prints a line for each; exit code 1 beyond a bar.
 """
 
 from __future__ import annotations
@@ -23,17 +30,19 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 
-from onnxfit import Trainer
+from onnxfit import DataLoader, Prefetch, Trainer
 from onnxfit.callbacks import (
     BackupAndRestore,
     Callback,
@@ -71,6 +80,7 @@ class Footprint:
         return Footprint(memory, len(os.listdir("/proc/self/fd")), int(status["Threads"]))
 
 
+BACKENDS = ("full", "forward_backward")
 Case = tuple[Callable[[], onnx.ModelProto], dict[str, Any], tuple[int, ...], Callable[[int], Any]]
 CASES: dict[str, Case] = {
     "line": (lambda: linear(3, 1, 0.1, 0.0), {"loss": "mse", "optimizer": "sgd"}, (3,), lambda n: RNG.normal(size=(n, 1)).astype(np.float32)),
@@ -79,20 +89,45 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def fits(count: int, folder: Path) -> list[str]:
+def sequences(operator: str) -> onnx.ModelProto:
+    """Return a classifier of sequences of any length: float[N, T, 3] -> float[N, 2]."""
+    body = {
+        "Tanh": "m = MatMul(x, w)  h = Tanh(m)",
+        "LSTM": "t = Transpose<perm = [1, 0, 2]>(x)  s = LSTM<hidden_size = 4>(t, w, r)"
+        "  u = Transpose<perm = [2, 0, 1, 3]>(s)"
+        "  shape = Constant<value = int64[3] {0, -1, 4}>()  h = Reshape(u, shape)",
+    }[operator]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, T, 3] x) => (float[N, 2] y) {{ {body}  e = ReduceMean<axes = [1], keepdims = 0>(h)  y = MatMul(e, v) }}"""
+    )
+    sizes = {"Tanh": {"w": (3, 4)}, "LSTM": {"w": (1, 16, 3), "r": (1, 16, 4)}}[operator]
+    for name, size in {**sizes, "v": (4, 2)}.items():
+        weight = RNG.normal(size=size).astype(np.float32) / 4
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    return model
+
+
+def repeat(what: str, count: int, act: Callable[[int], object]) -> list[str]:
+    """Call `act` with the numbers below `count`, and return what the process holds too much of."""
     early = Footprint.now()
     for i in range(count):
-        name, backend = (
-            list(CASES)[i % len(CASES)],
-            ("full", "forward_backward")[i // len(CASES) % 2],
-        )
+        act(i)
+        if i + 1 == max(1, count // 10):
+            early = Footprint.now()
+    return judged(f"{count} {what}", early, Footprint.now())
+
+
+def fits(count: int, folder: Path) -> list[str]:
+    def act(i: int) -> None:
+        name = list(CASES)[i % len(CASES)]
+        backend = BACKENDS[i // len(CASES) % 2]
         make, settings, shape, labels = CASES[name]
         trainer = Trainer(make(), **settings, backend=backend, threads=1, seed=i)
         x, y = RNG.normal(size=(40, *shape)).astype(np.float32), labels(40)
         work(trainer, x, y, folder / f"{name}{backend}", epochs=3)
-        if i + 1 == max(1, count // 10):
-            early = Footprint.now()
-    return judged(f"{count} fits", early, Footprint.now())
+
+    return repeat("fits", count, act)
 
 
 def work(trainer: Trainer, x: Any, y: Any, folder: Path, epochs: int) -> None:
@@ -122,12 +157,104 @@ def work(trainer: Trainer, x: Any, y: Any, folder: Path, epochs: int) -> None:
 def refits(count: int, folder: Path) -> list[str]:
     trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam", threads=1)
     x, y = RNG.normal(size=(40, 4)).astype(np.float32), RNG.integers(0, 3, 40)
-    early = Footprint.now()
-    for i in range(count):
+
+    def act(i: int) -> None:
         work(trainer, x, y, folder / "refits", epochs=trainer.epoch + 3 if i % 2 else 3)
-        if i + 1 == max(1, count // 10):
-            early = Footprint.now()
-    return judged(f"{count} fits of one trainer", early, Footprint.now())
+
+    return repeat("fits of one trainer", count, act)
+
+
+def shapes(count: int, folder: Path) -> list[str]:
+    trainers = [
+        Trainer(sequences(operator), loss="cross_entropy", backend=backend, threads=1)
+        for operator in ("Tanh", "LSTM")
+        for backend in BACKENDS
+    ]
+    # The graphs of the first shapes are kept, so all trainers get them before memory is compared.
+    first = count // 10
+
+    def act(i: int) -> None:
+        rows, steps = RNG.integers(1, 9), RNG.integers(1, 60)
+        x = RNG.normal(size=(rows, steps, 3)).astype(np.float32)
+        y = RNG.integers(0, 2, rows)
+        for trainer in trainers:
+            trainer.train_on_batch(x, y)
+            if i < first or i % 5 == 0:
+                trainer.predict(x)
+                trainer.evaluate(x, y)
+
+    return repeat("batches of other shapes", count, act)
+
+
+def prefetch(count: int, folder: Path) -> list[str]:
+    trainer = Trainer(mlp(), loss="cross_entropy", threads=1)
+    x, y = RNG.normal(size=(64, 4)).astype(np.float32), RNG.integers(0, 3, 64)
+
+    def failing() -> Iterator[tuple[Any, Any]]:
+        for start in range(0, 32, 8):
+            yield x[start : start + 8], y[start : start + 8]
+        raise OSError("the disk is gone")
+
+    def act(i: int) -> None:
+        data = DataLoader(x, y, batch_size=8, prefetch=3)
+        stop = LambdaCallback(on_train_batch_end=lambda batch, logs: _stop(trainer, batch == i % 8))
+        trainer.fit(data, epochs=2, verbose=0, callbacks=[stop], validation_data=data)
+        trainer.fit(Prefetch(ragged), epochs=1, verbose=0)
+        trainer.predict(data)
+        with contextlib.suppress(OSError):
+            trainer.fit(Prefetch(failing), epochs=2, verbose=0)
+        next(iter(Prefetch(failing, depth=2)))  # an iterator that is given up
+
+    def ragged() -> Iterator[tuple[Any, Any]]:
+        for rows in (1, 5, 3, 8, 2):
+            yield x[:rows], y[:rows]
+
+    return repeat("rounds of prefetched data", count, act)
+
+
+def _stop(trainer: Trainer, now: bool) -> None:
+    if now:
+        trainer.stop_training = True
+
+
+def threads(count: int, folder: Path) -> list[str]:
+    beyond: list[str] = []
+    for backend in BACKENDS:
+        trainer = Trainer(mlp(), loss="cross_entropy", optimizer="adam", backend=backend, threads=1)
+        beyond += _predict_while_training(count, trainer, folder / backend)
+    return beyond
+
+
+def _predict_while_training(count: int, trainer: Trainer, folder: Path) -> list[str]:
+    x, y = RNG.normal(size=(40, 4)).astype(np.float32), RNG.integers(0, 3, 40)
+    same = np.repeat(x[:1], 64, axis=0)
+    ended = threading.Event()
+    wrong: list[str] = []
+
+    def predict() -> None:
+        while not ended.is_set() and not wrong:
+            try:
+                rows = trainer.predict(same, batch_size=64)
+            except Exception as error:
+                wrong.append(f"predict in a thread: {type(error).__name__}: {error}")
+            else:
+                if not (np.isfinite(rows).all() and (rows == rows[0]).all()):
+                    wrong.append("predict in a thread: equal rows have different predictions")
+
+    def act(i: int) -> None:
+        predicting = [threading.Thread(target=predict) for _ in range(3)]
+        ended.clear()
+        for thread in predicting:
+            thread.start()
+        try:
+            work(trainer, x, y, folder, epochs=3)
+        finally:
+            ended.set()
+            for thread in predicting:
+                thread.join()
+
+    what = f"fits with threads that predict ({trainer.backend})"
+    return [*repeat(what, count, act), *wrong]
 
 
 def epochs(count: int, folder: Path) -> list[str]:
@@ -197,26 +324,30 @@ def judged(what: str, early: Footprint, late: Footprint) -> list[str]:
     )
 
 
+# the repetitions of `--length 1`, together some minutes
+COUNTS = {
+    "fits": 200,
+    "refits": 200,
+    "shapes": 2000,
+    "prefetch": 300,
+    "threads": 60,
+    "epochs": 10_000,
+}
+MIN_COUNT = 60  # so that a tenth has come to every model and backend
+SOAKS = {"fits": fits, "refits": refits, "shapes": shapes, "prefetch": prefetch, "threads": threads, "epochs": epochs}  # fmt: skip
+
+
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--fits", type=int, default=200)
-    arguments.add_argument("--epochs", type=int, default=10_000)
-    arguments.add_argument(
-        "--only",
-        nargs="+",
-        choices=("fits", "epochs", "refits"),
-        default=("fits", "epochs", "refits"),
-    )
-    given = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--length", type=float, default=1.0, help="times the usual repetitions")
+    parser.add_argument("--only", nargs="+", choices=COUNTS, default=list(COUNTS))
+    given = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)
     beyond: list[str] = []
-    with tempfile.TemporaryDirectory() as name:
-        if "fits" in given.only:
-            beyond += fits(given.fits, Path(name))
-        if "epochs" in given.only:
-            beyond += epochs(given.epochs, Path(name))
-        if "refits" in given.only:
-            beyond += refits(given.fits, Path(name))
+    for name in given.only:
+        with tempfile.TemporaryDirectory() as folder:
+            count = max(MIN_COUNT, round(COUNTS[name] * given.length))
+            beyond += SOAKS[name](count, Path(folder))
     for line in beyond:
         print(f"FAILED: {line}")
     return int(bool(beyond))

@@ -5,13 +5,19 @@ none of them runs code.
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
 import pickle
 import random
+import socket
+import subprocess
+import warnings
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -26,11 +32,14 @@ from onnxfit import Trainer
 from onnxfit.errors import CheckpointError, ModelError, OnnxfitError, SettingError
 from onnxfit.graph.model import infer_shapes
 from scripts import soak
+from scripts.fuzz.attempt import Attempt, Stage
 from scripts.fuzz.batch import random_batch
 from scripts.fuzz.case import Case
-from scripts.fuzz.checkpoints import checkpoints as undamaged_checkpoints
+from scripts.fuzz.kinds import KINDS
 from scripts.fuzz.model_mutations import deep
 from scripts.fuzz.models import MODELS, model_bytes, trees
+from scripts.fuzz.originals import originals as undamaged_files
+from scripts.fuzz.sandbox import Escape, sandbox
 from tests.models import linear, mlp
 
 SOURCES = sorted(Path(onnxfit.__file__).parent.rglob("*.py"))
@@ -39,8 +48,10 @@ X, Y = RNG.normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return undamaged_checkpoints(tmp_path_factory.mktemp("seeds"))
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return undamaged_files(tmp_path_factory.mktemp("seeds"))
 
 
 def model(text: str, opset: int = 17) -> onnx.ModelProto:
@@ -69,30 +80,86 @@ class TestSeeds:
             )
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
-    @pytest.mark.filterwarnings("ignore")  # a hostile model is allowed to warn
-    def test_mutated_files_work_or_are_refused(
-        self, checkpoints: dict[str, bytes], tmp_path: Path, monkeypatch
+    @pytest.mark.filterwarnings("ignore")  # a hostile file is allowed to warn
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_damaged_files_work_or_are_refused(
+        self, originals: dict[str, bytes], tmp_path: Path, kind: str
     ) -> None:
         """A few cases of `scripts/fuzz`, in this process: none that crashes onnxruntime is among
         them.
         """
-        monkeypatch.chdir(tmp_path)
-        outcomes = {
-            Case(number, checkpoints).run(tmp_path, lambda stage: None) for number in range(150)
-        }
-        assert {"trained", "ModelError", "CheckpointError"} <= outcomes
+        for number in range(25):
+            Case(number, originals, kind).run(tmp_path, lambda stage: None)
 
-    def test_a_case_is_made_of_its_number(self, checkpoints: dict[str, bytes]) -> None:
-        one, again, other = (Case(n, checkpoints).data for n in (3, 3, 4))
-        assert one == again != other
+    def test_a_case_is_made_of_its_number(self, originals: dict[str, bytes]) -> None:
+        for kind in KINDS:
+            one, again, *others = (Case(n, originals, kind).data for n in (3, 3, 4, 5, 6))
+            assert one == again
+            assert {one} != {*others}
+
+
+class TestTheSandbox:
+    """The fuzzer sees what it is there to see."""
+
+    def run(self, tmp_path: Path, act: Callable[[], object]) -> None:
+        class Acting(Attempt):
+            own = ("mine/*",)
+            decoys: ClassVar[dict[str, bytes]] = {"mine/decoy": b""}
+
+            def make(self, rng: random.Random, originals: Mapping[str, bytes]) -> None:
+                self.files = {"mine/file": b""}
+
+            def run(self, rng: random.Random, stage: Stage) -> str:
+                with contextlib.suppress(OSError):  # as a careless library might
+                    act()
+                return ""
+
+        attempt = Acting(random.Random(0), {})
+        with sandbox(tmp_path, attempt):
+            attempt.run(random.Random(0), lambda stage: None)
+
+    def test_the_files_that_a_user_named_may_change(self, tmp_path: Path) -> None:
+        def act() -> None:
+            Path("mine/file").write_bytes(b"new")
+            Path("mine/more").mkdir()
+            assert Path("precious.txt").read_bytes() == b"precious"
+
+        self.run(tmp_path, act)
+
+    @pytest.mark.parametrize(
+        "act",
+        [
+            lambda: Path("precious.txt").unlink(),
+            lambda: Path("new.txt").write_bytes(b""),
+            lambda: Path("mine/decoy").write_bytes(b"new"),
+            lambda: Path("linked/precious.txt").write_bytes(b""),
+            lambda: Path("../outside/other/precious.csv").unlink(),
+            lambda: Path("/tmp/onnxfit-fuzz.txt").write_bytes(b""),
+            lambda: Path("mine/file").rename("../outside/file"),
+            lambda: os.truncate("../outside/precious.txt", 0),
+            lambda: subprocess.run(["true"]),
+            lambda: pickle.loads(pickle.dumps(Bomb(Path("mine/folder")))),
+            lambda: socket.create_connection(("127.0.0.1", 9)),
+        ],
+    )
+    def test_nothing_else_may(self, tmp_path: Path, act: Callable[[], object]) -> None:
+        with pytest.raises(Escape):
+            self.run(tmp_path, act)
+        assert (tmp_path / "outside" / "precious.txt").read_bytes() == b"precious"
+        assert not Path("/tmp/onnxfit-fuzz.txt").exists()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_soak_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"), {"fits": 6, "refits": 3, "shapes": 6, "prefetch": 4, "threads": 2}.items()
+)
+def test_the_soak_in_short(
+    name: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All that a long run does; what a few fits weigh says nothing about leaks, but files and
     threads do.
     """
-    found = [*soak.fits(6, tmp_path), *soak.refits(3, tmp_path)]
+    found = soak.SOAKS[name](count, tmp_path)
     assert not [line for line in found if "memory" not in line]
 
 
@@ -340,11 +407,11 @@ class TestCheckpoints:
         return Trainer.load(tmp_path / "c")
 
     def test_a_pickle_in_the_archive_is_not_loaded(
-        self, checkpoints: dict[str, bytes], tmp_path: Path
+        self, originals: dict[str, bytes], tmp_path: Path
     ) -> None:
         bomb = pickle.dumps(Bomb(tmp_path / "exploded"))
         more = rewritten(
-            checkpoints["adam"],
+            originals["adam"],
             lambda entries: entries.update({"data.pkl": bomb, "archive/data.pkl": bomb}),
         )
         self.load(tmp_path, more)
@@ -353,7 +420,7 @@ class TestCheckpoints:
                 self.load(
                     tmp_path,
                     rewritten(
-                        checkpoints["adam"], lambda entries, name=name: entries.update({name: bomb})
+                        originals["adam"], lambda entries, name=name: entries.update({name: bomb})
                     ),
                 )
         assert not (tmp_path / "exploded").exists()
@@ -361,14 +428,14 @@ class TestCheckpoints:
         assert (tmp_path / "exploded").exists()  # the bomb was a bomb
 
     def test_paths_in_the_archive_lead_nowhere(
-        self, checkpoints: dict[str, bytes], tmp_path: Path
+        self, originals: dict[str, bytes], tmp_path: Path
     ) -> None:
         inside = tmp_path / "inside"
         inside.mkdir()
         self.load(
             inside,
             rewritten(
-                checkpoints["adam"],
+                originals["adam"],
                 lambda entries: entries.update({"../escaped": b"x", "/tmp/escaped": b"x"}),
             ),
         )
@@ -377,11 +444,11 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     def test_compressed_entries_are_refused(
-        self, checkpoints: dict[str, bytes], tmp_path: Path, packing: int
+        self, originals: dict[str, bytes], tmp_path: Path, packing: int
     ) -> None:
         """So that a small file cannot unpack to a large one."""
         bomb = rewritten(
-            checkpoints["adam"],
+            originals["adam"],
             lambda entries: entries.update({"state.safetensors": bytes(50_000_000)}),
             packing,
         )
@@ -393,11 +460,11 @@ class TestCheckpoints:
         "name", ["os.system", "Popen", "get_optimizer", "Trainer", "onnxfit.optimizers.Adam", "np"]
     )
     def test_only_classes_of_the_registries_are_made(
-        self, checkpoints: dict[str, bytes], tmp_path: Path, name: str
+        self, originals: dict[str, bytes], tmp_path: Path, name: str
     ) -> None:
         hostile = with_setting(optimizer={"onnxfit:class": {"name": name, "settings": {}}})
         with pytest.raises(CheckpointError, match=r"does not know"):
-            self.load(tmp_path, rewritten(checkpoints["adam"], hostile))
+            self.load(tmp_path, rewritten(originals["adam"], hostile))
 
     @pytest.mark.parametrize(
         "settings",
@@ -405,14 +472,14 @@ class TestCheckpoints:
         ids=str,
     )  # fmt: skip
     def test_settings_that_no_trainer_takes(
-        self, checkpoints: dict[str, bytes], tmp_path: Path, settings: dict[str, object]
+        self, originals: dict[str, bytes], tmp_path: Path, settings: dict[str, object]
     ) -> None:
         with pytest.raises(OnnxfitError):
-            self.load(tmp_path, rewritten(checkpoints["adam"], with_setting(**settings)))
+            self.load(tmp_path, rewritten(originals["adam"], with_setting(**settings)))
 
     @pytest.mark.parametrize("value", [float("nan"), -1, 1 << 63, "1", None, [1]], ids=str)
     def test_counters_that_count_nothing(
-        self, checkpoints: dict[str, bytes], tmp_path: Path, value: object
+        self, originals: dict[str, bytes], tmp_path: Path, value: object
     ) -> None:
         def change(entries: dict[str, bytes]) -> None:
             info = json.loads(entries["onnxfit.json"])
@@ -420,7 +487,7 @@ class TestCheckpoints:
             entries["onnxfit.json"] = json.dumps(info).encode()
 
         with pytest.raises((SettingError, CheckpointError)):
-            self.load(tmp_path, rewritten(checkpoints["adam"], change))
+            self.load(tmp_path, rewritten(originals["adam"], change))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
@@ -452,7 +519,7 @@ def test_nothing_here_unpickles_or_evaluates(path: Path) -> None:
     }
     attributes = [n.func for n in calls if isinstance(n.func, ast.Attribute)]
     of_yaml = {f.attr for f in attributes if isinstance(f.value, ast.Name) and f.value.id == "yaml"}
-    assert of_yaml <= {"safe_load", "safe_dump"}
+    assert of_yaml <= {"parse", "safe_load", "safe_dump"}  # parse makes no objects
     assert "register_custom_ops_library" not in {f.attr for f in attributes}
     for call in calls:
         assert not [

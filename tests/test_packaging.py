@@ -81,6 +81,7 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
         "README.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "LICENSE",
         "Makefile",
         "pyproject.toml",

@@ -11,16 +11,17 @@ import io
 import math
 import warnings
 import zipfile
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.data.mapped import map_array
+from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.errors import DataError
 from onnxfit.files import write_atomically
 from onnxfit.graph.names import SAMPLE_WEIGHT
@@ -96,37 +97,19 @@ def read(paths: Sequence[str], request: DataRequest) -> Data:
         return read_file(paths[0], request)
     except DataError:
         raise
-    except _READ_ERRORS as error:
+    except (*READ_ERRORS, csv.Error) as error:
         raise DataError(f"{paths[0]!r} cannot be read: {_one_line(error)}") from None
-
-
-_READ_ERRORS = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    csv.Error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def _one_line(error: Exception) -> str:
     """Return the message of an error on one line."""
-    text = " ".join(str(error).split())
-    if "allow_pickle" in text:
-        return "it holds Python objects, which may run code."
-    return text or type(error).__name__
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _read_npz(path: str, request: DataRequest) -> Data:
-    with (
-        open(path, "rb") as archive,
-        zipfile.ZipFile(archive),
-        np.load(archive, allow_pickle=False) as file,
-    ):
-        names = list(file.files)
+    with zipfile.ZipFile(path) as archive:
+        members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        names = list(members)
         x = {spec.name: spec.name for spec in request.inputs if spec.name in names}
         if not x and len(request.inputs) == 1:
             x = _first_of(X_NAMES, request.inputs[0].name, names)
@@ -139,13 +122,24 @@ def _read_npz(path: str, request: DataRequest) -> Data:
             y = _first_of(Y_NAMES, request.outputs[0], {*names} - {*x.values()})
         known = [*x.values(), *y.values(), SAMPLE_WEIGHT]
         _check_names(path, "array", names, [*x, *y], known, request)
-        inputs = {key: file[name] for key, name in x.items()}
+        inputs = {key: _read_member(archive, members[name]) for key, name in x.items()}
         if request.predicting:
             return inputs, None, None
         weights = None
         if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in x.values():
-            weights = file[SAMPLE_WEIGHT]
-        return inputs, {key: file[name] for key, name in y.items()} or None, weights
+            weights = _read_member(archive, members[SAMPLE_WEIGHT])
+        labels = {key: _read_member(archive, members[name]) for key, name in y.items()}
+        return inputs, labels or None, weights
+
+
+def _read_member(archive: zipfile.ZipFile, name: str) -> Array:
+    """Return an array of a .npz. The header is checked first, since NumPy believes it."""
+    size = archive.getinfo(name).file_size
+    with archive.open(name) as file:
+        read_header(cast(BinaryIO, file), size)
+    with archive.open(name) as file:
+        array: Array = np.lib.format.read_array(cast(BinaryIO, file), allow_pickle=False)
+        return array
 
 
 def _first_of(names: Sequence[str], key: str, present: Collection[str]) -> dict[str, str]:
@@ -161,8 +155,8 @@ def _read_npy(paths: Sequence[str], request: DataRequest) -> Data:
     arrays: list[Array] = []
     for path in paths:
         try:
-            arrays.append(np.lib.format.open_memmap(path, mode="r"))
-        except _READ_ERRORS as error:
+            arrays.append(map_array(Path(path)))
+        except READ_ERRORS as error:
             raise DataError(f"{path!r} cannot be read: {_one_line(error)}") from None
     may_have_weights = not request.predicting and bool(request.outputs)
     if not len(names) <= len(arrays) <= len(names) + may_have_weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import click
 
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
+
+MAX_CHARACTERS = 3000  # of a number in YAML, so that Python can write it in decimals
 
 
 def config_option(command: Any) -> Any:
@@ -104,16 +107,27 @@ def _as_option_value(value: Any, parameter: click.Parameter, name: str, path: Pa
     flag = bool(getattr(parameter, "is_flag", False))
     if flag is not isinstance(value, bool):
         raise SettingError(
-            f"{str(path)!r} has {name}: {value!r}, expected"
+            f"{str(path)!r} has {name}: {reprlib.repr(value)}, expected"
             f" {'true or false' if flag else 'a value'}."
         )
-    if not getattr(parameter, "multiple", False):
-        if isinstance(value, (list, dict)):
-            raise SettingError(f"{str(path)!r} has {name}: {value!r}, expected one value.")
+    if flag:
         return value
+    if not getattr(parameter, "multiple", False):
+        return _typed(value, name, path)
     if isinstance(value, dict):
-        return [f"{key}={item}" for key, items in value.items() for item in _as_list(items)]
-    return [str(item) for item in _as_list(value)]
+        return [
+            f"{key}={_typed(item, name, path)}"
+            for key, items in value.items()
+            for item in _as_list(items)
+        ]
+    return [_typed(item, name, path) for item in _as_list(value)]
+
+
+def _typed(value: Any, name: str, path: Path) -> str:
+    """Return a value as a user would type it, so that click does not round 1.5 epochs to 1."""
+    if not isinstance(value, (str, int, float)):
+        raise SettingError(f"{str(path)!r} has {name}: {reprlib.repr(value)}, expected one value.")
+    return str(value)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -129,7 +143,23 @@ def _load_yaml(text: bytes, path: Path) -> Any:
             " .json."
         ) from None
     try:
-        # safe_load creates no objects of other classes, so that an untrusted file runs no code.
+        # parse creates nothing at all, and safe_load no objects of other classes, so that an
+        # untrusted file runs no code.
+        for event in yaml.parse(text):
+            _require_bounded(event, yaml)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(error) from None
+
+
+def _require_bounded(event: Any, yaml: Any) -> None:
+    """ValueError for the few lines of YAML that fill any memory, and for endless numbers."""
+    if isinstance(event, yaml.CollectionStartEvent) and event.anchor:
+        # Forty lines in which each list names the one before twice are a list of 2^40 items.
+        raise ValueError(
+            f"it gives the name {event.anchor!r} to a list or a mapping: write it out where it is"
+            " used."
+        )
+    is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+    if is_plain and len(event.value) > MAX_CHARACTERS:
+        raise ValueError(f"{event.value[:20]}... has {len(event.value)} characters.")

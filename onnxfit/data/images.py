@@ -23,6 +23,8 @@ __all__ = ["ImageFolder"]
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+# Pillow's names of these formats. It decodes others, some of them in programs that it starts.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -34,7 +36,7 @@ class ImageFolder(Loader):
     index of the class in `classes`. A root without folders gives `(x,)`, its own images.
 
     - `root`: the folder with a folder for each class. Images in subfolders count, too; names that
-      begin with a dot are skipped.
+      begin with a dot are skipped. A file is a BMP, GIF, JPEG, PNG, PPM, TIFF or WebP inside, too.
     - `size`: (height, width) in pixels, to which images are scaled bilinearly.
     - `channels`: 1 (grey), 3 (RGB) or 4 (RGBA), to which images are converted.
     - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
@@ -135,7 +137,7 @@ class ImageFolder(Loader):
         images = import_optional("PIL.Image", "images", "Pillow")
         operations = import_optional("PIL.ImageOps", "images", "Pillow")
         try:
-            with images.open(path) as file:
+            with images.open(path, formats=FORMATS) as file:
                 # A palette may have transparent colours.
                 image = file.convert("RGBA") if file.mode == "P" else file
                 if image.mode[0] in "IF":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, Literal, TypeGuard
 
 import numpy as np
 
 from onnxfit.data.adapter import DataAdapter, MatchedData
 from onnxfit.data.batch import Array, Batch
 from onnxfit.data.convert import as_array
+from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.data.source import Batching, RowSource
 from onnxfit.data.stream import StreamSource
 from onnxfit.data.structure import common_rows, select_rows
@@ -25,10 +27,6 @@ SUFFIXES = (".npy", ".npz")
 # Bytes of a zip archive before the name of a member. The last four are the lengths of that name and
 # of the extra field that follows it.
 LOCAL_HEADER_BYTES = 30
-HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
 class MappedSource(RowSource, StreamSource):
@@ -98,9 +96,17 @@ def _map(path: Path) -> Any:
             " through onnxfit.ImageFolder."
         )
     try:
-        return np.load(path, mmap_mode="r") if path.suffix == ".npy" else _map_archive(path)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        return map_array(path) if path.suffix == ".npy" else _map_archive(path)
+    except DataError:
+        raise
+    except READ_ERRORS as error:
         raise DataError(f"{str(path)!r} cannot be mapped into memory: {error}") from error
+
+
+def map_array(path: Path) -> Array:
+    """Return the array of a .npy file, mapped read-only. One of READ_ERRORS for damage."""
+    with path.open("rb") as file:
+        return _map_at(path, file, path.stat().st_size)
 
 
 def _map_archive(path: Path) -> dict[str, Array]:
@@ -112,7 +118,7 @@ def _map_archive(path: Path) -> dict[str, Array]:
         }
 
 
-def _map_member(path: Path, file: Any, member: zipfile.ZipInfo) -> Array:
+def _map_member(path: Path, file: BinaryIO, member: zipfile.ZipInfo) -> Array:
     if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
             f"{str(path)!r} is compressed, and rows cannot be read from it one by one: pass"
@@ -124,12 +130,13 @@ def _map_member(path: Path, file: Any, member: zipfile.ZipInfo) -> Array:
     name_bytes = int.from_bytes(header[-4:-2], "little")
     extra_bytes = int.from_bytes(header[-2:], "little")
     file.seek(name_bytes + extra_bytes, os.SEEK_CUR)
-    version = np.lib.format.read_magic(file)
-    if version not in HEADER_READERS:
-        raise ValueError(f"{member.filename} is of version {version} of the .npy format.")
-    shape, fortran_order, dtype = HEADER_READERS[version](file)
-    if dtype.hasobject:
-        raise ValueError(f"{member.filename} holds Python objects.")
-    if not np.prod(shape):
-        return np.empty(shape, dtype)  # an empty array cannot be mapped
-    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran_order else "C")
+    return _map_at(path, file, member.file_size)
+
+
+def _map_at(path: Path, file: BinaryIO, size: int) -> Array:
+    """Return the array whose .npy file of `size` bytes begins at the position of `file`."""
+    header = read_header(file, size)
+    if not math.prod(header.shape):
+        return np.empty(header.shape, header.dtype)  # an empty array cannot be mapped
+    order: Literal["C", "F"] = "F" if header.fortran_order else "C"
+    return np.memmap(path, header.dtype, "r", file.tell(), header.shape, order)

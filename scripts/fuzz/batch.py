@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxfit import Trainer
+from scripts.fuzz.attempt import Stage
 
 MAX_ELEMENTS = 1 << 20  # of one array
 
@@ -40,3 +41,15 @@ def random_batch(trainer: Trainer, rng: random.Random) -> tuple[dict[str, Any], 
         for output, target in trainer._recipe.targets.items()
     }
     return x, y
+
+
+def train_one_batch(trainer: Trainer, rng: random.Random, stage: Stage) -> str:
+    """Train a random batch, and return the outcome."""
+    stage("batch")
+    try:
+        x, y = random_batch(trainer, rng)
+    except TooLarge:
+        return "made, too large to train"
+    stage("train")
+    trainer.train_on_batch(x, y)
+    return "trained"

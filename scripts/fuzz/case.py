@@ -1,68 +1,69 @@
-"""One case: a mutated file, and the outcome of training with it."""
+"""One case: a damaged input, and the outcome of using it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-from onnxfit import Trainer
 from onnxfit.errors import OnnxfitError
-from scripts.fuzz.batch import TooLarge, random_batch
-from scripts.fuzz.checkpoint_mutations import mutated_checkpoint
-from scripts.fuzz.model_mutations import mutated_model
-from scripts.fuzz.models import MODELS, model_bytes
+from scripts.fuzz.attempt import Stage
+from scripts.fuzz.kinds import KINDS
+from scripts.fuzz.sandbox import sandbox
 
-CHECKPOINT_SHARE = 0.2  # of the cases
+TRAINING = ("batch", "train")  # the stages after a trainer is made
+
+
+def kind_of(number: int) -> str:
+    """Return the kind that a number chooses."""
+    return _choose(random.Random(number))
+
+
+def _choose(rng: random.Random) -> str:
+    return rng.choices(list(KINDS), [kind.share for kind in KINDS.values()])[0]
 
 
 class Case:
-    """One mutated file. `number` alone determines it, given the same undamaged `checkpoints`."""
+    """One damaged input. `number` alone determines it, given the same undamaged `originals`.
 
-    def __init__(self, number: int, checkpoints: dict[str, bytes]) -> None:
+    - `kind`: one of KINDS; None for the one that the number chooses.
+    """
+
+    def __init__(
+        self, number: int, originals: Mapping[str, bytes], kind: str | None = None
+    ) -> None:
         rng = random.Random(number)
+        chosen = _choose(rng)
         self.number = number
+        self.kind = kind or chosen
         self.message = ""  # of the onnxfit error, if one was raised
-        self.is_checkpoint = rng.random() < CHECKPOINT_SHARE
-        self.backend = rng.choice(("full", "full", "forward_backward"))
-        self.original = rng.choice(list(checkpoints if self.is_checkpoint else MODELS))
-        if self.is_checkpoint:
-            self.data = mutated_checkpoint(checkpoints[self.original], rng)
-        else:
-            self.data = mutated_model(model_bytes(self.original), rng)
+        self.attempt = KINDS[self.kind](rng, originals)
 
     def __str__(self) -> str:
-        kind = "checkpoint" if self.is_checkpoint else "model"
-        return f"case {self.number} ({kind} {self.original}, {self.backend})"
+        return f"case {self.number} ({self.kind}: {self.attempt.original})"
 
-    def trainer(self, folder: Path) -> Trainer:
-        """Return a trainer of the mutated file."""
-        if self.is_checkpoint:
-            path = folder / "mutated"
-            path.write_bytes(self.data)
-            return Trainer.load(path)
-        loss = MODELS[self.original][1]
-        return Trainer(self.data, loss=loss, optimizer=0.01, backend=self.backend, threads=1)
+    @property
+    def data(self) -> bytes:
+        """The damaged file."""
+        return self.attempt.files.get(self.attempt.main, b"")
 
-    def run(self, folder: Path, stage: Callable[[str], None]) -> str:
-        """Train one batch, and return the outcome: "trained", "ModelError", "StepError in
-        training", ...
+    def run(self, folder: Path, stage: Stage) -> str:
+        """Use the input in a sandbox in `folder`, and return the outcome: "trained", "ModelError",
+        "StepError in training", ...
 
-        Exceptions that are not onnxfit's are let through. `stage` is called with the name of each
-        stage as it begins.
+        Exceptions that are not onnxfit's are let through, and so is Escape. `stage` is called with
+        the name of each stage as it begins.
         """
-        suffix = ""
-        try:
-            stage("make")
-            trainer = self.trainer(folder)
-            suffix = " in training"
-            stage("batch")
-            x, y = random_batch(trainer, random.Random(self.number))
-            stage("train")
-            trainer.train_on_batch(x, y)
-            return "trained"
-        except TooLarge:
-            return "made, too large to train"
-        except OnnxfitError as error:
-            self.message = str(error)
-            return type(error).__name__ + suffix
+        stages: list[str] = []
+
+        def begin(name: str) -> None:
+            stages.append(name)
+            stage(name)
+
+        with sandbox(folder, self.attempt):
+            try:
+                return self.attempt.run(random.Random(self.number), begin)
+            except OnnxfitError as error:
+                self.message = str(error)
+                suffix = " in training" if stages and stages[-1] in TRAINING else ""
+                return type(error).__name__ + suffix

@@ -11,6 +11,7 @@ from typing import Any
 
 from scripts.fuzz.byte_mutations import INTEGERS, NUMBERS, WORDS, mutated_bytes
 from scripts.fuzz.model_mutations import mutated_model
+from scripts.fuzz.sandbox import PATHS
 
 
 def mutated_checkpoint(data: bytes, rng: random.Random) -> bytes:
@@ -117,5 +118,5 @@ def _any_json(rng: random.Random) -> Any:
     plain = [None, True, {}, [], "", "1", [1], {"a": 1}]
     classes = [{"onnxfit:class": {"class": c}} for c in ("os.system", "Adam", "Callable", 3)]
     arrays = [{"onnxfit:array": k} for k in ("0", 7)]
-    choices = [*plain, *INTEGERS, *NUMBERS, *WORDS, deep, 10**400, *classes, *arrays]
+    choices = [*plain, *INTEGERS, *NUMBERS, *WORDS, *PATHS, deep, 10**400, *classes, *arrays]
     return rng.choice(choices)

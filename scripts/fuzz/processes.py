@@ -12,29 +12,29 @@ import signal
 import time
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.fuzz.case import Case
-from scripts.fuzz.checkpoints import checkpoints
+from scripts.fuzz.originals import originals
 
 SECONDS_PER_CASE = 20
 MAX_BYTES = 4 << 30  # of the address space of a child
 CASES_PER_CHILD = 200
-NATIVE_LIBRARIES = ("onnxruntime", "onnx_ir", "onnx", "numpy")
+NATIVE_LIBRARIES = ("onnxruntime", "onnx_ir", "onnx", "numpy", "pyarrow", "PIL")
 
 # called with the case's number, its outcome, details of a failure, and the error's message
 Report = Callable[[int, str, str, str], None]
+MakeCase = Callable[[int], Case]
 
 
-def run_cases(
-    numbers: Sequence[int], originals: dict[str, bytes], folder: Path, report: Report
-) -> None:
+def run_cases(numbers: Sequence[int], make: MakeCase, folder: Path, report: Report) -> None:
     """Run every case, in children one after another."""
     waiting = list(numbers)
     while waiting:
-        child = Child(waiting[:CASES_PER_CHILD], originals, folder)
+        child = Child(waiting[:CASES_PER_CHILD], make, folder)
         child.follow(report)
         finished = set(child.finished)
         waiting = [n for n in waiting if n not in finished]
@@ -43,7 +43,7 @@ def run_cases(
 class Child:
     """A child process that runs `numbers`, as its parent sees it."""
 
-    def __init__(self, numbers: Sequence[int], originals: dict[str, bytes], folder: Path) -> None:
+    def __init__(self, numbers: Sequence[int], make: MakeCase, folder: Path) -> None:
         self.numbers = numbers
         self.folder = folder
         self.finished: list[int] = []
@@ -55,7 +55,7 @@ class Child:
         if not self._process:
             os.close(self._reading)
             try:
-                _run_in_child(numbers, originals, folder, writing)
+                _run_in_child(numbers, make, folder, writing)
             finally:
                 os._exit(70)
         os.close(writing)
@@ -100,9 +100,7 @@ class Child:
             report(event["end"], event["outcome"], event["detail"], event["message"])
 
 
-def _run_in_child(
-    numbers: Sequence[int], originals: dict[str, bytes], folder: Path, pipe: int
-) -> None:
+def _run_in_child(numbers: Sequence[int], make: MakeCase, folder: Path, pipe: int) -> None:
     """Run cases, and write a line to the parent before each stage and after each case."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -121,7 +119,7 @@ def _run_in_child(
         faulthandler.dump_traceback_later(SECONDS_PER_CASE - 2, file=log)
         send(begin=number)
         try:
-            case = Case(number, originals)
+            case = make(number)
             outcome = case.run(folder, lambda stage: send(stage=stage))
             detail = ""
             message = case.message
@@ -172,23 +170,26 @@ def _stack(stderr: str) -> str:
     return f"{stack} | {' '.join(messages)[:200]}"
 
 
-def make_checkpoints(folder: Path) -> dict[str, bytes]:
-    """Return the undamaged checkpoints, made in a child: a parent with sessions would lose their
-    threads in a fork.
+def make_originals(folder: Path) -> dict[str, bytes]:
+    """Return the undamaged files, made in a child: a parent with sessions would lose their threads
+    in a fork.
     """
+    path = folder / "originals.zip"
     process = os.fork()
     if not process:
         code = 1
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             warnings.simplefilter("ignore")
-            for name, data in checkpoints(folder).items():
-                (folder / f"{name}.seed").write_bytes(data)
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, data in originals(folder).items():
+                    archive.writestr(name, data)
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     if os.waitpid(process, 0)[1]:
-        raise SystemExit("The checkpoints to mutate could not be made.")
-    return {path.stem: path.read_bytes() for path in sorted(folder.glob("*.seed"))}
+        raise SystemExit("The files to damage could not be made.")
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}

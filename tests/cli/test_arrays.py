@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from onnxfit.cli import arrays
 from onnxfit.errors import DataError
 from tests.cli.helpers import ROWS, done, refused, write_csv
+from tests.data.test_mapped import HOSTILE_HEADERS
 from tests.models import convolutional, mlp, two_inputs
 
 
@@ -114,6 +116,17 @@ def test_no_file_runs_code(folder: Path) -> None:
     assert "Python objects" in refused("predict", "m.onnx", "-d", "X.npy")
     assert "Python objects" in refused("predict", "m.onnx", "-d", "d.npz")
     assert not Path("stolen").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE_HEADERS)
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_header_is_not_believed(folder: Path, name: str, compression: int) -> None:
+    with zipfile.ZipFile("h.npz", "w", compression) as file:
+        file.writestr("X.npy", HOSTILE_HEADERS[name])
+    Path("h.npy").write_bytes(HOSTILE_HEADERS[name])
+    for path in ("h.npz", "h.npy"):
+        with pytest.raises(DataError, match="cannot be read"):
+            arrays.read([path], data_request(mlp(), "y", predicting=True))
 
 
 def test_predictions_that_a_file_cannot_hold() -> None:

@@ -77,6 +77,39 @@ def test_what_it_cannot_hold(folder: Path, text: str, message: str) -> None:
     assert message in refused(*FIT, "--config", "o.json", "-o", "t.onnx")
 
 
-def test_values_are_checked_as_if_typed(folder: Path) -> None:
-    Path("o.json").write_text('{"epochs": "many"}')
-    assert "--epochs" in refused(*FIT, "--config", "o.json", "-o", "t.onnx", code=2)
+@pytest.mark.parametrize(
+    "text", ['{"epochs": "many"}', '{"epochs": 1.5}', '{"seed": -Infinity}', '{"batch_size": NaN}']
+)
+def test_values_are_checked_as_if_typed(folder: Path, text: str) -> None:
+    Path("o.json").write_text(text)
+    assert "Invalid value for" in refused(*FIT, "--config", "o.json", "-o", "t.onnx", code=2)
+
+
+# what a line doubles, forty lines make too large for any memory
+DOUBLED = [f"- &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+MERGED = [f"- &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n".join(["metrics:", "- &a0 [x, x]", *DOUBLED]), "gives the name 'a0' to a list"),
+        ("\n".join(["metrics:", "- &a0 {x: 1}", *MERGED]), "gives the name 'a0' to a list"),
+        ("seed: 2001-01-01", "has seed: datetime.date(2001, 1, 1), expected"),
+        ("metrics: [2001-01-01]", "has metrics: datetime.date(2001, 1, 1), expected"),
+        ("metrics: [[accuracy]]", "has metrics: ['accuracy'], expected"),
+        ("penalty: {a: {b: 1}}", "has penalty: {'b': 1}, expected"),
+        ("seed: 0x" + "f" * 5000, "0xffffffffffffffffff... has 5002 characters"),
+        ("0x" + "f" * 5000 + ": 1", "has 5002 characters"),
+    ],
+)
+def test_what_yaml_cannot_hold(folder: Path, text: str, message: str) -> None:
+    pytest.importorskip("yaml")
+    Path("o.yaml").write_text(text)
+    assert message in refused(*FIT, "--config", "o.yaml", "-o", "t.onnx")
+
+
+def test_a_value_of_yaml_may_have_a_name(folder: Path) -> None:
+    pytest.importorskip("yaml")
+    Path("o.yaml").write_text("data: &file d.npz\nvalidation-data: *file")
+    done("fit", "m.onnx", "-l", "cross_entropy", "--config", "o.yaml", "-o", "t.onnx", "-q")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_images_of_their_own_size_are_their_values(tmp_path: Path) -> None:
     ((alpha,),) = onnxfit.ImageFolder(tmp_path, (4, 6), channels=4)
     assert alpha.shape == (1, 4, 4, 6)
     np.testing.assert_array_equal(alpha[0, 3], 1)
+
+
+def test_only_images_of_the_formats_that_are_listed_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow gives PostScript to Ghostscript, a program that runs it, whatever the file's name."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **settings: pytest.fail(f"{args}"))
+    monkeypatch.setattr(subprocess, "check_call", lambda *args, **settings: pytest.fail(f"{args}"))
+    header = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    (tmp_path / "1.png").write_bytes(header + b"showpage\n")
+    with pytest.raises(DataError, match="cannot identify"):
+        next(onnxfit.ImageFolder(tmp_path, (8, 8), prefetch=0).batches(0, 0, None))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -179,3 +180,31 @@ def test_files_that_cannot_be_mapped(tmp_path: Path) -> None:
         make(X, tmp_path / "table.csv")
     with pytest.raises(DataError, match=r"nowhere\.npy"):
         make("nowhere.npy", Y)
+
+
+def npy(header: str, content: bytes = b"") -> bytes:
+    """A .npy file with this header."""
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content
+
+
+HOSTILE_HEADERS = {
+    "more than there is": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}", bytes(99)),
+    "more than numbers go": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4)}", bytes(99)),
+    "of nothing": npy("{'descr': '|S0', 'fortran_order': False, 'shape': (1000000000000,)}", bytes(99)),
+    "negative": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -4)}", bytes(99)),
+    "not a header": npy("(" * 300),
+    "no end": npy("{'descr': ("),
+    "numbers": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4, 1.5)}", bytes(99)),
+    "version": b"\x93NUMPY\x09\x00" + bytes(200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE_HEADERS)
+def test_a_header_is_not_believed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "h.npy").write_bytes(HOSTILE_HEADERS[name])
+    with zipfile.ZipFile(tmp_path / "h.npz", "w") as file:
+        file.writestr("x.npy", HOSTILE_HEADERS[name])
+    for path in ("h.npy", "h.npz"):
+        with pytest.raises(DataError, match=f"{path}' cannot be mapped"):
+            open_paths(tmp_path / path)

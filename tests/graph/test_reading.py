@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx.reference
@@ -77,3 +79,20 @@ class TestReadingModels:
             None, {"x": np.float32(1)}
         )
         np.testing.assert_array_equal(found, [1, 6, 1, 7] if rows == 1 else [[1, 6], [1, 7]])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("offset", "-1"), ("offset", "200"), ("length", "1e3"), ("length", str(1 << 62)), ("length", ""), ("length", "-8")],
+)  # fmt: skip
+def test_external_data_that_is_not_in_the_file(tmp_path: Path, key: str, value: str) -> None:
+    model = linear()
+    tensor = model.graph.initializer[0]
+    tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=1, dims=[2, 1]))
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    tensor.external_data.add(key=key, value=value)
+    (tmp_path / "w.bin").write_bytes(bytes(8))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=r"cannot be read"):
+        read_model(tmp_path / "model.onnx")

@@ -310,6 +310,22 @@ def test_a_device_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\0b/c"])
+def test_a_name_with_a_null_character_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="null character"):
+        write_atomically(tmp_path / name, lambda file: file.write(b"x"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="paths are shorter")
+def test_folders_may_be_deeper_than_python_calls_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    path = tmp_path / ("d/" * 1200 + "e")
+    write_atomically(path, lambda file: file.write(b"x"))
+    assert path.read_bytes() == b"x"
+
+
 def test_a_message_of_a_file_that_is_no_checkpoint_speaks_of_no_training(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be written: it is a folder\.$"):
         write_atomically(tmp_path, lambda file: file.write(b""))
