@@ -46,8 +46,6 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     require_path(path)
     path = Path(path)
     try:
-        if "\0" in str(path):
-            raise OSError(errno.EINVAL, "its name has a null character")
         target = Path(os.path.realpath(path))  # so that a link stays one
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")

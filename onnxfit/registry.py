@@ -163,7 +163,7 @@ def check_arguments(function: F) -> F:
     @functools.cache
     def kinds() -> dict[str, Any]:
         evaluated = {
-            name: _evaluated(parameter.annotation, function.__globals__)
+            name: _evaluated(name, parameter.annotation, function.__globals__)
             for name, parameter in signature.parameters.items()
         }
         for name, parameter in signature.parameters.items():
@@ -214,15 +214,17 @@ def _owner(function: Callable[..., Any], positional: tuple[Any, ...]) -> str:
     return function.__name__
 
 
-def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return an annotation as an object, and Any where a name of it exists for type checkers only.
+def _evaluated(name: str, annotation: Any, names: dict[str, Any]) -> Any:
+    """Return the annotation of a parameter as an object.
 
-    `from __future__ import annotations` makes strings of all annotations.
+    It is Any where a part of it exists for type checkers only. `from __future__ import annotations`
+    makes strings of all annotations, of which `typing` makes objects again.
     """
     if annotation is inspect.Parameter.empty:
         return Any
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
     try:
-        return eval(annotation, names) if isinstance(annotation, str) else annotation
+        return typing.get_type_hints(holder, names)[name]
     except NameError:
         return Any
 

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_why(case: str) -> None:
     ("arguments", "message"),
     [
         ({"x": X, "y": Y, "batch_size": 0}, "batch_size is at least 1, got 0"),
-        ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size is a number of rows, got 2.5"),
+        ({"x": X, "y": Y, "batch_size": 2.5}, "batch_size to be a whole number, got 2.5"),
         ({"x": DataLoader(X, Y), "y": Y}, "DataLoader gives batches.*leave out y"),
         (
             {"x": three_batches(), "sample_weight": W},

@@ -87,7 +87,7 @@ def test_a_weight_that_float32_cannot_hold_is_refused(weight: float, purpose: st
     expected = rf"sample_weight is {given} in row 3.*from 1.4e-45 to 3.4e\+38.*divide all weights"
     with pytest.raises(DataError, match=expected):
         make(X, Y, weights, purpose=purpose)
-    with pytest.raises(SettingError, match=r"class_weight (is|holds)"):
+    with pytest.raises(SettingError, match=r"class_weight"):
         make(X, np.zeros(ROWS, np.int64), class_weight={0: weight})
 
 
