@@ -90,19 +90,16 @@ class Compiled(Eager):
             self.update(gradients)
         return loss.detach(), output.detach()
 
-    def losses(self) -> list[float]:
-        try:
-            return super().losses()
-        except self.torch._dynamo.exc.Unsupported:  # nothing has been updated
-            self.compiled = None
-            self.forward = self.torch.compile(self._forward)
-            self.remark = "without its update: not traced as one graph"
-            return super().losses()
-
     def _step(self, x: Any, y: Any) -> Any:
         if self.compiled is None:
             return super()._step(x, y)
-        loss, self.output = self.compiled(x, y)
+        try:
+            loss, self.output = self.compiled(x, y)
+        except self.torch._dynamo.exc.Unsupported:  # by the first step, which has changed nothing
+            self.compiled = None
+            self.forward = self.torch.compile(self._forward)
+            self.remark = "update not compiled: the step cannot be traced as one graph"
+            return super()._step(x, y)
         return loss
 
 
