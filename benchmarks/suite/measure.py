@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import DECIDING, ENTRIES, RIVALS
+from contenders import DECIDING, ENTRIES, PLAIN, RIVALS
 from processes import Process, alone, surroundings
 from workloads import WORKLOADS, Job
 
@@ -96,12 +96,12 @@ class Plan:
         return [(name, threads) for name in self.contenders for threads in self.threads]
 
     def lanes_of(self, workload: str) -> list[tuple[str, int]]:
-        """On larger networks, contenders that do not decide have all threads only."""
+        """On larger networks, contenders outside the headline have all threads only."""
         small = WORKLOADS[workload].small
         return [
             (name, threads)
             for name, threads in self.lanes
-            if small or name in DECIDING or threads == self.threads[-1]
+            if small or name in (*DECIDING, PLAIN) or threads == self.threads[-1]
         ]
 
     def environment(self, threads: int) -> dict[str, str]:

@@ -76,7 +76,7 @@ class Inverted(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        wide = 4 * before
+        wide = 6 * before
         self.same = before == after and stride == 1
         self.layers = nn.Sequential(
             nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contenders import DEFAULT, ENTRIES, RIVALS
+from contenders import DEFAULT, ENTRIES, PLAIN, RIVALS
 from measure import Row
 from workloads import WORKLOADS
 
@@ -107,7 +107,7 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
             if not (us and them):
                 continue
             low, ratio, high = getattr(us, kind).ratios(getattr(them, kind))
-            plain = fastest(rows, kind, ["onnxfit-plain"])
+            plain = fastest(rows, kind, [PLAIN])
             found.append(
                 {
                     "workload": us.workload, "optimizer": us.optimizer, "kind": kind,

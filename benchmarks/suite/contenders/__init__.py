@@ -59,5 +59,6 @@ ENTRIES: dict[str, Entry] = {
     "sklearn-sgd": Entry("scikit-learn SGDRegressor", "with_sklearn.Linear"),
 }
 DEFAULT = "onnxfit"  # the default install with the default backend, which the headline is about
+PLAIN = "onnxfit-plain"  # a further column of the headline
 RIVALS = ("torch", "torch-compile")  # the headline compares with the faster of them
-DECIDING = (DEFAULT, *RIVALS)  # these take more turns than the others, and at every thread count
+DECIDING = (DEFAULT, *RIVALS)  # these take more turns than the others
