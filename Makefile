@@ -74,7 +74,7 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train wi
 	$(dev) scripts/try_wheel.py dist/*.whl
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
-bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (40 min)
+bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (45 min)
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 

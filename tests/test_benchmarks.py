@@ -125,6 +125,7 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
     assert (step["onnxfit_threads"], step["pytorch"]) == (2, "torch-compile")
     assert step["pytorch_threads"] == 1
     assert step["ratio"] == pytest.approx(0.25)
+    assert step["eager_ratio"] == pytest.approx(0.05)
     assert step["plain_us"] == pytest.approx(10)
     line = report.headline_table([step]).splitlines()[-1]
     assert line.startswith("| linear, sgd: step | 20.0 (2) | 80.0 (1) | compiled | 0.25 (")
@@ -135,7 +136,7 @@ def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any)
 
 def test_the_sentence_has_the_whole_range(report: Any) -> None:
     headline = [
-        {"workload": name, "ratio": ratio}
+        {"workload": name, "ratio": ratio, "eager_ratio": "0.05"}
         for name, ratio in (
             ("linear", "0.1"),
             ("tabular", "0.3"),
@@ -148,10 +149,10 @@ def test_the_sentence_has_the_whole_range(report: Any) -> None:
         for name, peak in (("onnxfit", "30"), ("torch", "60"), ("torch-compile", "90"))
     ]
     text = report.summary(headline, once)
-    assert "takes 0.10 to 0.30 of the time on small networks, 1.20 of the time on larger" in text
-    assert text.endswith(
-        "2.50 of the time on depthwise convolutions; peak memory is 0.50 of eager PyTorch's"
-    )
+    assert "takes 0.10 to 0.30 of the time on small networks (0.05 of eager PyTorch's), " in text
+    assert ", 1.20 of the time on larger ones (" in text
+    assert ", 2.50 of the time on depthwise convolutions (" in text
+    assert text.endswith("; peak memory is 0.50 of eager PyTorch's")
 
 
 def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:

@@ -48,12 +48,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="a trial: three short rounds, no memory, no limits"
     )
-    parser.add_argument("--rounds", type=int, help="how often each takes its turn (4; quick: 1)")
+    parser.add_argument("--rounds", type=int, help="how often each takes its turn (3; quick: 1)")
     parser.add_argument("--seconds", type=float, help="that one turn lasts (0.1; quick: 0.03)")
     parser.add_argument(
         "--budget",
         type=float,
-        help="seconds for a contender's turns on a workload, after three (1.5; quick: 0.3)",
+        help="seconds for a contender's turns on a workload, after three (1; quick: 0.3)",
     )
     parser.add_argument(
         "--threads", type=int, nargs="+", default=[1, report.cores()], help="1 and all cores"
@@ -78,9 +78,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
     options.folder.mkdir(parents=True, exist_ok=True)
     return Plan(
         options.contenders,
-        rounds=options.rounds or (1 if quick else 4),
+        rounds=options.rounds or (1 if quick else 3),
         seconds=options.seconds or (0.03 if quick else 0.1),
-        budget=options.budget or (0.3 if quick else 1.5),
+        budget=options.budget or (0.3 if quick else 1.0),
         threads=sorted(set(options.threads)),
         folder=options.folder.resolve(),
         pythons=find_pythons(dict(item.split("=", 1) for item in options.python)),

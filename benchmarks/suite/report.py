@@ -107,13 +107,14 @@ def headline(races: Sequence[Sequence[Row]]) -> list[Record]:
             if not (us and them):
                 continue
             low, ratio, high = getattr(us, kind).ratios(getattr(them, kind))
-            plain = fastest(rows, kind, [PLAIN])
+            plain, eager = fastest(rows, kind, [PLAIN]), fastest(rows, kind, ["torch"])
+            beside = getattr(us, kind).ratios(getattr(eager, kind))[1] if eager else math.nan
             found.append(
                 {
                     "workload": us.workload, "optimizer": us.optimizer, "kind": kind,
                     "onnxfit_us": 1e6 * getattr(us, kind).median, "onnxfit_threads": us.threads,
                     "pytorch": them.contender, "pytorch_us": 1e6 * getattr(them, kind).median, "pytorch_threads": them.threads,
-                    "ratio": ratio, "ratio_low": low, "ratio_high": high,
+                    "ratio": ratio, "ratio_low": low, "ratio_high": high, "eager_ratio": beside,
                     "plain_us": 1e6 * getattr(plain, kind).median if plain else math.nan, "plain_threads": plain.threads if plain else "",
                 }
             )  # fmt: skip
@@ -132,12 +133,13 @@ def headline_table(records: Sequence[Record]) -> str:
                 f"{micro(item['pytorch_us'] / 1e6)} ({item['pytorch_threads']})",
                 ENTRIES[item["pytorch"]].title.removeprefix("PyTorch "),
                 f"{item['ratio']:.2f} ({item['ratio_low']:.2f} .. {item['ratio_high']:.2f})",
+                f"{item['eager_ratio']:.2f}",
                 f"≤ {bar:.2f}, {verdict(item['ratio'], bar)}" if is_step else "",
                 f"{micro(item['plain_us'] / 1e6)} ({item['plain_threads']})",
             ]
         )
     head = [
-        "", "onnxfit, µs (threads)", "PyTorch, µs (threads)", "PyTorch is", "onnxfit / PyTorch (quartiles)", "bar",
+        "", "onnxfit, µs (threads)", "PyTorch, µs (threads)", "PyTorch is", "onnxfit / PyTorch (quartiles)", "onnxfit / eager PyTorch", "bar",
         "onnxfit, plain onnxruntime, µs (threads)",
     ]  # fmt: skip
     return table(head, body)
@@ -146,11 +148,13 @@ def headline_table(records: Sequence[Record]) -> str:
 def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     """The sentence that the README has. Figures may be text, as in the CSV files."""
     groups: dict[str, list[float]] = {}
+    eager: dict[str, list[float]] = {}
     for item in headline:
         group = "depthwise" if item["workload"] == "mobilenet" else "larger"
         if WORKLOADS[item["workload"]].small:
             group = "small"
         groups.setdefault(group, []).append(float(item["ratio"]))
+        eager.setdefault(group, []).append(float(item["eager_ratio"]))
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
     groups["memory"] = [
         peaks[work, DEFAULT] / peaks[work, "torch"]
@@ -163,7 +167,9 @@ def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
         "depthwise": "on depthwise convolutions",
     }
     times = [
-        f"{span(groups[key])} of the time {place}" for key, place in places.items() if key in groups
+        f"{span(groups[key])} of the time {place} ({span(eager[key])} of eager PyTorch's)"
+        for key, place in places.items()
+        if key in groups
     ]
     beside = "beside the fastest PyTorch (eager or compiled, one thread or all), training takes "
     parts = [beside + ", ".join(times)] if times else []
