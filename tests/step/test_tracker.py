@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_rows_and_over_those_that_count() -> None:
 def two_losses() -> Tracker:
     running = tracker({"a": 0.5, "b": 2.0})
     for penalty, a, b, rows, count in ((1.0, 4.0, 1.0, 1, 1), (1.0, 8.0, 2.0, 3, 1)):
-        losses = {names.output_loss("a"): a, names.output_loss("b"): b}
+        losses = {names.output_loss("a"): a, names.output_loss("b"): b, names.PENALTY: penalty}
         total = penalty + 0.5 * a + 2.0 * b
         result = step(total, **losses, **counted("b", count))
         assert running.update(result, batch(rows)) == total

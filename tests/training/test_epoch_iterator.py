@@ -204,10 +204,10 @@ def test_a_fit_that_failed_in_a_step_resumes_with_its_batch(
     whole, trainer = fit(new()), new()
     step = trainer._step
 
-    def fails(batch: Any, rate: float) -> float:
+    def fails(*arguments: Any) -> float:
         if trainer.global_batch == 4:
             raise Interrupted
-        return step(batch, rate)
+        return step(*arguments)
 
     monkeypatch.setattr(trainer, "_step", fails)
     with pytest.raises(Interrupted):
