@@ -95,6 +95,14 @@ def test_several_losses_have_means_of_their_own_and_the_sum_has_their_weights() 
     assert running.figures() == {"loss": 1 + 0.5 * 7 + 2 * 1.5, "a_loss": 7, "b_loss": 1.5}
 
 
+def test_a_reset_forgets_every_mean_and_the_penalty() -> None:
+    running = two_losses()
+    running.reset()
+    losses = {names.output_loss("a"): 0.0, names.output_loss("b"): 0.0, names.PENALTY: 5.0}
+    running.update(step(5.0, **losses), batch(1))
+    assert running.figures() == {"loss": 5, "a_loss": 0, "b_loss": 0}
+
+
 def test_an_output_that_counts_no_row_leaves_the_loss_alone() -> None:
     running = tracker({"a": 1.0, "b": 1.0})
     losses = {names.output_loss("a"): 3.0, names.output_loss("b"): 0.0}
