@@ -105,8 +105,10 @@ screenshots: .venv/installed  ## photograph TensorBoard for the docs (needs chro
 exports: .venv-exports/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
 
-mutate: .venv-dev/installed  ## plant an error into each gradient rule (15 min)
-	PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS)
+# OPS= are operators, whose rules alone then have errors; ARGS= words of the files, or of the errors, in scripts/mutations.
+mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test must fail (30 min)
+	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
+	$(if $(OPS),,$(dev) scripts/mutate_loop.py $(ARGS))
 
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md

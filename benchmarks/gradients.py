@@ -5,7 +5,7 @@ training build.
 
 One process, SGD, the same model and batch; the two sources take turns, so that noise of the machine
 meets both. The ratio is rules / builder: below 1 the rules are faster. `--build` times instead how
-long the graph of a step takes to build, and how that grows with the model. On a plain onnxruntime
+long a model takes until its first step, and how that grows with the model. On a plain onnxruntime
 only the rules are timed. The networks are exported by PyTorch, which must be installed.
 """
 
@@ -26,8 +26,7 @@ import torch
 from torch import nn
 
 from onnxfit import Trainer
-from onnxfit.optimizers import SGD, Adam
-from onnxfit.step.graphs import train_graph
+from onnxfit.optimizers import SGD
 
 SOURCES = (
     ["onnx", "onnxruntime"]
@@ -200,20 +199,22 @@ def chain(nodes: int) -> onnx.ModelProto:
 
 
 def build(options: argparse.Namespace) -> None:
-    print("seconds to build the graph of a step (Adam), not to compile it")
-    for nodes in (100, 1000, 10000):
-        trainer = Trainer(
-            chain(nodes), loss="mean_squared_error", optimizer=Adam(), gradient="onnx"
-        )
-        batch = trainer._expected_batch()
+    print("seconds from a model to its first step (SGD), with the session of onnxruntime")
+    x = np.ones((16, 8), np.float32)
+    before: tuple[int, float] | None = None
+    for nodes in (40, 1000, 4000, 10000):
+        model = chain(nodes)
         began = time.perf_counter()
-        graph = train_graph(trainer._backend.recipe, batch)
+        trainer = Trainer(model, loss="mean_squared_error", optimizer=SGD(), gradient="onnx")
+        built = time.perf_counter()
+        trainer.train_on_batch(x, x)
         seconds = time.perf_counter() - began
-        print(
-            f"{nodes:6} nodes -> {len(graph.graph.node):7} nodes  {seconds:7.2f} s "
-            f" {seconds / nodes * 1e3:.2f} ms per node",
-            flush=True,
-        )
+        slope = ""
+        if before is not None:
+            exponent = np.log(seconds / before[1]) / np.log(nodes / before[0])
+            slope = f"  nodes^{exponent:.2f}"
+        before = nodes, seconds
+        print(f"{nodes:6} nodes  {seconds:6.2f} s, {built - began:.2f} of them in Trainer(){slope}")
 
 
 if __name__ == "__main__":
@@ -224,7 +225,7 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2, help="of onnxruntime")
     parser.add_argument("--only", help="networks whose title has this in it")
     parser.add_argument(
-        "--build", action="store_true", help="time building the graph instead of running it"
+        "--build", action="store_true", help="time the way to the first step instead of later steps"
     )
     chosen = parser.parse_args()
     build(chosen) if chosen.build else steps(chosen)

@@ -92,8 +92,10 @@ def append_whole(file: BinaryIO, data: bytes) -> None:
 def require_path(path: object) -> None:
     """Raise SettingError unless `path` is a string or PathLike that can name a file."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(text, str) or "\0" in text:
+    if not isinstance(text, str):
         raise SettingError(f"The path of a file is a string or a Path, got {path!r}.")
+    if "\0" in text:
+        raise SettingError(f"The path of a file has no null character, got {text!r}.")
 
 
 def remove_leftovers(folder: str | os.PathLike[str], seconds: float = 3600) -> None:

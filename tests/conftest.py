@@ -17,6 +17,14 @@ from tests.builds import HAS_BUILDER
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+# for scripts/mutate_loop.py, which asks only whether a test fails: no search for a small example
+hypothesis.settings.register_profile(
+    "mutated",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
 
 # `make test` and `make test-plain` say which onnxruntime they installed
@@ -97,7 +105,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     in_ci = os.environ.get("CI") == "true"
     profile = "ci" if in_ci else "local"
-    hypothesis.settings.load_profile("quick" if config.getoption("--quick") else profile)
+    profile = "quick" if config.getoption("--quick") else profile
+    hypothesis.settings.load_profile(os.environ.get("ONNXFIT_HYPOTHESIS", profile))
     wanted = os.environ.get("ONNXFIT_TEST_BUILD")
     # what is compared with PyTorch is compared on the training build; not every Python has a small
     # PyTorch

@@ -1,10 +1,13 @@
-"""Files that are written in one move."""
+"""Files that are whole or not there, and floats as JSON can hold them."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,9 +23,90 @@ from onnxfit.callbacks import (
     PredictionWriter,
 )
 from onnxfit.cli import arrays
-from onnxfit.files import write_atomically
+from onnxfit.errors import CheckpointError
+from onnxfit.files import json_float, remove_leftovers, write_atomically
 from onnxfit.graph import tensors
 from tests.models import linear
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def fails(file: object) -> None:
+        file.write(b"new")  # type: ignore[attr-defined]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_atomically(path, fails)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_file_is_replaced_and_not_written_into(tmp_path: Path) -> None:
+    """Whoever has the old file open goes on reading it."""
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    with open(path, "rb") as reader:
+        write_atomically(path, lambda file: file.write(b"new"))
+        assert reader.read() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and folders are those of POSIX")
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(link, lambda file: file.write(b"new"))
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems flush names by themselves")
+def test_contents_then_name_and_new_folders_are_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def watched(handle: int) -> None:
+        fsync(handle)
+        flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("only /proc tells which file is flushed")
+    monkeypatch.setattr(os, "fsync", watched)
+    write_atomically(tmp_path / "b" / "c" / "a", lambda file: file.write(b"new"))
+    folder = tmp_path.resolve()
+    *folders, temporary, last = flushed
+    assert folders == [str(folder), str(folder / "b")]
+    assert temporary.startswith(str(folder / "b" / "c" / ".onnxfit."))
+    assert last == str(folder / "b" / "c")
+
+
+@pytest.mark.parametrize(("age", "left"), [(0, True), (3000, True), (4000, False)])
+def test_leftovers_are_removed_once_they_are_an_hour_old(
+    age: float, left: bool, tmp_path: Path
+) -> None:
+    part, other = tmp_path / ".onnxfit.0.part", tmp_path / "mine.part"
+    for path in (part, other):
+        path.write_bytes(b"")
+        os.utime(path, (time.time() - age,) * 2)
+    remove_leftovers(tmp_path)
+    assert part.exists() == left
+    assert other.exists()
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be written: it is a folder"):
+        write_atomically(tmp_path, lambda file: file.write(b""))
+
+
+@pytest.mark.parametrize("value", [0.5, -1.0, math.inf, -math.inf, math.nan])
+def test_every_float_goes_through_json(value: float) -> None:
+    found = json.loads(json.dumps(json_float(value), allow_nan=False))
+    assert float(found) == value or (math.isnan(float(found)) and math.isnan(value))
+
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files have no mode")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -404,6 +405,14 @@ def test_classes_that_the_outputs_lack_count_nowhere() -> None:
     ):
         assert figure(metric, y_true, scores) == expected
     assert figure(ConfusionMatrix(), y_true, scores).sum() == 2
+
+
+@pytest.mark.parametrize("kind", [SparseCategoricalAccuracy, partial(TopKAccuracy, 1)])
+def test_classes_that_the_outputs_lack_count_nowhere_with_weights_too(kind: Any) -> None:
+    metric = kind(weighted=True)
+    outputs = np.array([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
+    metric.update(np.array([0, 7, 0]), outputs, np.array([1.0, 5.0, 3.0]))
+    assert metric.result() == 1 / 4
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (1, 1, 2, 2), (2, 2, 1)])

@@ -210,6 +210,8 @@ def test_schedules_end_where_they_were_told_to():
         (Warmup(0.1, 3), 0.1),
     ]:
         assert schedule(10) == schedule(10**9) == end
+    # 0.7 + (0.1 - 0.7) is 0.09999999999999998
+    assert Polynomial(0.1, 10, 0.7)(0) == Warmup(0.1, 3, 0.7)(3) == 0.1
 
 
 def test_restarts_fall_on_the_exact_update():

@@ -53,11 +53,11 @@ class GradientSource:
     """A source of gradients; `name` is what the user asked for, one of SOURCES.
 
     Each of the functions takes a model, the name of its loss, and the names of its weights. The
-    loss is a scalar output, the weights are inputs. `add_gradients` returns a new model with one
+    loss is a scalar output, the weights are inputs. `add_gradients` returns the model with one
     more value per weight, of the weight's type and shape, and weight -> name of that value.
     `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
     BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
-    these nodes.
+    these nodes. `add_gradients` and `blockers` may change the model that they get.
     """
 
     name: str
@@ -97,9 +97,10 @@ def choose_source(
     """
     if gradient != "auto":
         return gradient, gradient_source(gradient).blockers(model, loss, weights)
+    builder = _installed_builder()
+    original = model.clone() if builder is not None else model
     blocking = backward.blockers(model, loss, weights)
-    builder = _installed_builder() if blocking else None
-    if builder is None or builder.blockers(model, loss, weights):
+    if not blocking or builder is None or builder.blockers(original, loss, weights):
         return "onnx", blocking
     return "onnxruntime", ()
 
@@ -111,14 +112,15 @@ def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequen
 def _add_best_gradients(
     model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
+    builder = _installed_builder()
+    original = model.clone() if builder is not None else model
     try:
         return backward.add_gradients(model, loss, weights)
     except BlockedError:
-        builder = _installed_builder()
         if builder is None:
             raise
         try:
-            return builder.add_gradients(model, loss, weights)
+            return builder.add_gradients(original, loss, weights)
         except BlockedError:
             pass  # the error of the table says more
         raise

@@ -21,7 +21,6 @@ from onnxfit.gradients.blocker import (
     FITTING,
     STATIC,
     TYPED,
-    BlockedError,
     Blocker,
     check_ends,
     refuse,
@@ -43,7 +42,13 @@ from onnxfit.gradients.table import (
 )
 from onnxfit.graph import scopes
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.inference import InputsError, UnknownRankError, infer_outputs, schema_of
+from onnxfit.graph.inference import (
+    InputsError,
+    UnknownRankError,
+    infer_outputs,
+    inference_key,
+    schema_of,
+)
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import FLOATS
 
@@ -55,37 +60,44 @@ _CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, MemoryError)
 def add_gradients(
     model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    """Add one value per weight to a copy of the model: the gradient of the loss.
+    """Add one value per weight to the model: the gradient of the loss.
 
-    Returns the copy and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
+    Returns the model and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
     scalar float output, the opset is 21. Inputs and outputs keep their names and order. Raises
-    BlockedError with all blockers.
+    BlockedError with all blockers; the model must not be used any more then.
     """
     check_ends(model, loss, weights)
-    work = model.clone()
-    op = GraphBuilder(work.graph)
-    position = next(i for i, v in enumerate(work.graph.outputs) if v.name == loss)
-    one = op.constant(1, op.wrap(work.graph.outputs[position]).dtype)
-    inputs = {v.name: v for v in work.graph.inputs}
+    op = GraphBuilder(model.graph)
+    position = _position(model, loss)
+    one = op.constant(1, op.wrap(model.graph.outputs[position]).dtype)
+    inputs = {v.name: v for v in model.graph.inputs}
     by_value, blocking = gradients(op, {position: one}, [inputs[w] for w in weights])
     for weight in weights:
         if inputs[weight] not in by_value:  # all its derivatives are zero
             by_value[inputs[weight]] = zeros_like(op, op.wrap(inputs[weight]))
     refuse(without_consequences(blocking))
-    return work, {weight: by_value[inputs[weight]].name for weight in weights}
+    return model, {weight: by_value[inputs[weight]].name for weight in weights}
 
 
 def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
     """Return every node between `weights` and `loss` that cannot be differentiated.
 
-    The gradient is built and discarded. A caller that needs the gradient, too, calls
-    `add_gradients` and reads `BlockedError.blockers`.
+    No gradient is built: among nodes that a rule cannot tell apart, the rule of one is called. The
+    model must not be used any more then.
     """
-    try:
-        add_gradients(model, loss, weights)
-    except BlockedError as error:
-        return error.blockers
-    return ()
+    check_ends(model, loss, weights)
+    inputs = {v.name: v for v in model.graph.inputs}
+    wrt = [inputs[weight] for weight in weights]
+    position = _position(model, loss)
+    tape = Tape(GraphBuilder(model.graph))
+    path = prepare(tape, [position], wrt)
+    _call_rules(tape, model.graph.outputs[position], path)
+    return without_consequences(_in_order(tape))
+
+
+def _position(model: ir.Model, loss: str) -> int:
+    """Return the position of the loss among the outputs."""
+    return next(i for i, v in enumerate(model.graph.outputs) if v.name == loss)
 
 
 @dataclass
@@ -110,30 +122,86 @@ def gradients(
     any, the gradients and the graph must not be used.
     """
     tape = Tape(op)
-    prepare(tape, arriving, wrt)
-    by_value = backward(tape, arriving, wrt)
-    nodes = ir.traversal.RecursiveGraphIterator(op.graph)
+    by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt))
+    return by_value, _in_order(tape)
+
+
+def _in_order(tape: Tape) -> list[Blocker]:
+    """Return the nodes that block the gradient, in the order of the graph."""
+    if not tape.blockers:
+        return []
+    nodes = ir.traversal.RecursiveGraphIterator(tape.op.graph)
     order = {node: i for i, node in enumerate(nodes)}
     blocking = sorted(tape.blockers.items(), key=lambda item: order.get(item[0], len(order)))
-    return by_value, [
+    return [
         Blocker(node.name or "", node.op_type, error.reason, error.fix) for node, error in blocking
     ]
 
 
-def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> None:
-    """Replace, in place, every node on the gradient path by operators that have rules."""
+def _call_rules(tape: Tape, target: ir.Value, path: Sequence[PathNode]) -> None:
+    """Call the rules of the nodes on a path, to find the nodes that block the gradient.
+
+    The gradients that arrive at a node are placeholders of the right type and shape. The layers of
+    a model repeat the same few nodes, so a node like one whose rule has succeeded is not asked.
+    """
+    op = tape.op
+    reached = {target}  # values at which a gradient arrives
+    answers: dict[Any, frozenset[int]] = {}  # the inputs that have a gradient, by kind of node
+    for path_node in reversed(path):
+        node = path_node.node
+        arriving = frozenset(i for i in path_node.outputs if node.outputs[i] in reached)
+        if not arriving:
+            continue
+        kind = _kind(op.graph, path_node, arriving)
+        positions = answers.get(kind)
+        if positions is None:
+            dys = [
+                _placeholder(op, v) if i in arriving else None for i, v in enumerate(node.outputs)
+            ]
+            with op.scope(scopes.gradient_of(node.name or node.op_type)):
+                positions = frozenset(_input_gradients(tape, path_node, dys))
+            if kind is not None and node not in tape.blockers:
+                answers[kind] = positions
+        reached.update(_input(node, i) for i in positions)
+
+
+def _kind(graph: ir.Graph, path_node: PathNode, arriving: frozenset[int]) -> Any:
+    """Return everything that a rule can see of a node, None where it is not hashable."""
+    key = inference_key(graph, path_node.node)
+    if key is None:
+        return None
+    used = tuple(bool(v.uses() or v.is_graph_output()) for v in path_node.node.outputs)
+    return key, path_node.inputs, arriving, used
+
+
+def _placeholder(op: GraphBuilder, output: ir.Value) -> Value:
+    """Return a value with the type and shape of a gradient that arrives at an output."""
+    is_integer = output.dtype is not None and output.dtype not in FLOATS  # a quantized float
+    type_ = ir.TensorType(ir.DataType.FLOAT) if is_integer else output.type
+    return op.wrap(ir.Value(name=op.unique_name("arriving"), type=type_, shape=output.shape))
+
+
+def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> list[PathNode]:
+    """Replace, in place, every node on the gradient path by operators that have rules.
+
+    Returns the path.
+    """
     op = tape.op
     leaves = list(wrt)
     changed = True
     while changed:
         changed = False
-        on_gradient_path = {path_node.node for path_node in _path(op, arriving, leaves)}
+        path = _path(op, arriving, leaves)
+        on_gradient_path = {path_node.node for path_node in path}
         for node in list(op.graph):
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
                 # An operator unknown to ONNX came before the node, and may be decomposed by now.
+                had_type = all(v.type is not None for v in node.outputs)
                 infer_outputs(op.graph, node)
+                changed |= not had_type and all(v.type is not None for v in node.outputs)
             if node in on_gradient_path and node not in tape.blockers and _has_no_rule(node):
                 changed |= _decompose_or_block(tape, node)
+    return path
 
 
 def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
@@ -151,17 +219,18 @@ def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
 
 
 def backward(
-    tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
+    tape: Tape, arriving: Mapping[int, Value], wrt: Sequence[ir.Value], path: Sequence[PathNode]
 ) -> dict[ir.Value, Value]:
     """Walk a prepared graph from its outputs back, and return value -> gradient.
 
-    `wrt` may contain values that a subgraph captures from outside.
+    `wrt` may contain values that a subgraph captures from outside; `path` is what `prepare`
+    returned.
     """
     op = tape.op
     pending: dict[ir.Value, list[Value]] = {}
     for i, dy in arriving.items():
         pending.setdefault(op.graph.outputs[i], []).append(dy)
-    for path_node in reversed(_path(op, arriving, wrt)):
+    for path_node in reversed(path):
         node = path_node.node
         dys = [
             _sum(op, pending, v) if i in path_node.outputs else None

@@ -209,7 +209,8 @@ def _varying_outputs(node: ir.Node, varying: set[ir.Value]) -> list[ir.Value]:
 
 def _captured_by(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node's subgraphs capture, each once."""
-    return list(dict.fromkeys(v for graph in _subgraphs(node) for v in captured(graph)))
+    graphs = _subgraphs(node)
+    return list(dict.fromkeys(v for graph in graphs for v in captured(graph))) if graphs else []
 
 
 def _subgraphs(node: ir.Node) -> list[ir.Graph]:

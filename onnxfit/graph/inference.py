@@ -322,7 +322,7 @@ def describe(value: ir.Value | None) -> str:
 
 
 def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> None:
-    key = _inference_key(graph, node)
+    key = inference_key(graph, node)
     inferred = _INFERRED.get(key) if key is not None else None
     if inferred is None:
         inferred = _run_onnx_inference(graph, node, schema)
@@ -339,7 +339,7 @@ def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -
             out.shape = ir.Shape(dims)
 
 
-def _inference_key(graph: ir.Graph, node: ir.Node) -> Any:
+def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
     """Return everything that the types and sizes of a node's outputs depend on.
 
     None where it is not hashable, as a tensor or a graph among the attributes is not.

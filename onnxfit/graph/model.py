@@ -94,15 +94,20 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     Raises ModelError where shapes contradict each other.
     """
     try:
-        proto = onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise ModelError(
-            f"The model's shapes contradict each other: {str(error).strip()}"
-        ) from None
+        return _inferred(ir.to_proto(model))
     except ir.serde.SerdeError as error:
         # a hidden size of -2^63, for instance, four times of which is a size of an LSTM's weights
         raise ModelError(
             f"The model has sizes that ONNX cannot write down: {root_cause(error)}."
+        ) from None
+
+
+def _inferred(model: onnx.ModelProto) -> ir.Model:
+    try:
+        proto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(
+            f"The model's shapes contradict each other: {str(error).strip()}"
         ) from None
     except MemoryError:
         raise ModelError(
@@ -118,38 +123,64 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     return inferred
 
 
+def complete_shapes(model: ir.Model) -> ir.Model:
+    """Return the model itself if every value has a type and a rank, else that of `infer_shapes`.
+
+    Raises ModelError where shapes contradict each other.
+    """
+    outputs = (value for node in model.graph for value in node.outputs if value.name)
+    if all(value.type is not None and value.shape is not None for value in outputs):
+        return model
+    return infer_shapes(model)
+
+
 def specialize_shapes(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     """Return the model for inputs of exactly these shapes, with every other shape inferred anew.
 
-    - `model`: a model that `normalize` returned.
-    - `shapes`: the shapes of inputs by name.
+    - `model`: a model that `normalize` returned, which may be changed.
+    - `shapes`: the shapes of inputs by name; other names are ignored.
 
     Raises ModelError if the model does not accept the shapes.
     """
-    proto = ir.to_proto(model)
-    del proto.graph.value_info[:]
-    for value in proto.graph.input:
-        if value.name in shapes:
-            element_type = value.type.tensor_type.elem_type
-            value.type.CopyFrom(
-                onnx.helper.make_tensor_type_proto(element_type, list(shapes[value.name]))
-            )
-    inputs = {value.name: value for value in proto.graph.input}
-    for value in proto.graph.output:
-        if value.name in inputs:
-            value.type.CopyFrom(inputs[value.name].type)
-            continue
-        for dim in value.type.tensor_type.shape.dim:
-            # a name may stand for a size that is known now; the rank and the numbers stay
-            dim.ClearField("dim_param")
-    special = infer_shapes(ir.from_proto(proto))
+    _forget_names_of_sizes(model.graph)
+    known = {v: shapes[v.name or ""] for v in model.graph.inputs if v.name in shapes}
+    changed = {value: shape for value, shape in known.items() if value.shape != shape}
+    for value, shape in changed.items():
+        value.shape = ir.Shape(shape)
+    _fold(model, shapes)
+    if changed and not _has_static_shapes(model.graph):
+        # ONNX's inference of a whole model goes into subgraphs and follows the names of sizes.
+        proto = ir.to_proto(model)
+        del proto.graph.value_info[:]
+        model = _inferred(proto)
+        _fold(model, shapes)
+    require_steps(model.graph)
+    return model
+
+
+def _fold(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
     try:
-        fold_shapes(special)
+        fold_shapes(model)
     except ValueError as error:
         reason = "does not accept inputs of these shapes" if shapes else "contradicts itself"
         raise ModelError(f"The model {reason}: {error}") from None
-    require_steps(special.graph)
-    return special
+
+
+def _has_static_shapes(graph: ir.Graph) -> bool:
+    """Return whether the size of every value is a number, and no node has a subgraph."""
+    return all(
+        value.shape is not None and value.shape.is_static()
+        for node in graph
+        for value in node.outputs
+        if value.name
+    ) and not any(graph.subgraphs())
+
+
+def _forget_names_of_sizes(graph: ir.Graph) -> None:
+    """Make the named sizes of outputs unknown, in place; their names may stand for known sizes."""
+    for value in graph.outputs:
+        if value.shape is not None and not value.is_graph_input():
+            value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
 
 
 def spec_of(value: ir.Value) -> TensorSpec:

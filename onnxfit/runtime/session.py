@@ -21,6 +21,8 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.fusions import useless_optimizers
+from onnxfit.runtime.node_order import sorted_for_compilation
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 # Warnings about graphs that onnxfit builds on purpose are noise to the user.
@@ -61,7 +63,10 @@ def compile_model(
         options.intra_op_num_threads = threads
     try:
         session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=[(device.provider, device.options)]
+            sorted_for_compilation(model).SerializeToString(),
+            options,
+            providers=[(device.provider, device.options)],
+            disabled_optimizers=useless_optimizers(model),
         )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
         raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error

@@ -1,27 +1,25 @@
-"""The gradient of the loss, built once for a recipe and the sizes of a batch."""
+"""The gradient of the loss, for a recipe and the sizes of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from onnxfit.gradients.blocker import BlockedError, Blocker, refuse
+from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.inspection import inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.model import (
-    model_errors,
-)
+from onnxfit.graph.model import model_errors
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.forward import with_loss
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import learning_rate_input
 
 
+@model_errors()
 def check_gradient(recipe: Recipe) -> None:
     """Raise GradientError if nodes block the gradient whatever sizes a batch has."""
     if recipe.loss_outputs:
-        blockers = _blockers(recipe)
+        model = with_loss(recipe, recipe.declared_batch)
+        blockers = recipe.gradient.blockers(model, names.TOTAL, recipe.weights)
     else:
         source = recipe.gradient.name
         blockers = inspect_working(
@@ -30,23 +28,7 @@ def check_gradient(recipe: Recipe) -> None:
     refuse([blocker for blocker in blockers if not blocker.needs_sizes])
 
 
-def _blockers(recipe: Recipe) -> Sequence[Blocker]:
-    """The nodes that block the gradient for a batch as the model declares it.
-
-    The rules find them while they build the gradient. It is kept for the first batch.
-    """
-    batch = recipe.declared_batch
-    if recipe.gradient.name == "onnxruntime":  # its builder tells them without building
-        with model_errors():
-            model = with_loss(recipe, batch)
-            return recipe.gradient.blockers(model, names.TOTAL, recipe.weights)
-    try:
-        differentiate(recipe, batch, scaled=is_scaled(recipe))
-    except BlockedError as error:
-        return error.blockers
-    return ()
-
-
+@model_errors()
 def gradient(
     recipe: Recipe, batch: Batch, *, scaled: bool = False
 ) -> tuple[GraphBuilder, dict[str, Value]]:
@@ -54,32 +36,6 @@ def gradient(
 
     `scaled=True` multiplies the loss, and so every gradient, by the learning rate.
     """
-    model, gradients = differentiate(recipe, batch, scaled=scaled)
-    op = GraphBuilder(model.graph)
-    values = values_of(model.graph)
-    return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
-
-
-@model_errors()
-def differentiate(
-    recipe: Recipe, batch: Batch, *, scaled: bool = False
-) -> tuple[ir.Model, dict[str, str]]:
-    """Return the forward pass, the loss and the gradient, and the name of each weight's gradient.
-
-    The gradient for a batch as the model declares it is built once for a recipe, since the
-    constructor of a Trainer needs it to find out what blocks it; later calls return copies.
-    """
-    declared = batch == recipe.declared_batch
-    if not declared or scaled not in recipe.differentiated:
-        result = _differentiate(recipe, batch, scaled)
-        if not declared:
-            return result
-        recipe.differentiated[scaled] = result
-    model, gradients = recipe.differentiated[scaled]
-    return model.clone(), gradients
-
-
-def _differentiate(recipe: Recipe, batch: Batch, scaled: bool) -> tuple[ir.Model, dict[str, str]]:
     model = with_loss(recipe, batch)
     loss = names.TOTAL
     if scaled:
@@ -89,7 +45,9 @@ def _differentiate(recipe: Recipe, batch: Batch, scaled: bool) -> tuple[ir.Model
         op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
     model, gradients = recipe.gradient.add_gradients(model, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
-    return model, gradients
+    op = GraphBuilder(model.graph)
+    values = values_of(model.graph)
+    return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
 
 
 def is_scaled(recipe: Recipe) -> bool:

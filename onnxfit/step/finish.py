@@ -10,15 +10,31 @@ from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.rewrites import REWRITES
 
+SUBGRAPH_ATTRIBUTES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
 
 def prune(op: GraphBuilder) -> ir.Model:
     """Remove what no output needs, put the nodes in order, and return the graph as a model."""
     model = ir.Model(op.graph, ir_version=10)
-    TopologicalSortPass()(model)
+    if not _is_sorted(op.graph):
+        TopologicalSortPass()(model)
     _remove_unused(model)
     unused = {names.SEED, names.STEP, names.LEARNING_RATE}
     op.graph.inputs[:] = [v for v in op.graph.inputs if v.name not in unused or v.uses()]
     return model
+
+
+def _is_sorted(graph: ir.Graph) -> bool:
+    """Return whether every node comes after the nodes that it reads. Subgraphs need a sort."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if any(producer is not None and producer not in seen for producer in producers):
+            return False
+        if any(a.type in SUBGRAPH_ATTRIBUTES for a in node.attributes.values()):
+            return False
+        seen.add(node)
+    return True
 
 
 def _remove_unused(model: ir.Model) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.graph import names, scopes, training_form
 from onnxfit.graph.model import (
-    infer_shapes,
+    complete_shapes,
     initializers_to_inputs,
     model_errors,
     spec_of,
@@ -60,7 +60,7 @@ def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
     keep_outputs(op, recipe.metric_outputs)
     for name, value in statistics.items():
         op.output(names.updated(name), value)
-    return infer_shapes(prune(op))
+    return complete_shapes(prune(op))
 
 
 def add_loss_outputs(

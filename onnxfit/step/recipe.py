@@ -15,6 +15,7 @@ from onnxfit.errors import ModelError, SettingError
 from onnxfit.gradients import GradientSource, gradient_source, reachable
 from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
 from onnxfit.graph import names, tensors
+from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import updated_statistics
@@ -60,10 +61,6 @@ class Recipe:
     large: bool = field(init=False)
     # if so, the frozen tensors, which are then inputs of every step
     constants: tuple[str, ...] = field(init=False)
-    # gradients for batches as the model declares them: see `differentiation.differentiate`
-    differentiated: dict[Any, tuple[ir.Model, dict[str, str]]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
     def __post_init__(self) -> None:
         statistics = updated_statistics(self.model, self.weights, self.batch_norm)
@@ -83,6 +80,7 @@ class Recipe:
         object.__setattr__(self, "large", large)
 
     @classmethod
+    @paused_collection()
     def build(
         cls, model: onnx.ModelProto, settings: TrainerSettings, *, needs_loss: bool = True
     ) -> Recipe:

@@ -23,7 +23,7 @@ from onnxfit.gradients import Pullback
 from onnxfit.gradients.paths import is_float, reachable_values
 from onnxfit.graph import names, scopes
 from onnxfit.graph.inference import infer_outputs
-from onnxfit.graph.model import infer_shapes, model_errors, spec_of
+from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
@@ -94,7 +94,7 @@ def _pullback(
     op.graph.outputs[:] = [by_name[name] for name in outputs]
     for name, value in statistics.items():
         op.output(names.updated(name), value)
-    model = infer_shapes(prune(op))
+    model = complete_shapes(prune(op))
     floats = [_name(v) for v in model.graph.outputs if is_float(v) and v.name in outputs]
     differentiable = [name for name in floats if reachable_values(model, [name], wrt)]
     pullback = recipe.gradient.add_pullback(model, differentiable, wrt)
@@ -153,7 +153,7 @@ def loss_graph(
     wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
     add_loss_outputs(op, recipe.objectives, {}, batch)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
-    model, gradients = recipe.gradient.add_gradients(infer_shapes(prune(op)), names.TOTAL, wrt)
+    model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), names.TOTAL, wrt)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     outputs_of_loss = {
@@ -174,7 +174,7 @@ def penalty_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
         total = term if total is None else total + op.cast(term, total.dtype)
     assert total is not None
     op.output(names.PENALTY, total)
-    model = infer_shapes(prune(op))
+    model = complete_shapes(prune(op))
     model, gradients = recipe.gradient.add_gradients(model, names.PENALTY, list(weights))
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)

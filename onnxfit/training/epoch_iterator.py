@@ -25,12 +25,11 @@ class EpochIterator:
             raise SettingError(f"steps_per_epoch is at least 1, got {steps_per_epoch}.")
         self.data = data
         self._steps_per_epoch = steps_per_epoch
-        self._next_data_epoch = data_epoch if start.data_epoch is None else start.data_epoch
+        self._data_epoch = data_epoch if start.data_epoch is None else start.data_epoch
+        self._done = start.data_batch  # batches of that data epoch that are trained
         self._first_batch = 0 if start.trained else start.batch  # of the next epoch
-        self._skip = start.data_batch  # batches of the next data epoch
         self._warned = False
-        self._batches: Iterator[Batch] = iter(())
-        self._drawn = 0  # batches drawn from the running data epoch; 0 if none has begun
+        self._batches: Iterator[Batch] | None = None  # of the running data epoch
 
     def with_batch_size(self, batch_size: int) -> None:
         """Draw batches of `batch_size` rows from the next data epoch on.
@@ -54,39 +53,47 @@ class EpochIterator:
         return min(self._steps_per_epoch, known)
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
-        """Yield the batches of the next epoch with their numbers, from 0."""
+        """Yield the batches of the next epoch with their numbers, from 0.
+
+        Call `advance` after each of them, before the next is asked for.
+        """
         steps, index = self._steps_per_epoch, self._first_batch
         self._first_batch = 0
-        if not self._drawn or steps is None:
-            self._begin_data_epoch(self._skip)
-            self._skip = 0
-        while steps is None or index < steps:
+        if self._batches is not None and steps is None:
+            self._end_data_epoch()  # a stop has left it early
+        if self._batches is None:
+            self._begin_data_epoch()
+        while self._batches is not None and (steps is None or index < steps):
             batch = next(self._batches, None)
             if batch is not None:
-                self._drawn += 1
                 yield index, batch
                 index += 1
                 continue
-            drawn = self._drawn
-            self._drawn = 0
+            done = self._done
+            self._end_data_epoch()
             if steps is None:
                 return
-            if drawn < steps or not self.data.re_iterable:
+            if done < steps or not self.data.re_iterable:
                 self._warn_of_short_epoch(index)
                 return
-            self._begin_data_epoch(0)
+            self._begin_data_epoch()
+
+    def advance(self) -> None:
+        """Count the batch that was drawn last as trained: a resumed fit goes on after it."""
+        self._done += 1
 
     @property
     def data_position(self) -> tuple[int, int]:
-        """Number of the running (or next) data epoch, and how many of its batches are drawn."""
-        if self._drawn:
-            return self._next_data_epoch - 1, self._drawn
-        return self._next_data_epoch, 0
+        """Number of the running (or next) data epoch, and how many of its batches are trained."""
+        return self._data_epoch, self._done
 
-    def _begin_data_epoch(self, skip: int) -> None:
-        self._batches = self.data.batches(self._next_data_epoch, skip)
-        self._next_data_epoch += 1
-        self._drawn = skip
+    def _begin_data_epoch(self) -> None:
+        self._batches = self.data.batches(self._data_epoch, self._done)
+
+    def _end_data_epoch(self) -> None:
+        self._batches = None
+        self._data_epoch += 1
+        self._done = 0
 
     def _warn_of_short_epoch(self, batches: int) -> None:
         if self._warned:

@@ -28,6 +28,7 @@ class FitState:
     batches: EpochIterator
     callbacks: CallbackList
     position: Position  # without the data epoch, which `batches` counts
+    pending: PendingFit  # what an interrupted fit has left, and this one has not taken up yet
     idle_data: Source | None = None  # the data, while no epoch runs
     current_event: tuple[str, int, Logs] | None = None  # what callbacks are being told
     running: bool = True
@@ -74,21 +75,20 @@ class FitLoop:
         self.trainer = trainer
         self.validation = validation
         self.callbacks = callbacks
-        self.pending = pending
         # with the number of its data epoch, the position says that a fit has begun
         position = replace(pending.position, data_epoch=batches.data_position[0])
-        self.state = FitState(batches, callbacks, position)
+        self.state = FitState(batches, callbacks, position, pending)
 
     def run(self, epochs: int, history: History) -> History:
         """Train up to epoch number `epochs`, and return `history`."""
         state, logs = self.state, Logs()
-        first = self.pending.position.epoch
+        first = state.pending.position.epoch
         with self._running(history):
             state.idle_data = state.batches.data
             self.callbacks.on_train_begin(logs)
             state.idle_data = None
             state.position.require_batch_size(state.batches.data.batch_size)
-            if self.pending.undelivered and not self.pending.position.batch:
+            if state.pending.undelivered and not state.pending.position.batch:
                 logs = self._deliver()
             for epoch in range(first, epochs):
                 if self.trainer.stop_training:
@@ -103,10 +103,10 @@ class FitLoop:
         """Run an epoch, or what an interrupted fit has left of it, and return its logs."""
         trainer = self.trainer
         self.callbacks.on_epoch_begin(epoch, Logs())
-        if self.pending.undelivered:
+        if self.state.pending.undelivered:
             self._deliver()
         figures, learning_rate = self.train()
-        self.pending = PendingFit()
+        self.state.pending = PendingFit()
         if self.validation is not None and self.validation.is_due(epoch):
             figures |= self.validate(self.validation)
         trainer.epoch += 1
@@ -126,8 +126,9 @@ class FitLoop:
         if learning_rate is None:
             learning_rate = trainer.learning_rate
         tracker.reset()
-        if self.pending.position.batch and self.pending.tracker:
-            tracker.load_state_dict(self.pending.tracker)
+        if state.pending.tracker:
+            tracker.load_state_dict(state.pending.tracker)
+            state.pending = replace(state.pending, tracker={})
         finished = trainer.stop_training or position.trained
         for index, batch in () if finished else state.batches:
             if callbacks.train_batch_begin:
@@ -136,6 +137,7 @@ class FitLoop:
             if batch.rows == 1 and not state.met_single_row:
                 self._warn_of_single_row(batch)
             loss = trainer._step(batch, learning_rate, tracker)
+            state.batches.advance()
             position.batch = index + 1
             position.learning_rate = learning_rate
             last_losses.append(loss)
@@ -186,8 +188,8 @@ class FitLoop:
 
     def _deliver(self) -> Logs:
         """Tell the loggers of the event that they missed, and restore what it had decided."""
-        event = self.pending.undelivered
-        self.pending = replace(self.pending, undelivered={})
+        event = self.state.pending.undelivered
+        self.state.pending = replace(self.state.pending, undelivered={})
         logs = Logs({**event["logs"]})
         self.trainer.stop_training = event["stop"]
         self.trainer.stop_reason = event["reason"]

@@ -54,7 +54,7 @@ class Position:
     epoch: int = 0  # the running epoch, or the next one
     batch: int = 0  # batches of it that are done
     data_epoch: int | None = None  # number of the running data epoch, None if none is running
-    data_batch: int = 0  # batches drawn from that data epoch
+    data_batch: int = 0  # batches of that data epoch that are done
     learning_rate: float | None = None  # of the last step
     trained: bool = False  # all batches of the epoch are done, and its validation is not
     batch_size: int | None = None  # rows of a batch, None if only the data can tell

@@ -155,12 +155,14 @@ class SavedTrainer(BaseTrainer):
         fit = self._fit_state
         if fit is None or not self._pending_fit.position.nothing_to_resume:
             return self._pending_fit
-        undelivered: dict[str, Any] = {}
+        undelivered = dict(fit.pending.undelivered)
         if fit.current_event is not None:
             hook, index, logs = fit.current_event
             undelivered = {"hook": hook, "index": index, "logs": dict(logs)}
             undelivered |= {"stop": self.stop_training, "reason": self.stop_reason}
-        sums = self._tracker.state_dict() if fit.position.batch else {}
+        sums = fit.pending.tracker
+        if fit.position.batch and not sums:
+            sums = self._tracker.state_dict()
         callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
         return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
 

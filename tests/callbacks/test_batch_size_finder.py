@@ -21,9 +21,9 @@ def machine(monkeypatch):
     now, step = [0.0], onnxfit.Trainer._step
 
     def set_to(seconds):
-        def timed(self, batch, rate):
+        def timed(self, batch, *arguments):
             now[0] += seconds(batch.rows)
-            return step(self, batch, rate)
+            return step(self, batch, *arguments)
 
         monkeypatch.setattr(onnxfit.Trainer, "_step", timed)
 

@@ -1,5 +1,8 @@
 """The hooks, their order and their logs, and the list that calls them."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from onnxfit.callbacks import (
     LambdaCallback,
     Logs,
     ProgressBar,
+    StatefulCallback,
     TerminateOnNaN,
 )
 from onnxfit.callbacks.callback import HOOKS
@@ -210,6 +214,57 @@ def test_a_callback_that_fails_to_close_does_not_hide_an_exception():
         pytest.raises(RuntimeError, match="the cause"),
     ):
         fit(LambdaCallback(on_epoch_end=fail, on_close=fail_to_close))
+
+
+class Counts(StatefulCallback):
+    remembered = ("epochs", "marks")
+
+    def reset(self):
+        self.epochs = 0
+        self.marks = {"losses": []}
+
+    def on_epoch_end(self, epoch, logs):
+        self.epochs += 1
+        self.marks["losses"].append(logs["loss"])
+
+
+def test_every_callback_has_a_dict_of_params_of_its_own():
+    one, other, params = Callback(), History(), {"epochs": 3}
+    CallbackList(line(), [one, other], params)
+    one.params["epochs"] = 5
+    assert (other.params, params) == ({"epochs": 3}, {"epochs": 3})
+
+
+def test_a_copy_of_a_callback_leaves_the_trainer_behind():
+    counts = Counts()
+    fit(counts)
+    for other in (copy.copy(counts), pickle.loads(pickle.dumps(counts))):
+        assert other.epochs == 1
+        assert not hasattr(other, "trainer")
+        assert not hasattr(other, "callbacks")
+
+
+def test_a_loaded_state_is_for_the_next_fit_alone():
+    counts, on = Counts(), line()
+    fit(counts, on=on, epochs=2)
+    assert counts.epochs == 2
+    counts.load_state_dict({"epochs": 5, "marks": {"losses": [1.0]}})
+    fit(counts, on=on)
+    assert (counts.epochs, len(counts.marks["losses"])) == (6, 2)
+    fit(counts, on=on)
+    assert (counts.epochs, len(counts.marks["losses"])) == (1, 1)
+
+
+def test_a_saved_state_does_not_change_with_the_callback():
+    counts = Counts()
+    fit(counts)
+    state = counts.state_dict()
+    other = Counts()
+    other.load_state_dict(state)
+    for callback in (counts, other):
+        callback.on_epoch_end(1, {"loss": 0.5})
+    assert state["epochs"] == len(state["marks"]["losses"]) == 1
+    assert len(counts.marks["losses"]) == len(other.marks["losses"]) == 2
 
 
 def test_a_hook_that_the_backend_never_calls_is_refused_by_name():

@@ -7,7 +7,7 @@ import pytest
 from onnxfit.callbacks import EarlyStopping
 from onnxfit.errors import CheckpointError, SettingError
 from tests.builds import every_way
-from tests.callbacks.helpers import X2, Y2, Script, ready, row, run, same
+from tests.callbacks.helpers import X2, Y2, Script, line, ready, row, run, same
 
 NAN = math.nan
 INF = math.inf
@@ -63,6 +63,17 @@ def test_early_stopping_stops_after(way, values, settings, ran, best, mode):
         assert script.trainer.stop_reason is None
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_value_that_equals_a_threshold_has_not_crossed_it(mode):
+    sign = 1 if mode == "min" else -1
+    good = EarlyStopping(mode=mode, patience=9, stopping_threshold=sign * 2.0)
+    assert run([sign * 3, sign * 2, sign * 1.5, sign * 1], good).ran == 3
+    assert "better than the stopping_threshold" in good.trainer.stop_reason
+    bad = EarlyStopping(mode=mode, patience=9, divergence_threshold=sign * 4.0)
+    assert run([sign * 3, sign * 4, sign * 4.5, sign * 1], bad).ran == 3
+    assert "worse than the divergence_threshold" in bad.trainer.stop_reason
+
+
 @every_way
 @pytest.mark.parametrize(
     ("values", "settings", "ran", "best_epoch"),
@@ -99,6 +110,22 @@ def test_early_stopping_passes_over_epochs_without_the_figure_with_one_warning()
     assert len(warned) == 1
     with pytest.warns(UserWarning, match="val_loss"):
         assert run([1, None, 1, None, 1], EarlyStopping(patience=2)).ran == 5
+
+
+def test_a_reused_instance_warns_once_in_every_fit():
+    stopping = EarlyStopping(patience=9)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_loss'") as warned:
+            run([None, None, 1], stopping)
+        assert len(warned) == 1
+
+
+def test_a_reused_instance_asks_every_trainer_which_way_is_better():
+    stopping = EarlyStopping("figure", patience=1)
+    for mode, ran in (("min", 4), ("max", 2), ("min", 4)):
+        on = line()
+        on.monitor_mode = lambda monitor, mode=mode: mode
+        assert run([4, 3, 2, 1], stopping, name="figure", on=on).ran == ran
 
 
 @every_way

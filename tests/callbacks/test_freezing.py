@@ -65,6 +65,44 @@ def test_frozen_weights_and_slots_are_byte_identical_until_their_epoch(
 
 
 @both_backends
+@pytest.mark.parametrize("optimizer", [ADAM, SGD(0.1, momentum=0.9)])
+def test_the_flush_of_a_short_window_moves_no_frozen_weight_and_no_slot_of_one(backend, optimizer):
+    x, y = ten_rows()
+    on = onnxfit.Trainer(
+        mlp(),
+        loss="cross_entropy",
+        optimizer=optimizer,
+        backend=backend,
+        gradient="onnx",
+        accumulate=4,
+    )
+    on.frozen = "fc0.*"
+    before = on.get_state()
+    # three batches are no window: the flush at the end of the epoch is the one update
+    on.fit(x, y, batch_size=4, verbose=0)
+    after = on.get_state()
+    assert on.global_step == 1
+    for part in ("weights", "slots"):
+        for name, value in before[part].items():
+            if "sum" not in name:
+                is_same = value.tobytes() == after[part][name].tobytes()
+                assert is_same == ("fc0" in name), name
+
+
+@both_backends
+def test_a_weight_that_is_frozen_after_an_update_keeps_it_in_batches_without_one(backend):
+    on = line(accumulate=2, backend=backend)
+    for _ in range(2):
+        on.train_on_batch(X, 0 * X)
+    updated = on.get_weights()["w"].item()
+    assert updated != 1
+    on.frozen = "w"
+    for _ in range(3):
+        on.train_on_batch(X, 0 * X)
+        assert on.get_weights()["w"].item() == updated
+
+
+@both_backends
 def test_what_is_not_frozen_trains_as_if_the_rest_were_no_weights(backend):
     x, y = ten_rows()
 

@@ -156,6 +156,26 @@ def test_steps_per_second_leave_validation_out(tmp_path, monkeypatch):
     assert scalars(tmp_path / "train")["epoch_steps_per_second"] == {0: 4 / 2}
 
 
+def test_steps_per_second_are_those_of_each_epoch(tmp_path, monkeypatch):
+    """The clock stands still but for 2 s before each step, and 5 s before each batch of a test."""
+    now = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0], time=lambda: 0.0)
+    monkeypatch.setattr("onnxfit.callbacks.tensorboard.time", clock)
+
+    def passes(seconds):
+        return lambda batch, logs: now.__setitem__(0, now[0] + seconds)
+
+    tick = LambdaCallback(on_train_batch_begin=passes(2), on_test_batch_begin=passes(5))
+    board = TensorBoard(tmp_path)
+    # every second epoch has no validation whose seconds could be left out
+    fit(
+        board, tick, epochs=3, batch_size=1, validation_data=(X, Y), validation_freq=2,
+        on=trainer(accumulate=2),
+    )  # fmt: skip
+    # four batches of 2 s, two updates
+    assert scalars(tmp_path / "train")["epoch_steps_per_second"] == {0: 0.25, 1: 0.25, 2: 0.25}
+
+
 def test_with_accumulated_gradients_a_step_is_written_once(tmp_path):
     fit(
         TensorBoard(tmp_path, update_freq="batch"), on=trainer(accumulate=2), batch_size=1, epochs=2
@@ -481,6 +501,39 @@ def test_after_every_epoch_all_of_it_is_in_the_files_even_when_killed(tmp_path):
     assert steps(tmp_path / "train")["batch_loss"] == [1, 2, 3, 4]
     assert steps(tmp_path / "validation")["epoch_loss"] == [0, 1]
     assert ("w/histogram", 1) in histograms(tmp_path / "train")
+
+
+def test_event_files_are_cut_back_to_the_checkpoint_from_which_training_resumes(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(epoch, logs):
+        if epoch == 2:
+            raise Killed
+
+    def save(epoch, logs):
+        if epoch == 1:
+            on.save(tmp_path / "c")
+
+    board = TensorBoard(tmp_path / "logs", update_freq="batch")
+    on = trainer()
+    late = LambdaCallback(on_epoch_end=kill)
+    late.phase = "logger"
+    with pytest.raises(Killed):
+        fit(LambdaCallback(on_epoch_begin=save), board, late, on=on, epochs=4)
+    assert steps(tmp_path / "logs" / "train")["batch_loss"] == [1, 2, 3, 4, 5, 6]
+    resumed = TensorBoard(tmp_path / "logs", update_freq="batch")
+    loaded = onnxfit.Trainer.load(tmp_path / "c")
+    assert loaded.global_step == 2
+    killed = {path.name for path in (tmp_path / "logs" / "train").iterdir()}
+    # of a run that another file was begun for, after the checkpoint
+    late_file = next(iter(killed)).rpartition(".")[0] + ".00000000"
+    (tmp_path / "logs" / "train" / late_file).write_bytes(b"begun after the checkpoint")
+    fit(resumed, on=loaded, epochs=4)
+    written = scalars(tmp_path / "logs" / "train")  # which fails if a step is there twice
+    assert list(written["batch_loss"]) == list(range(1, 9))
+    assert list(written["epoch_loss"]) == [0, 1, 2, 3]
+    assert not (tmp_path / "logs" / "train" / late_file).exists()
 
 
 def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeypatch):

@@ -72,6 +72,16 @@ def test_terminate_on_nan_raises_with_step_rate_and_last_losses():
     assert np.isfinite(on.get_weights()["w"])
 
 
+def test_the_losses_reported_are_the_last_five_of_this_fit():
+    x, y = poisoned()
+    on = fit(on=line(), x=np.ones((7, 1), np.float32), y=np.zeros((7, 1), np.float32), batch_size=1)
+    assert len(on.last_losses) == 5
+    assert list(on.last_losses) == pytest.approx([0.64**number for number in range(2, 7)])
+    on.set_weights({"w": np.ones((1, 1), np.float32)})
+    with pytest.raises(DivergenceError, match="last losses 1, 0.64, inf[.]"):
+        fit(TerminateOnNaN(raise_error=True), on=on, x=x, y=y, batch_size=1, shuffle=False)
+
+
 def test_without_it_training_goes_on_with_one_warning(tmp_path):
     x, y = poisoned()
     with pytest.warns(Warning, match=r"(?i)loss") as warned:

@@ -1,7 +1,9 @@
-"""A working folder for the tests of the command line."""
+"""A working folder for the tests of the command line, and Ctrl-C as in a terminal."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,18 @@ import pytest
 
 from tests.cli.helpers import ROWS, write_csv
 from tests.models import mlp
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Handle Ctrl-C as a process in the foreground does.
+
+    A shell lets the jobs that it starts with `&` ignore Ctrl-C, and so their children. onnxfit
+    respects that, and a test that sends the signal would wait for the end of the training.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -41,6 +41,16 @@ def test_a_second_signal_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in Path("c").iterdir()] == ["last.onnxfit.json"]
 
 
+def test_a_signal_that_the_process_ignores_stays_ignored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nohup has it, and a shell for the jobs that it starts with `&`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_at(monkeypatch, "on_train_batch_end", 1, 0)
+    done(*LONG, "-o", "t.onnx")
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
 def test_without_a_checkpoint_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_at(monkeypatch, "on_train_batch_end", 1, 0)
     result = call(*LONG, "-o", "t.onnx")

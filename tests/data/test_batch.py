@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxfit.data.batch import Batch
 from onnxfit.graph.spec import TensorSpec
 from tests.data.kinds import KINDS, kinds, make
 
@@ -49,3 +50,13 @@ def test_the_signature_holds_names_types_and_scalars() -> None:
         {"a": np.zeros((2, 4), np.float32), "b": some["b"]},
     ]
     assert len({signature(**arrays) for arrays in (some, *others)}) == 4
+
+
+def test_scalars_are_written_beside_the_rows() -> None:
+    x, factor = np.arange(4, dtype=np.float32), np.array(3, np.float32)
+    batch = Batch(2, "", (("x", x),), (("factor", factor),), slice(1, 3))
+    buffers = {"x": np.zeros(2, np.float32), "factor": np.zeros((), np.float32)}
+    batch.write(buffers)
+    assert buffers["x"].tolist() == [1, 2]
+    assert buffers["factor"] == 3
+    assert batch.arrays()["factor"] is factor

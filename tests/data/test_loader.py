@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from onnxfit.data import DataLoader, permutation
+from onnxfit.data.loader import Loader
+from onnxfit.data.order import batch_indices
 from onnxfit.errors import DataError, SettingError
 from tests.data.kinds import OUT, ROWS, SIZE, Tensor, W, X, Y, make, three_batches, whole
 
@@ -117,3 +120,46 @@ def test_a_loader_checks_its_data_when_it_is_made(
 ) -> None:
     with pytest.raises(error, match=message):
         DataLoader(**arguments)
+
+
+def test_an_iteration_that_is_broken_off_begins_its_epoch_anew() -> None:
+    loader = DataLoader(X, Y, batch_size=SIZE, seed=1)
+    epochs = [[x.tolist() for x, _ in loader] for _ in range(2)]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 1, "batch": 2})
+    next(iter(loader))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 3)
+    assert [x.tolist() for x, _ in loader] == epochs[1]
+
+
+def test_set_epoch_begins_at_its_first_batch() -> None:
+    loader = DataLoader(X, Y, batch_size=SIZE, seed=1)
+    next(iter(loader))
+    loader.set_epoch(3)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 0)
+    loader.load_state_dict({**loader.state_dict(), "batch": 1})
+    loader.set_epoch(3)
+    assert len([*loader]) == len(loader)
+
+
+def test_a_seed_of_0_is_a_seed() -> None:
+    data = make(DataLoader(X, Y, batch_size=5, seed=0), seed=7)
+    np.testing.assert_array_equal(whole(data, 4)["x"], X[permutation(0, 4, ROWS)])
+
+
+def test_a_scalar_is_the_same_in_every_batch() -> None:
+    loader = DataLoader({"x": X, "factor": np.float32(3)}, batch_size=SIZE, shuffle=False)
+    assert [x["factor"] for (x,) in loader] == [3] * len(loader)
+
+
+def test_another_batch_size_leaves_the_callers_loader_alone() -> None:
+    class Rows(Loader):
+        def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
+            for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
+                yield X[index], Y[index]
+
+    loader = Rows(ROWS, SIZE, False, None, False, 0)
+    data = make(loader)
+    other = data.with_batch_size(3, drop_last=True)
+    assert (loader.batch_size, loader.drop_last) == (SIZE, False)
+    assert [batch.rows for batch in other.batches(0)] == [3] * (ROWS // 3)
+    assert sum(batch.rows for batch in data.batches(0)) == ROWS

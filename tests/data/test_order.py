@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfit.data import DataLoader, permutation
-from onnxfit.errors import DataError
+from onnxfit.data.order import check_fixed, checked_batch_size
+from onnxfit.errors import DataError, SettingError
+from onnxfit.graph.spec import TensorSpec
 from tests.data.kinds import FIXED, NAMED, Columns, X, Y, make, three_batches
 
 
@@ -85,3 +87,24 @@ def test_a_fixed_batch_dimension_that_is_met() -> None:
         make(three_batches()[:2], inputs=FIXED),
     ):
         assert {batch.rows for batch in data.batches(0)} == {4}
+
+
+def test_blocks_of_an_epoch_have_orders_of_their_own() -> None:
+    orders = [permutation(1, 2, 50, block).tolist() for block in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == [*range(50)] for order in orders)
+    assert permutation(1, 2, 50, 1).tolist() == orders[1]
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_batch_has_at_least_one_row(size: int) -> None:
+    with pytest.raises(SettingError, match=f"batch_size is at least 1, got {size}"):
+        checked_batch_size(size)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(4, 4), (4, 32), (8, 4)])
+def test_a_fixed_batch_may_be_all_of_the_data(rows: int, size: int) -> None:
+    fixed = TensorSpec("x", np.dtype(np.float32), (4, 1))
+    check_fixed(fixed, rows, size, False, "training")
+    with pytest.raises(DataError, match="every batch needs 4 rows"):
+        check_fixed(fixed, 8, size + 1, False, "training")

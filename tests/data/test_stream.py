@@ -100,3 +100,8 @@ def test_torch_data() -> None:
         make(dataset)
     with pytest.raises(DataError, match="requires grad"):
         make(x.clone().requires_grad_(), y)
+
+
+def test_an_iterator_is_advanced_by_what_is_skipped() -> None:
+    batches = [(X[:2], Y[:2]), (X[2:5], Y[2:5]), (X[5:6], Y[5:6])]
+    assert [batch.rows for batch in make(iter(batches)).batches(0, 1)] == [3, 1]

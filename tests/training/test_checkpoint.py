@@ -22,7 +22,7 @@ import safetensors.numpy
 
 from onnxfit import Trainer
 from onnxfit.callbacks import BackupAndRestore, Callback, LambdaCallback, ModelCheckpoint
-from onnxfit.errors import CheckpointError, ModelError
+from onnxfit.errors import CheckpointError, ModelError, SettingError
 from onnxfit.files import remove_leftovers, write_atomically
 from onnxfit.graph import tensors
 from onnxfit.optimizers import Adam
@@ -312,7 +312,7 @@ def test_a_device_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\0b/c"])
 def test_a_name_with_a_null_character_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="null character"):
+    with pytest.raises(SettingError, match="null character"):
         write_atomically(tmp_path / name, lambda file: file.write(b"x"))
 
 

@@ -251,8 +251,7 @@ def _differentiate(
     from onnxfit.gradients.backward import backward, prepare
 
     inner = tape.inner(body)
-    prepare(inner, arriving, wrt)
-    return backward(inner, arriving, wrt)
+    return backward(inner, arriving, wrt, prepare(inner, arriving, wrt))
 
 
 def _gradient_or_zero(

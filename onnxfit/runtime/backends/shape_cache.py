@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.spec import TensorSpec
 
 Specs = Mapping[str, TensorSpec]
@@ -62,7 +63,8 @@ class ShapeCache(Generic[T]):
         if self.only_any_size or len(self.exact) >= MAX_EXACT_SHAPES:
             compiled = self._compile_for_any_size(without_sizes(), compile_for)
         if compiled is None:
-            compiled = compile_for(shapes)
+            with paused_collection():
+                compiled = compile_for(shapes)
             self.exact[signature] = compiled
             if len(self.exact) > MAX_EXACT_SHAPES_WITHOUT_ANY_SIZE:
                 oldest, _ = self.exact.popitem(last=False)
@@ -76,7 +78,8 @@ class ShapeCache(Generic[T]):
         key = tuple(specs.values())
         if key not in self.any_size:
             try:
-                self.any_size[key] = compile_for(specs)
+                with paused_collection():
+                    self.any_size[key] = compile_for(specs)
             except ModelError:
                 self.any_size[key] = None
         return self.any_size[key]

@@ -13,8 +13,6 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import replace_node
-
 __all__ = ["update_in_product"]
 
 
@@ -24,20 +22,24 @@ def update_in_product(graph: ir.Graph) -> None:
     So is Sub(w, Mul(lr, Gemm(a, b))), with lr multiplied into the smaller of a and b. Nothing else
     may read the gradient.
     """
+    fused: list[ir.Node] = []
     for node in list(graph):
         if node.op_type == "Sub" and node.domain == "":
-            _fuse(graph, node)
+            fused += _fuse(graph, node)
+    # At once, since each call goes through the outputs of the graph: one for each weight.
+    graph.remove(fused, safe=True)
 
 
-def _fuse(graph: ir.Graph, sub: ir.Node) -> None:
+def _fuse(graph: ir.Graph, sub: ir.Node) -> list[ir.Node]:
+    """Turn a Sub into a Gemm if possible; return the nodes that nothing needs any more."""
     w, gradient = sub.inputs
     mul = _only_producer(gradient, "Mul")
     products = [_only_producer(v, "Gemm") for v in (mul.inputs if mul is not None else [gradient])]
     gemm = next((product for product in products if product is not None), None)
     if w is None or gemm is None or w.shape != gemm.outputs[0].shape:
-        return
+        return []
     if any(v is not None for v in gemm.inputs[2:]):
-        return
+        return []
     factors = list(gemm.inputs[:2])
     new = []
     if mul is not None:
@@ -45,18 +47,24 @@ def _fuse(graph: ir.Graph, sub: ir.Node) -> None:
         rate = next(v for v in mul.inputs if v is not gemm.outputs[0])
         weighted = _weighted(mul, rate, factors[smaller], w)
         if weighted is None:
-            return
+            return []
         new.append(weighted)
         factors[smaller] = weighted.outputs[0]
     scales = {
         "alpha": ir.AttrFloat32("alpha", -gemm.attributes.get_float("alpha", 1.0)),
         "beta": ir.AttrFloat32("beta", 1.0),
     }
-    update = ir.node("Gemm", [*factors, w], {**gemm.attributes, **scales}, name=sub.name)
-    update.outputs[0].type = w.type
-    update.outputs[0].shape = w.shape
-    replace_node(graph, sub, [*new, update])
-    graph.remove([node for node in (mul, gemm) if node is not None], safe=True)
+    graph.insert_before(sub, new)
+    # The node itself becomes the product: another node would have to take its place among the
+    # outputs of the graph, which would all be searched.
+    sub.op_type = "Gemm"
+    sub.resize_inputs(3)
+    for i, value in enumerate([*factors, w]):
+        sub.replace_input_with(i, value)
+    sub.attributes.update({**gemm.attributes, **scales})
+    sub.outputs[0].type = w.type
+    sub.outputs[0].shape = w.shape
+    return [node for node in (mul, gemm) if node is not None]
 
 
 def _weighted(

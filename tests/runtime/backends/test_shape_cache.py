@@ -83,7 +83,7 @@ def test_a_cache_does_not_grow_with_the_signatures() -> None:
     compiler = Compiler()
     for rows in range(2 * MAX_SIGNATURES):
         compiler(rows)
-    assert len(compiler.cache._by_signature) <= MAX_SIGNATURES
+        assert len(compiler.cache._by_signature) <= MAX_SIGNATURES
     assert compiler(1) == (1,)  # an exact one is found again
     assert len(compiler.compiled) == MAX_EXACT_SHAPES + 1
 

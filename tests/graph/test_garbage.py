@@ -1,0 +1,30 @@
+"""The garbage collector pauses while a graph is built, and goes on afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from onnxfit.graph.garbage import paused_collection
+
+
+def test_collection_goes_on_after_an_error() -> None:
+    @paused_collection()
+    def fail() -> None:
+        assert not gc.isenabled()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with paused_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

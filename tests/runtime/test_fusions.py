@@ -1,0 +1,122 @@
+"""Optimizers of onnxruntime are left out only where they would change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import onnxfit
+from onnxfit.runtime.fusions import PATTERN_OPERATORS, useless_optimizers
+from tests.models import convolutional, mlp
+
+HEADER = '<ir_version: 10, opset_import: ["": 21]> g '
+# Each text has a pattern that some optimizers of onnxruntime fuse.
+PATTERNS = {
+    "gelu by Erf": """(float[2, 8] x) => (float[2, 8] y)
+        <float r = {1.41421354}, float one = {1}, float half = {0.5}>
+        { d = Div(x, r) e = Erf(d) p = Add(e, one) m = Mul(x, p) y = Mul(m, half) }""",
+    "gelu by Sigmoid": """(float[2, 8] x) => (float[2, 8] y) <float a = {1.702}>
+        { s = Mul(x, a) g = Sigmoid(s) y = Mul(x, g) }""",
+    "layer normalization": """(float[2, 8] x) => (float[2, 8] y)
+        <float two = {2}, float e = {0.00001}, float[8] w = {1, 2, 3, 4, 5, 6, 7, 8},
+         float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}, int64[1] axis = {-1}>
+        { m = ReduceMean(x, axis) c = Sub(x, m) q = Pow(c, two) v = ReduceMean(q, axis)
+          s = Add(v, e) r = Sqrt(s) n = Div(c, r) k = Mul(n, w) y = Add(k, b) }""",
+    "bias and Softmax": """(float[2, 8] x, float[2, 8] b) => (float[2, 8] y)
+        { a = Add(x, b) y = Softmax(a) }""",
+    "transposed product": """(float[2, 3, 8] x, float[2, 3, 8] z) => (float[2, 3, 3] y)
+        <float k = {0.5}> { t = Transpose<perm = [0, 2, 1]>(z) p = MatMul(x, t) y = Mul(p, k) }""",
+    "product, bias and activation": """(float[2, 8] x) => (float[2, 2] y)
+        <float[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}, float[2] b = {1, 2}>
+        { p = MatMul(x, w) a = Add(p, b) y = Relu(a) }""",
+    "gathers of slices": """(float[2, 8] x) => (float[2] y, float[2] z)
+        <int64 i = {0}, int64 j = {1}> { y = Gather<axis = 1>(x, i) z = Gather<axis = 1>(x, j) }""",
+    "quantized": """(float[2, 8] x) => (float[2, 8] y) <float s = {0.1}, uint8 z = {128}>
+        { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) r = Relu(d)
+          p = QuantizeLinear(r, s, z) y = DequantizeLinear(p, s, z) }""",
+    "convolution and activation": """(float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y)
+        <float[1, 1, 1, 1] w = {2}> { c = Conv(x, w) y = Relu(c) }""",
+    "casts": """(float[2, 8] x) => (float[2, 8] y)
+        { h = Cast<to = 10>(x) s = Sqrt(h) y = Cast<to = 1>(s) }""",
+    "reshapes": """(float[2, 8] x) => (float[4, 4] y) <int64[2] a = {8, 2}, int64[2] b = {4, 4}>
+        { r = Reshape(x, a) y = Reshape(r, b) }""",
+}
+
+
+def optimized(model: onnx.ModelProto, disabled: list[str], folder: Path) -> list[tuple]:
+    """The nodes that onnxruntime runs."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(
+        model.SerializeToString(),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=disabled,
+    )
+    nodes = onnx.load(folder / "optimized.onnx").graph.node
+    return [(node.op_type, *node.input, *node.output) for node in nodes]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_fusions_are_those_of_all_optimizers(name: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(HEADER + PATTERNS[name])
+    disabled = useless_optimizers(model)
+    assert disabled
+    assert optimized(model, disabled, tmp_path) == optimized(model, [], tmp_path)
+
+
+@pytest.mark.parametrize("model", [mlp(), convolutional()], ids=["mlp", "convolutional"])
+def test_a_step_is_optimized_as_by_all_optimizers(model: onnx.ModelProto, tmp_path: Path) -> None:
+    trainer = onnxfit.Trainer(model, loss="cross_entropy", optimizer="adam")
+    graph = onnx.load_from_string(trainer.save_onnx_graph(bytes)["train"])
+    disabled = useless_optimizers(graph)
+    assert disabled
+    assert optimized(graph, disabled, tmp_path) == optimized(graph, [], tmp_path)
+
+
+def test_operators_of_subgraphs_count() -> None:
+    text = """(bool c, float[2] x) => (float[2] y) { y = If(c) <
+        then_branch = t () => (float[2] a) { a = Erf(x) },
+        else_branch = e () => (float[2] b) { b = Neg(x) }> }"""
+    disabled = useless_optimizers(onnx.parser.parse_model(HEADER + text))
+    assert "GeluFusionL2" not in disabled
+    assert "FastGeluFusion" in disabled
+
+
+def test_a_pattern_names_operators_that_exist() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas()}
+    own = {
+        "BitmaskDropout", "FastGelu", "FusedConv", "FusedMatMul", "GroupQueryAttention",
+        "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "QuickGelu",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization", "TransposeMatMul",
+    }  # fmt: skip  # of onnxruntime
+    for name, operators in PATTERN_OPERATORS.items():
+        assert operators <= known | own, name
+
+
+def test_a_large_graph_trains_as_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of nodes, and the optimizers, change no number."""
+    from onnxfit.runtime import node_order, session
+
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    y = np.arange(8) % 3
+
+    def weights() -> dict[str, np.ndarray]:
+        trainer = onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer="adam")
+        for _ in range(3):
+            trainer.train_on_batch(x, y)
+        return trainer.get_weights()
+
+    as_small = weights()
+    monkeypatch.setattr(node_order, "MIN_NODES_TO_SORT", 1)
+    monkeypatch.setattr(session, "useless_optimizers", lambda model: [])
+    for limit in (0, 2**30):
+        monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", limit)
+        for name, weight in weights().items():
+            np.testing.assert_allclose(weight, as_small[name], rtol=1e-6, atol=1e-7)

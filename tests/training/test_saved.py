@@ -1,0 +1,93 @@
+"""What a trainer writes into its checkpoints, and takes from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxfit import Trainer
+from onnxfit.callbacks import Callback, EarlyStopping, LambdaCallback
+from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.training import checkpoint
+from tests.helpers import column
+from tests.models import linear
+
+X, Y = column(1, 2, 3), column(0, 0, 0)
+
+
+def new(**settings: Any) -> Trainer:
+    return Trainer(linear(w=1), loss="mse", **{"optimizer": 0.01, **settings})
+
+
+def fit(trainer: Trainer, *callbacks: Callback, **settings: Any) -> Trainer:
+    trainer.fit(X, Y, **{"batch_size": 1, "verbose": 0, **settings}, callbacks=list(callbacks))
+    return trainer
+
+
+def test_a_fit_that_has_ended_leaves_no_states_of_callbacks(tmp_path: Path) -> None:
+    """The next fit is another one, also where the checkpoint is written at the end of the last."""
+    trainer = new()
+    save = LambdaCallback(on_train_end=lambda logs: trainer.save(tmp_path / "c"))
+    fit(trainer, EarlyStopping("loss", patience=9), save, epochs=2)
+    loaded = Trainer.load(tmp_path / "c")
+    stopping = EarlyStopping("loss", patience=9)
+    fit(loaded, stopping, epochs=1)
+    assert stopping.best_epoch == 0
+    assert loaded.history.epoch == [0]
+
+
+def test_losses_of_epochs_and_the_history_come_back(tmp_path: Path) -> None:
+    trainer = fit(new(metrics=["mae"]), epochs=2)
+    loaded = Trainer.load(trainer.save(tmp_path / "c"))
+    assert loaded.train_losses_ == trainer.train_losses_
+    assert len(loaded.train_losses_) == 2
+    assert loaded.history.history == trainer.history.history
+    assert (loaded.epoch, loaded.global_step) == (2, 6)
+
+
+def test_a_checkpoint_does_not_change_with_the_training_after_it(tmp_path: Path) -> None:
+    snapshots = []
+
+    def keep(batch: int, logs: Any) -> None:
+        snapshots.append((trainer.snapshot(), trainer.get_state(), dict(logs)))
+
+    trainer = new(metrics=["mae", "auc"], accumulate=2, optimizer="adam")
+    labels = column(0, 1, 0)
+    trainer.fit(
+        X, labels, batch_size=1, verbose=0, callbacks=[LambdaCallback(on_train_batch_end=keep)]
+    )
+    for snapshot, state, logs in snapshots:
+        contents = checkpoint.load(snapshot.write(tmp_path / "c"), {})
+        assert contents.state["counters"] == state["counters"]
+        assert contents.state["weights"]["w"].item() == state["weights"]["w"].item()
+        loss, rows = contents.tracker["loss"]
+        assert loss / rows == pytest.approx(logs["loss"])
+        assert len(contents.tracker["metrics"]["auc"]["_batches"]) == rows
+
+
+def test_restore_is_not_for_a_running_fit(tmp_path: Path) -> None:
+    path = new().save(tmp_path / "c")
+    trainer = new()
+    restore = LambdaCallback(on_epoch_begin=lambda epoch, logs: trainer.restore(path))
+    with pytest.raises(SettingError, match="restore decides where a fit begins"):
+        fit(trainer, restore)
+    trainer.restore(path)
+
+
+def test_a_checkpoint_of_a_newer_format_says_to_upgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+        path = new().save(tmp_path / "c")
+        Trainer.load(path)
+    with pytest.raises(
+        CheckpointError,
+        match=rf"'{path}' has format 2, from a newer onnxfit; this one reads up to 1: upgrade\.",
+    ):
+        Trainer.load(path)
+    trainer = new()
+    with pytest.raises(CheckpointError, match="upgrade"):
+        trainer.restore(path)
