@@ -59,7 +59,7 @@ def with_sum_as_loss(case: Case, shapes: str) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("shapes", ["static", "batch", "any"])
+@pytest.mark.parametrize("shapes", ["static", "any"])
 @pytest.mark.parametrize("family", families())
 def test_blockers_are_those_of_the_gradient_that_is_built(family: str, shapes: str) -> None:
     """`blockers` calls each rule on its own, and only one of the nodes that look alike."""
