@@ -11,7 +11,7 @@ from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError
-from onnxfit.files import remove_leftovers
+from onnxfit.files import remove_leftovers, require_path
 from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class BackupAndRestore(SavingCallback):
     ) -> None:
         require_at_least("BackupAndRestore", 1, every_n_steps=every_n_steps)
         require_save_freq("BackupAndRestore", save_freq)
+        require_path(backup_dir)
         self.backup_dir = Path(backup_dir)
         self.save_freq = save_freq
         self.double_checkpoint = double_checkpoint
