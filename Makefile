@@ -10,7 +10,8 @@ PYTHON := $(shell for python in python3 python3.12 python3.11 python3.10; do \
 endif
 
 # The version the tests compare with. Where pip's index serves the CUDA build of torch (several GB), name the CPU one, e.g.
-# `make test TORCH="torch==2.13.0 --index-url <PyTorch's index for cpu>"`; TORCH= leaves an installed one alone.
+# `make test TORCH="torch==2.13.0 --index-url <PyTorch's index for cpu>"`; TORCH= leaves an installed one alone. The benchmarks
+# take the CPU build too, on the Python that onnxruntime-training has wheels for: the CUDA build holds more memory.
 TORCH ?= torch==2.13.0
 
 # One process for each core, and so one thread in each for PyTorch.
@@ -23,6 +24,7 @@ dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
 benching := .venv-bench/bin/python
+benching_plain := .venv-bench-plain/bin/python
 
 # For the other onnxruntime, the plain one without gradients: the newest Python that it has wheels for, where there is one.
 newest := import sys, ensurepip; sys.exit(not (3, 13) <= sys.version_info[:2] <= (3, 14))
@@ -71,10 +73,10 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train wi
 	$(dev) -m build --outdir dist .
 	$(dev) scripts/try_wheel.py dist/*.whl
 
-bench: .venv-dev/installed .venv-plain/installed .venv-bench/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (1 h)
-	$(dev) benchmarks/suite --write-docs
-	$(dev) benchmarks/suite/scale.py --write-docs
-	$(dev) benchmarks/gradients.py --build
+# One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
+bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (45 min)
+	$(benching) benchmarks/suite --write-docs $(ARGS)
+	$(benching) benchmarks/suite/scale.py --write-docs
 
 guard: .venv-dev/installed  ## notice when small networks train slower than they did
 	$(dev) benchmarks/suite/guard.py $(ARGS)
@@ -114,7 +116,7 @@ docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	PYTHONPATH=. $(dev) scripts/document_callbacks.py
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -146,10 +148,18 @@ python:
 	@touch $@
 
 .venv-bench/installed: pyproject.toml | python
-	@echo "Installing PyTorch, Keras, JAX, Lightning and skorch into .venv-bench ..."
+	@echo "Installing onnxfit, PyTorch, Keras, JAX, Lightning and skorch into .venv-bench ..."
 	$(PYTHON) -m venv .venv-bench
 	$(if $(TORCH),$(benching) $(pip_install) $(TORCH))
-	$(benching) $(pip_install) keras jax lightning skorch scikit-learn torch
+	$(benching) $(pip_install) -e . torch onnxscript keras jax lightning skorch scikit-learn matplotlib
+	@touch $@
+
+.venv-bench-plain/installed: pyproject.toml | python
+	@echo "Installing onnxfit and the plain onnxruntime into .venv-bench-plain ..."
+	$(PYTHON) -m venv .venv-bench-plain
+	$(benching_plain) $(pip_install) -e .
+	$(benching_plain) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
+	$(benching_plain) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
 	@touch $@
 
 .venv-exports/installed: pyproject.toml | python

@@ -16,7 +16,8 @@ import onnx
 import pytest
 
 SUITE = Path(__file__).resolve().parent.parent / "benchmarks/suite"
-CONTENDERS = ["full-onnx", "sklearn", "keras-jax"]
+ROOT = SUITE.parent.parent
+CONTENDERS = ["onnxfit", "sklearn", "keras-jax"]
 
 
 def last_loss(weights: dict[str, np.ndarray[Any, Any]]) -> float:
@@ -45,25 +46,15 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
     )
     onnx.save(model, tmp_path / "linear.onnx")
     np.savez(tmp_path / "linear.npz", **weights)
-    command = [
-        sys.executable,
-        str(SUITE),
-        "--quick",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--folder",
-        str(tmp_path),
-    ]
+    command = [sys.executable, str(SUITE), "--quick", "--rounds", "1", "--threads", "1"]
     # no environments but this
-    command += ["--python", "plain=", "bench=", "training=" + sys.executable]
+    command += ["--folder", str(tmp_path), "--python", "plain="]
     command += ["--workloads", "linear", "--optimizers", "sgd", "--contenders", *CONTENDERS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    with (tmp_path / "results/benchmarks/steps.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    figures = (tmp_path / "results/benchmarks/steps.csv").read_text()
+    rows = list(csv.DictReader(figures.splitlines()))
     assert [row["contender"] for row in rows] == CONTENDERS
     for row in rows[:2]:
         assert row["comparable"] == "yes", row
@@ -73,16 +64,25 @@ def test_contenders_train_alike_and_the_files_are_written(tmp_path: Path) -> Non
     if importlib.util.find_spec("keras") is None:
         assert rows[2]["remark"].startswith("not installed:")
     page = (tmp_path / "results/benchmarks.md").read_text()
-    for title in ("onnxfit full, onnx", "scikit-learn MLP", "Keras on JAX"):
+    for title in ("onnxfit", "scikit-learn MLP", "Keras on JAX"):
         assert f"| {title} |" in page
+
+    # what is in the folder is not measured again, and other settings begin anew
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "going on from" in again.stdout
+    assert (tmp_path / "results/benchmarks/steps.csv").read_text() == figures
+    other = [*command, "--seconds", "0.02"]
+    anew = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert "beginning anew" in anew.stdout
+    assert (tmp_path / "results/benchmarks/steps.csv").read_text() != figures
 
 
 def test_other_losses_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUITE))
     measure = importlib.import_module("measure")
     rows = [
-        measure.Row("linear", "sgd", name, losses=[2.0, last])
-        for name, last in (("sklearn", 1.002), ("torch", 1.0), ("full-onnx", 1.0005))
+        measure.Row("linear", "sgd", name, 1, losses=[2.0, last])
+        for name, last in (("sklearn", 1.002), ("torch", 1.0), ("onnxfit", 1.0005))
     ]
     measure.compare(rows)
     assert [row.comparable for row in rows] == [False, True, True]
@@ -94,18 +94,92 @@ def test_a_ratio_is_of_the_same_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUITE))
     timing = importlib.import_module("measure").Timing
     ours, theirs = timing([1.0, 5.0, 5.5, 1.0, 1.0]), timing([2.0, 10.0, 10.0])
-    assert ours.ratio(theirs) == 0.5
+    assert ours.ratios(theirs) == (0.5, 0.5, 0.525)
 
 
-def test_the_generated_part_is_replaced_and_the_prose_stays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SUITE))
-    report = importlib.import_module("report")
+    return importlib.import_module("report")
+
+
+def row(contender: str, threads: int, seconds: float, comparable: bool = True) -> Any:
+    measure = importlib.import_module("measure")
+    timing = measure.Timing([seconds] * 3)
+    given = {"step": timing, "fit": timing, "losses": [1.0], "comparable": comparable}
+    return measure.Row("linear", "sgd", contender, threads, **given)
+
+
+def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any) -> None:
+    rows = [
+        row("onnxfit", 1, 4e-5),
+        row("onnxfit", 2, 2e-5),
+        row("onnxfit-plain", 1, 1e-5),  # another variant: beside the ratio, not in it
+        row("torch", 1, 4e-4),
+        row("torch", 2, 6e-4),
+        row("torch-compile", 1, 8e-5),
+        row("torch-compile", 2, 1e-5, comparable=False),
+    ]
+    step, fit = report.headline([rows])
+    assert [step["kind"], fit["kind"]] == ["step", "fit"]
+    assert (step["onnxfit_threads"], step["pytorch"]) == (2, "torch-compile")
+    assert step["pytorch_threads"] == 1
+    assert step["ratio"] == pytest.approx(0.25)
+    assert step["eager_ratio"] == pytest.approx(0.05)
+    assert step["plain_us"] == pytest.approx(10)
+    line = report.headline_table([step]).splitlines()[-1]
+    assert line.startswith("| linear, sgd: step | 20.0 (2) | 80.0 (1) | compiled | 0.25 (")
+    assert "| onnxfit | 40.0 (40.0 .. 40.0) | 20.0 (20.0 .. 20.0) | 2.00 |" in report.race_table(
+        rows
+    )
+
+
+def test_the_sentence_has_the_whole_range(report: Any) -> None:
+    headline = [
+        {"workload": name, "ratio": ratio, "eager_ratio": "0.05"}
+        for name, ratio in (
+            ("linear", "0.1"),
+            ("tabular", "0.3"),
+            ("cnn", "1.2"),
+            ("mobilenet", 2.5),
+        )
+    ]
+    once = [
+        {"workload": "cnn", "contender": name, "peak_memory": peak}
+        for name, peak in (("onnxfit", "30"), ("torch", "60"), ("torch-compile", "90"))
+    ]
+    text = report.summary(headline, once)
+    assert "takes 0.10 to 0.30 of the time on small networks (0.05 of eager PyTorch's), " in text
+    assert ", 1.20 of the time on larger ones (" in text
+    assert ", 2.50 of the time on depthwise convolutions (" in text
+    assert text.endswith("; peak memory is 0.50 of eager PyTorch's")
+
+
+def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
+    headline, once = (
+        list(csv.DictReader((ROOT / f"docs/benchmarks/{name}.csv").read_text().splitlines()))
+        for name in ("headline", "once")
+    )
+    sentence = report.summary(headline, once)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{report.README_BEGIN}{sentence}{report.README_END}" in readme
+    assert f"In short: {sentence}." in (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
-    report.write_page(page, report.generated(["a machine"], [], [], []))
+    rows = [row("onnxfit", 1, 1e-5), row("torch", 1, 4e-5)]
+    figures = report.Figures(["a machine"], [rows], [], [])
+    report.write(page, figures)
     text = page.read_text()
-    assert text.startswith(f"before\n\n{report.BEGIN}\n\n- a machine\n")
+    assert text.startswith(f"before\n\n{report.BEGIN}\n\nIn short: ")
+    assert "\n- a machine\n" in text
     assert text.endswith(f"{report.END}\n\nafter\n")
     assert "old" not in text
+
+    readme = tmp_path / "README.md"
+    readme.write_text(f"fast: {report.README_BEGIN}old{report.README_END}, measured\n")
+    report.write_sentence(readme, figures)
+    assert "takes 0.25 of the time on small networks" in readme.read_text()
+    assert readme.read_text().endswith(f"{report.README_END}, measured\n")

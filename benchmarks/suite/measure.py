@@ -1,18 +1,18 @@
-"""What is measured, in which order: contenders take turns, so that the machine's moods meet all of
-them.
+"""What is measured, in which order: contenders take turns, so that a busy minute of the machine
+meets all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import DECIDING, ENTRIES, RIVALS
-from processes import Process, alone
+from contenders import DECIDING, ENTRIES, PLAIN, RIVALS
+from processes import Process, alone, surroundings
 from workloads import WORKLOADS, Job
 
 TOLERANCE = 1e-3  # relative, between losses
@@ -29,29 +29,30 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        low, median, high = np.percentile(self.samples, [25, 50, 75])
-        return float(low), float(median), float(high)
+        return quartiles(self.samples)
 
     @property
     def median(self) -> float:
         return self.quartiles[1]
 
-    def ratio(self, other: Timing) -> float:
-        """To another, the median of the ratios within each round: what is slow for a minute is slow
-        for both.
-        """
-        return float(
-            np.median([ours / theirs for ours, theirs in zip(self.samples, other.samples)])
-        )
+    def ratios(self, other: Timing) -> tuple[float, float, float]:
+        """To another, the quartiles of the ratios within each round: a busy minute slows both."""
+        return quartiles([ours / theirs for ours, theirs in zip(self.samples, other.samples)])
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    low, median, high = np.percentile(values, [25, 50, 75])
+    return float(low), float(median), float(high)
 
 
 @dataclass
 class Row:
-    """One contender on one workload."""
+    """One contender with as many threads on one workload."""
 
     workload: str
     optimizer: str
     contender: str
+    threads: int
     step: Timing = field(default_factory=Timing)
     fit: Timing = field(default_factory=Timing)
     losses: list[float] = field(default_factory=list)
@@ -64,105 +65,114 @@ class Row:
     def title(self) -> str:
         return ENTRIES[self.contender].title
 
-    @property
-    def ours(self) -> bool:
-        return ENTRIES[self.contender].ours
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Row:
+        return cls(**{**given, "step": Timing(**given["step"]), "fit": Timing(**given["fit"])})
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is measured."""
 
-    workloads: Sequence[str]
-    optimizers: Sequence[str]
     contenders: Sequence[str]
     rounds: int
     seconds: float  # of one sample
     # of all samples of a contender's steps, or fits, on a workload; three are taken in any case
     budget: float
-    threads: int
+    threads: Sequence[int]  # fewest first
     folder: Path
     pythons: Mapping[str, str]
-    environment: Mapping[str, str]
 
     @property
     def log(self) -> Path:
         return self.folder / "workers.log"
 
-    def job(self, workload: str, optimizer: str) -> str:
-        return Job(WORKLOADS[workload], optimizer, self.folder, self.threads).to_json()
+    @property
+    def lanes(self) -> list[tuple[str, int]]:
+        """Contenders with their numbers of threads."""
+        return [(name, threads) for name in self.contenders for threads in self.threads]
+
+    def lanes_of(self, workload: str) -> list[tuple[str, int]]:
+        """On larger networks, contenders outside the headline have all threads only."""
+        small = WORKLOADS[workload].small
+        return [
+            (name, threads)
+            for name, threads in self.lanes
+            if small or name in (*DECIDING, PLAIN) or threads == self.threads[-1]
+        ]
+
+    def environment(self, threads: int) -> dict[str, str]:
+        return surroundings(threads, self.folder)
+
+    def job(self, workload: str, optimizer: str, threads: int) -> str:
+        return Job(WORKLOADS[workload], optimizer, self.folder, threads).to_json()
 
 
 class Field:
-    """The contenders' processes, each begun once;
+    """The contenders' processes, one for each number of threads, each begun once.
 
     `absent` has the reason of those that are not there.
     """
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         self.plan, self._stack = plan, stack
-        self.processes: dict[str, Process] = {}
-        self.pythons: dict[str, str] = {}
-        self.loaded: dict[str, dict[str, Any]] = {}
+        self.processes: dict[tuple[str, int], Process] = {}
         self.absent: dict[str, str] = {}
-        for name in plan.contenders:
-            self._start(name)
+        for lane in plan.lanes:
+            self._start(*lane)
 
-    def _start(self, name: str) -> None:
-        self.absent[name] = (
-            f"not installed: no environment {' or '.join(ENTRIES[name].environments)}"
+    def _start(self, name: str, threads: int) -> None:
+        plan, environment = self.plan, ENTRIES[name].environment
+        python = plan.pythons.get(environment)
+        if python is None:
+            self.absent[name] = f"not installed: no environment {environment}"
+        if name in self.absent:
+            return
+        process = self._stack.enter_context(
+            Process(str(python), name, plan.environment(threads), plan.log)
         )
-        for environment in ENTRIES[name].environments:
-            python = self.plan.pythons.get(environment)
-            if python is None:
-                continue
-            process = self._stack.enter_context(
-                Process(python, name, self.plan.environment, self.plan.log)
-            )
-            answer = process.ask("load")
-            if "import_seconds" in answer:
-                del self.absent[name]
-                self.processes[name], self.pythons[name], self.loaded[name] = (
-                    process,
-                    python,
-                    answer,
-                )
-                return
-            self.absent[name] = (
-                f"not installed: {answer['absent']}"
-                if "absent" in answer
-                else f"failed: {answer['failed']}"
-            )
+        answer = process.ask("load")
+        if "import_seconds" in answer:
+            self.processes[name, threads] = process
+        elif "absent" in answer:
+            self.absent[name] = f"not installed: {answer['absent']}"
+        else:
+            self.absent[name] = f"failed: {answer['failed']}"
 
-    def restart(self, name: str) -> None:
+    def restart(self, row: Row) -> None:
         """After its process died."""
-        del self.processes[name]
-        self._start(name)
+        del self.processes[row.contender, row.threads]
+        self._start(row.contender, row.threads)
 
     def race(self, workload: str, optimizer: str) -> list[Row]:
         """All of them on one workload."""
-        rows = [self._ready(name, workload, optimizer) for name in self.plan.contenders]
+        lanes = self.plan.lanes_of(workload)
+        rows = [Row(workload, optimizer, name, threads) for name, threads in lanes]
+        for row in rows:
+            self._ready(row)
         compare(rows)
         for kind in ("step", "fit"):
             self._rounds([row for row in rows if row.losses], kind)
         return rows
 
-    def _ready(self, name: str, workload: str, optimizer: str) -> Row:
-        row = Row(workload, optimizer, name)
-        if name in self.absent:
-            row.remark = self.absent[name]
-            return row
-        process = self.processes[name]
-        built = process.ask("build", job=self.plan.job(workload, optimizer))
+    def _ready(self, row: Row) -> None:
+        process = self.processes.get((row.contender, row.threads))
+        if process is None:
+            row.remark = self.absent.get(row.contender, "failed: its process ended")
+            return
+        job = self.plan.job(row.workload, row.optimizer, row.threads)
+        built = process.ask("build", job=job)
         answer = built if "build_seconds" not in built else process.ask("losses")
         if "losses" in answer:
             row.build_seconds, row.losses = built["build_seconds"], answer["losses"]
-        else:
-            row.remark = answer.get("refused") or f"failed: {answer['failed']}"
-            if process.ended:
-                self.restart(name)
-        row.steps = answer.get("steps", False)
-        return row
+            row.remark, row.steps = answer["remark"], answer["steps"]
+            return
+        row.remark = answer.get("refused") or f"failed: {answer['failed']}"
+        if process.ended:
+            self.restart(row)
 
     def _rounds(self, rows: list[Row], kind: str) -> None:
         """A contender has samples of the first rounds without a gap, so that the same place in two
@@ -170,26 +180,26 @@ class Field:
         """
         for number in range(MORE * self.plan.rounds):
             for row in rows:
-                timing: Timing = getattr(row, kind)
-                more = MORE if row.contender in DECIDING else 1
-                if (
-                    row.contender not in self.processes
-                    or (kind == "step" and not row.steps)
-                    or number >= more * self.plan.rounds
-                ):
-                    continue
-                if len(timing.samples) >= 3 and timing.spent > more * self.plan.budget:
-                    continue
-                process = self.processes[row.contender]
-                answer = process.ask(kind, seconds=self.plan.seconds)
-                if "seconds" in answer:
-                    timing.samples.append(answer["seconds"])
-                    timing.spent += answer["took"]
-                else:
-                    row.remark = f"{kind} failed: {answer.get('failed') or answer.get('refused')}"
-                    row.steps = False
-                    if process.ended:
-                        self.restart(row.contender)
+                if kind == "fit" or row.steps:
+                    self._turn(row, kind, number)
+
+    def _turn(self, row: Row, kind: str, number: int) -> None:
+        timing: Timing = getattr(row, kind)
+        more = MORE if row.contender in DECIDING else 1
+        process = self.processes.get((row.contender, row.threads))
+        enough = number >= 3 and timing.spent > more * self.plan.budget
+        if process is None or enough or number != len(timing.samples):
+            return
+        if number >= more * self.plan.rounds:
+            return
+        answer = process.ask(kind, seconds=self.plan.seconds)
+        if "seconds" in answer:
+            timing.samples.append(answer["seconds"])
+            timing.spent += answer["took"]
+            return
+        row.remark = f"{kind} failed: {answer.get('failed') or answer.get('refused')}"
+        if process.ended:
+            self.restart(row)
 
 
 def compare(rows: list[Row]) -> None:
@@ -209,13 +219,17 @@ def compare(rows: list[Row]) -> None:
 
 
 def once(plan: Plan, field: Field, workload: str, optimizer: str) -> list[dict[str, Any]]:
-    """Import, first step, memory: each in a process that does nothing else."""
+    """Import, first step, memory: each in a process that does nothing else, with all threads."""
     found = []
-    for name, python in field.pythons.items():
-        if ENTRIES[name].measures_memory or workload == MEMORY_OF_ALL:
-            answer = alone(python, name, plan.job(workload, optimizer), plan.environment, plan.log)
-            if "peak_memory" in answer:
-                found.append(
-                    {"workload": workload, "optimizer": optimizer, "contender": name, **answer}
-                )
+    threads = plan.threads[-1]
+    for name in (name for name, count in field.processes if count == threads):
+        if not (ENTRIES[name].measures_memory or workload == MEMORY_OF_ALL):
+            continue
+        python = plan.pythons[ENTRIES[name].environment]
+        job = plan.job(workload, optimizer, threads)
+        answer = alone(python, name, job, plan.environment(threads), plan.log)
+        if "peak_memory" in answer:
+            found.append(
+                {"workload": workload, "optimizer": optimizer, "contender": name, **answer}
+            )
     return found

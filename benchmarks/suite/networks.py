@@ -71,6 +71,33 @@ class ResNet18(nn.Module):
         return self.head(self.blocks(torch.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
+class Inverted(nn.Module):
+    """MobileNetV2's block: wider by a 1×1 convolution, a depthwise 3×3, narrower again."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        wide = 6 * before
+        self.same = before == after and stride == 1
+        self.layers = nn.Sequential(
+            nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
+            nn.Conv2d(wide, after, 1, bias=False), nn.BatchNorm2d(after),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layers(x)
+        return x + y if self.same else y
+
+
+def mobilenet() -> nn.Module:
+    widths = [16, 16, 24, 24, 32, 32]
+    blocks = (Inverted(a, b, 1 if a == b else 2) for a, b in pairwise(widths))
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -140,6 +167,7 @@ class Recurrent(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cnn": lenet,
     "resnet": ResNet18,
+    "mobilenet": mobilenet,
     "transformer": lambda: Transformer(128, 2, 4, 64, 1000, classes=10),
     "decoder": lambda: Transformer(256, 4, 8, 128, 1000),
     "lstm": Recurrent,

@@ -19,25 +19,25 @@ Answer = dict[str, Any]
 
 
 def find_pythons(given: Mapping[str, str]) -> dict[str, str]:
-    """Environment -> Python, of those that are there: this one for "training", and what `make` puts
-    beside it for the others.
-    """
-    found = {
-        "training": sys.executable,
-        "plain": str(ROOT / ".venv-plain/bin/python"),
-        "bench": str(ROOT / ".venv-bench/bin/python"),
-    }
+    """Environment -> Python, of those that are there: this one, and what `make bench` puts beside it."""
+    found = {"bench": sys.executable, "plain": str(ROOT / ".venv-bench-plain/bin/python")}
     return {name: python for name, python in {**found, **given}.items() if Path(python).is_file()}
 
 
 def surroundings(threads: int, folder: Path) -> dict[str, str]:
-    """Environment variables that hold every library to as many threads, and compiled code to a
-    folder of ours.
+    """Environment variables that hold every library to as many threads (JAX reads NPROC), and
+    compiled code to a folder of ours.
     """
     count = str(threads)
-    pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    pools = (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "NPROC",
+    )
     return {
-        **os.environ, **dict.fromkeys(pools, count), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "KERAS_HOME": str(folder / "keras"),
+        **os.environ, **dict.fromkeys(pools, count), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor" / count), "KERAS_HOME": str(folder / "keras"),
         "TORCHINDUCTOR_COMPILE_THREADS": count, "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3",
     }  # fmt: skip
 
@@ -89,6 +89,17 @@ class Process:
             self._process.kill()
         self._process.wait()
         self._log.close()
+
+
+def versions(python: str) -> dict[str, str]:
+    """Package -> version, and "Python" for itself, of everything that is installed there."""
+    code = (
+        "import importlib.metadata as m, json, platform; print(json.dumps({'Python':"
+        " platform.python_version(), **{d.name.lower(): d.version for d in m.distributions()}}))"
+    )
+    done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def run_json(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Answer:

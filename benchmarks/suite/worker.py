@@ -62,8 +62,6 @@ class Worker:
         self.contender.load()
         return {
             "import_seconds": time.perf_counter() - began,
-            "versions": self.contender.versions(),
-            "python": sys.version.split()[0],
         }
 
     def build(self, job: str) -> dict[str, Any]:
@@ -84,6 +82,7 @@ class Worker:
             "losses": losses,
             "losses_seconds": time.perf_counter() - began,
             "steps": self.run_step is not None,
+            "remark": self.contender.remark,
         }
 
     def step(self, seconds: float) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class Workload:
         return self.loss == "cross_entropy"
 
     @property
+    def small(self) -> bool:
+        """Whether the time of a step is that of calls rather than of arithmetic."""
+        return 0 < max(self.sizes, default=0) <= 100
+
+    @property
     def rows(self) -> int:
         return self.batch_size * self.batches
 
@@ -106,6 +111,7 @@ ALL = [
     ),
     Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.90),
     Workload("resnet", "ResNet-18, 32×32, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,), pace=0.1),
+    Workload("mobilenet", "MobileNetV2 blocks (depthwise convolutions), 32×32, batch 16", "cross_entropy", 16, 4, (3, 32, 32), (10,), pace=0.1),
     Workload(
         "transformer", "transformer encoder, d 128, 2 layers, 64 tokens, batch 16", "cross_entropy", 16, 10, (64,), (10,), 1000, bar=0.90,
         products=transformer_products(16, 64, 128, 2, 4),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle
-from typing import Any, ClassVar
+from typing import Any
 
 from workloads import COMPARED_STEPS, Array, Job
 
@@ -27,7 +26,7 @@ class Contender(ABC):
     `load` imports, `build` makes everything for a job from the job's weights; both are timed.
     """
 
-    packages: ClassVar[Sequence[str]] = ()  # whose versions matter
+    remark = ""  # for the table, where a build does less than the contender's title says
 
     @abstractmethod
     def load(self) -> None:
@@ -53,15 +52,6 @@ class Contender(ABC):
         """Whole epochs: shuffled, with accuracy where there are classes, a history, and a callback
         after each batch.
         """
-
-    def versions(self) -> dict[str, str]:
-        found = {}
-        for package in self.packages:
-            try:
-                found[package] = version(package)
-            except PackageNotFoundError:
-                continue
-        return found
 
 
 def over(step: Step, batches: Sequence[tuple[Any, Any]]) -> Callable[[], object]:

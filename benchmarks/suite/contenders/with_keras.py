@@ -13,8 +13,6 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Keras(Contender):
-    packages = ("keras", "torch", "jax", "numpy")
-
     def __init__(self, backend: str) -> None:
         self.backend = backend
 

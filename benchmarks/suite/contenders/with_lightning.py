@@ -15,8 +15,6 @@ from contenders.with_torch import fused_optimizer, loss_of, rows_of, torch_modul
 
 
 class Lightning(Contender):
-    packages = ("lightning", "torch")
-
     def load(self) -> None:
         import lightning
 

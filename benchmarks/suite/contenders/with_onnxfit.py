@@ -11,16 +11,7 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class Onnxfit(Contender):
-    packages = (
-        "onnxfit",
-        "onnxruntime-training",
-        "onnxruntime-training-cpu",
-        "onnxruntime",
-        "onnx",
-        "numpy",
-    )
-
-    def __init__(self, backend: str, gradient: str) -> None:
+    def __init__(self, backend: str = "full", gradient: str = "onnx") -> None:
         self.backend, self.gradient = backend, gradient
 
     def load(self) -> None:

@@ -17,8 +17,6 @@ from contenders.contender import Contender, Refused, first_losses, over
 
 
 class OnDevice(Contender):
-    packages = ("onnxruntime-training", "onnx", "torch", "numpy")
-
     def load(self) -> None:
         import onnxruntime.training.api
         import onnxruntime.training.artifacts  # noqa: F401  # an attribute of self.library

@@ -18,8 +18,6 @@ class Perceptron(Contender):
     SGD gets twice the learning rate.
     """
 
-    packages = ("scikit-learn", "numpy", "scipy")
-
     def load(self) -> None:
         import sklearn.neural_network
 
@@ -82,8 +80,6 @@ class Perceptron(Contender):
 
 class Linear(Contender):
     """SGDRegressor: one row at a time, so that its losses are others."""
-
-    packages = ("scikit-learn", "numpy")
 
     def load(self) -> None:
         import sklearn.linear_model

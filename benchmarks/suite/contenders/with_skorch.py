@@ -13,8 +13,6 @@ from contenders.with_torch import torch_module
 
 
 class Skorch(Contender):
-    packages = ("skorch", "torch", "scikit-learn")
-
     def load(self) -> None:
         import skorch
         import skorch.callbacks  # noqa: F401  # an attribute of self.library

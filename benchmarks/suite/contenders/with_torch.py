@@ -12,8 +12,6 @@ from contenders.contender import Contender, first_losses, over
 
 
 class Eager(Contender):
-    packages = ("torch", "numpy")
-
     def load(self) -> None:
         import torch
 
@@ -67,11 +65,42 @@ class Eager(Contender):
 
 
 class Compiled(Eager):
+    """Forward pass, loss, gradients and update in one compiled graph, which takes a C++ compiler.
+
+    `Optimizer.step` breaks a graph in two, so the update is that of `torch.optim.sgd` and
+    `torch.optim.adam` as functions. A network that PyTorch cannot trace as one graph has only its
+    forward and backward passes compiled.
+    """
+
     def build(self, job: Job) -> None:
         super().build(job)
         warnings.simplefilter("ignore")
-        self.torch._dynamo.reset()
-        self.forward = self.torch.compile(self._forward)
+        dynamo = self.torch._dynamo
+        dynamo.reset()
+        dynamo.config.trace_autograd_ops = True  # it is off by default, and breaks the graph then
+        self.weights = list(self.module.parameters())
+        self.update = functional_update(job, self.weights)
+        self.compiled = self.torch.compile(self._whole, fullgraph=True)
+        self.remark = ""
+
+    def _whole(self, x: Any, y: Any) -> Any:
+        loss, output = self._forward(x, y)
+        gradients = self.torch.autograd.grad(loss, self.weights)
+        with self.torch.no_grad():
+            self.update(gradients)
+        return loss.detach(), output.detach()
+
+    def _step(self, x: Any, y: Any) -> Any:
+        if self.compiled is None:
+            return super()._step(x, y)
+        try:
+            loss, self.output = self.compiled(x, y)
+        except self.torch._dynamo.exc.Unsupported:  # by the first step, which has changed nothing
+            self.compiled = None
+            self.forward = self.torch.compile(self._forward)
+            self.remark = "update not compiled: the step cannot be traced as one graph"
+            return super()._step(x, y)
+        return loss
 
 
 def torch_module(job: Job) -> Any:
@@ -98,6 +127,33 @@ def fused_optimizer(job: Job, module: Any) -> Any:
 
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[job.optimizer]
     return kind(module.parameters(), lr=job.learning_rate, fused=True)
+
+
+def functional_update(job: Job, weights: list[Any]) -> Callable[[Any], None]:
+    """An update of the weights by their gradients, to be compiled.
+
+    The variants for lists are taken: compiled by PyTorch 2.13, the one of SGD for single tensors
+    gave other losses.
+    """
+    import torch
+
+    def zeros() -> list[Any]:
+        return [torch.zeros_like(weight) for weight in weights]
+
+    if job.optimizer == "sgd":
+        from torch.optim.sgd import sgd
+
+        return lambda gradients: sgd(
+            weights, list(gradients), [None] * len(weights), foreach=True, fused=False, weight_decay=0, momentum=0,
+            lr=job.learning_rate, dampening=0, nesterov=False, maximize=False,
+        )  # fmt: skip
+    from torch.optim.adam import adam
+
+    means, squares, steps = zeros(), zeros(), [torch.zeros(()) for _ in weights]
+    return lambda gradients: adam(
+        weights, list(gradients), means, squares, [], steps, foreach=True, fused=False, capturable=True, differentiable=False,
+        amsgrad=False, beta1=0.9, beta2=0.999, lr=job.learning_rate, weight_decay=0, eps=1e-8, maximize=False,
+    )  # fmt: skip
 
 
 def rows_of(x: Array, y: Array) -> Any:
