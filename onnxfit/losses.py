@@ -43,14 +43,7 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import (
-    check_number,
-    is_finite,
-    is_number,
-    lookup,
-    registry,
-    shortened,
-)
+from onnxfit.registry import check_number, is_finite, is_number, lookup, registry, shortened
 
 __all__ = [
     "NLL",

@@ -12,20 +12,8 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import (
-    CheckpointError,
-    DataError,
-    SettingError,
-    warn_user,
-)
-from onnxfit.registry import (
-    is_finite,
-    is_number,
-    lookup,
-    registry,
-    shortened,
-    snake_case,
-)
+from onnxfit.errors import CheckpointError, DataError, SettingError, warn_user
+from onnxfit.registry import is_finite, is_number, lookup, registry, shortened, snake_case
 
 __all__ = [
     "AUC",

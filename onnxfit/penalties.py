@@ -15,14 +15,7 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import (
-    is_finite,
-    is_number,
-    lookup,
-    name_list,
-    registry,
-    shortened,
-)
+from onnxfit.registry import is_finite, is_number, lookup, name_list, registry, shortened
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 

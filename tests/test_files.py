@@ -15,13 +15,7 @@ import numpy as np
 import pytest
 
 import onnxfit
-from onnxfit.callbacks import (
-    Callback,
-    CSVLogger,
-    JSONLLogger,
-    ModelCheckpoint,
-    PredictionWriter,
-)
+from onnxfit.callbacks import Callback, CSVLogger, JSONLLogger, ModelCheckpoint, PredictionWriter
 from onnxfit.cli import arrays
 from onnxfit.errors import CheckpointError
 from onnxfit.files import json_float, remove_leftovers, write_atomically

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate, require_weights
 from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import ARRAY, COUNT, mapping_of, optional
 from onnxfit.graph import names

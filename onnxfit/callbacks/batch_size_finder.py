@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from contextlib import closing
 from itertools import repeat
 from time import perf_counter
 from typing import Any, Union
 
-from onnxfit.callbacks.stateful_callback import (
-    StatefulCallback,
-)
-from onnxfit.callbacks.checks import (
-    require_at_least,
-    require_below,
-)
-from onnxfit.callbacks.logs import (
-    Logs,
-)
-from onnxfit.callbacks.plot import (
-    plot_curve,
-)
-from onnxfit.errors import (
-    SettingError,
-)
-from onnxfit.files import (
-    NUMBER,
-    POSITIVE_COUNT,
-    TEXT,
-    ValueType,
-    list_of,
-    optional,
-)
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.callbacks.checks import require_at_least, require_below
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.plot import plot_curve
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.errors import SettingError
+from onnxfit.files import NUMBER, POSITIVE_COUNT, TEXT, ValueType, list_of, optional
+from onnxfit.registry import check_arguments
 
 __all__ = ["BatchSizeFinder"]
 

@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from onnxfit.errors import (
-    CheckpointError,
-    SettingError,
-    UnsupportedError,
-)
-from onnxfit.registry import (
-    shortened,
-)
+
+from onnxfit.errors import CheckpointError, SettingError, UnsupportedError
+from onnxfit.registry import shortened
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.callback import Callback
@@ -52,7 +47,7 @@ def require_below(owner: str, bound: int, **settings: int) -> None:
 
 
 def require_constant_rate(trainer: Trainer, owner: str, fix: str) -> None:
-    """Raise UnsupportedError where a Schedule drives the learning rate, so that a callback cannot set it.
+    """Raise UnsupportedError where a Schedule drives the learning rate: a callback cannot set it.
 
     - `trainer`: the Trainer whose optimizer is checked.
     - `owner`: the callback's class, named in the message.

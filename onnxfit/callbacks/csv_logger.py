@@ -10,21 +10,12 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Union
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.callbacks.write_guard import WriteGuard
 from onnxfit.errors import SettingError
-from onnxfit.files import (
-    COUNT,
-    append_whole,
-    json_float,
-    write_atomically,
-)
-from onnxfit.callbacks.write_guard import (
-    WriteGuard,
-)
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.files import COUNT, append_whole, json_float, write_atomically
+from onnxfit.registry import check_arguments
 
 __all__ = ["CSVLogger", "JSONLLogger"]
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_weights
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
-from onnxfit.files import (
-    ARRAY,
-    COUNT,
-    NUMBER,
-    mapping_of,
-    optional,
-)
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.files import ARRAY, COUNT, NUMBER, mapping_of, optional
+from onnxfit.registry import check_arguments
 
 __all__ = ["EarlyStopping"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.files import COUNT, FIGURE, list_of, mapping_of
 
 __all__ = ["History"]

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 from collections.abc import Callable
 from typing import Any
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_constant_rate
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.errors import SettingError
-from onnxfit.files import (
-    COUNT,
-    NUMBER,
-    optional,
-)
-from onnxfit.registry import (
-    is_finite,
-    check_arguments,
-)
+from onnxfit.files import COUNT, NUMBER, optional
+from onnxfit.registry import check_arguments, is_finite
 
 __all__ = ["LearningRateScheduler", "ReduceLROnPlateau"]
 

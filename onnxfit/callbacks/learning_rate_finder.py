@@ -9,32 +9,13 @@ from typing import Union
 
 import numpy as np
 
-from onnxfit.callbacks.stateful_callback import (
-    StatefulCallback,
-)
-from onnxfit.callbacks.checks import (
-    require_at_least,
-    require_below,
-    require_constant_rate,
-)
-from onnxfit.callbacks.logs import (
-    Logs,
-)
-from onnxfit.callbacks.plot import (
-    plot_curve,
-)
-from onnxfit.errors import (
-    SettingError,
-)
-from onnxfit.files import (
-    NUMBER,
-    RATE,
-    list_of,
-    optional,
-)
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.callbacks.checks import require_at_least, require_below, require_constant_rate
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.plot import plot_curve
+from onnxfit.callbacks.stateful_callback import StatefulCallback
+from onnxfit.errors import SettingError
+from onnxfit.files import NUMBER, RATE, list_of, optional
+from onnxfit.registry import check_arguments
 
 __all__ = ["LearningRateFinder"]
 

@@ -27,10 +27,11 @@ class Logs(Mapping[str, float]):
     >>> logs = Logs({"loss": 0.5, "auc": lambda: 0.75})
     >>> logs["auc"], dict(logs)
     (0.75, {'loss': 0.5, 'auc': 0.75})
-    >>> logs["auc"] = 1.0
+    >>> logs["auc"] = 1.0  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
         ...
-    onnxfit.errors.UnsupportedError: logs are read-only: use trainer.log('auc', value), or change a copy, dict(logs).
+    onnxfit.errors.UnsupportedError: logs are read-only: use trainer.log('auc', value), or change
+    a copy, dict(logs).
     """
 
     __slots__ = ("_ended", "_values")

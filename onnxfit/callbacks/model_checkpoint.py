@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Union
 
 from onnxfit.callbacks import file_template
 from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.errors import CheckpointError, SettingError, UnknownNameError
 from onnxfit.files import (
     NUMBER,

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Union
 
 import numpy as np
 
-from onnxfit.errors import CheckpointError
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.errors import CheckpointError
 from onnxfit.files import write_atomically
 from onnxfit.registry import check_arguments
 

@@ -6,15 +6,11 @@ from datetime import timedelta
 from time import monotonic
 from typing import Union
 
-from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.stateful_callback import StatefulCallback
 from onnxfit.errors import SettingError
-from onnxfit.files import (
-    RATE,
-)
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.files import RATE
+from onnxfit.registry import check_arguments
 
 __all__ = ["Timer"]
 

@@ -11,13 +11,7 @@ from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
 from onnxfit.data.source import Batching, RowSource, Source
-from onnxfit.data.structure import (
-    common_rows,
-    holds_arrays,
-    map_arrays,
-    named_arrays,
-    select_rows,
-)
+from onnxfit.data.structure import common_rows, holds_arrays, map_arrays, named_arrays, select_rows
 from onnxfit.errors import SettingError
 from onnxfit.registry import is_number, shortened
 

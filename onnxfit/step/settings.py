@@ -10,11 +10,7 @@ from typing import Any
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import (
-    is_finite,
-    is_number,
-    shortened,
-)
+from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.step.objectives import Losses, Metrics
 
 

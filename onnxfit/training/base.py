@@ -18,12 +18,7 @@ from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
 from onnxfit.data.order import checked_batch_size
-from onnxfit.errors import (
-    DataError,
-    SettingError,
-    UnknownNameError,
-    UnsupportedError,
-)
+from onnxfit.errors import DataError, SettingError, UnknownNameError, UnsupportedError
 from onnxfit.graph import names
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name

@@ -12,18 +12,9 @@ from typing import Any
 
 import onnx
 
-from onnxfit.callbacks.history import (
-    History,
-)
-from onnxfit.errors import (
-    CheckpointError,
-    OnnxfitError,
-    SettingError,
-    UnsupportedError,
-)
-from onnxfit.files import (
-    require_path,
-)
+from onnxfit.callbacks.history import History
+from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, UnsupportedError
+from onnxfit.files import require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import with_initializers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +98,26 @@ def test_any_value_is_taken_or_refused_and_no_file_of_others_is_touched(
     for value in VALUES:
         callback = make(name)
         before = repr(callback.state_dict())
+        refusal = None
         try:
             callback.load_state_dict({**state, key: value})
         except CheckpointError as error:
-            assert callback.state_key in str(error)
-            assert key in str(error)
+            refusal = str(error)
+        if refusal is not None:
+            assert callback.state_key in refusal
+            assert key in refusal
             assert repr(callback.state_dict()) == before
             continue
         taken += 1
         if taken <= 8:
-            try:
+            with suppress(OnnxfitError):
                 fit(trainer("full"), [callback], epochs=1, validation_data=None)
-            except OnnxfitError:
-                pass
         assert all(Path(victim).read_text() == "keep" for victim in VICTIMS)
-        assert {path.name for path in own_folder.parent.iterdir()} == {"own", "victim.txt", "1.ckpt"}
+        assert {path.name for path in own_folder.parent.iterdir()} == {
+            "own",
+            "victim.txt",
+            "1.ckpt",
+        }
     assert taken < len(VALUES)
 
 
@@ -139,7 +145,7 @@ def test_weights_of_another_model_are_refused_before_training() -> None:
     for arrays in ({"other": np.zeros(1)}, {"w": np.zeros((7, 7), np.float32)}):
         state = {**stopping.state_dict(), "best_weights": arrays, "best_epoch": 0}
         stopping.load_state_dict(state)
-        with pytest.raises(CheckpointError, match="best_weights of .*another model"):
+        with pytest.raises(CheckpointError, match=r"best_weights of .*another model"):
             on.fit(X2, Y2, verbose=0, callbacks=[stopping])
         assert on.global_step == 0
 
@@ -195,11 +201,12 @@ def test_a_folder_with_the_name_of_a_checkpoint_is_a_checkpoint_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "session", ["*", "?" * 12, "[0-9a-f]*", "0123456789AB", "../0123456789", "0" * 11, "0" * 13, None]
+    "session",
+    ["*", "?" * 12, "[0-9a-f]*", "0123456789AB", "../0123456789", "0" * 11, "0" * 13, None],
 )
 def test_a_session_that_is_a_pattern_deletes_no_event_file(session: Any) -> None:
     board = TensorBoard()
     state = json.loads(json.dumps({**board.state_dict(), "session": session, "files": {}}))
-    with pytest.raises(CheckpointError, match="session.*12 hexadecimal digits"):
+    with pytest.raises(CheckpointError, match=r"session.*12 hexadecimal digits"):
         board.load_state_dict(state)
     assert all(Path(victim).exists() for victim in VICTIMS)

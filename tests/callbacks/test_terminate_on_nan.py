@@ -78,7 +78,7 @@ def test_the_losses_reported_are_the_last_five_of_this_fit():
     assert len(on.last_losses) == 5
     assert list(on.last_losses) == pytest.approx([0.64**number for number in range(2, 7)])
     on.set_weights({"w": np.ones((1, 1), np.float32)})
-    with pytest.raises(DivergenceError, match="last losses 1, 0.64, inf[.]"):
+    with pytest.raises(DivergenceError, match=r"last losses 1, 0\.64, inf[.]"):
         fit(TerminateOnNaN(raise_error=True), on=on, x=x, y=y, batch_size=1, shuffle=False)
 
 

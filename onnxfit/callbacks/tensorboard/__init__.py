@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import numpy as np
 
-from onnxfit.callbacks.write_guard import WriteGuard
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.hyperparameters import hyperparameters
 from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.write_guard import WriteGuard
 from onnxfit.errors import SettingError
 from onnxfit.files import (
     COUNT,
@@ -28,9 +28,7 @@ from onnxfit.files import (
     require_path,
     require_types,
 )
-from onnxfit.registry import (
-    check_arguments,
-)
+from onnxfit.registry import check_arguments
 
 if TYPE_CHECKING:
     from onnxfit.callbacks.tensorboard.writer import RunWriter

@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.onnxruntime.lowerings import (
-    NodeToLower,
-    gather_at,
-    lowering,
-    require_size,
-)
+from onnxfit.gradients.onnxruntime.lowerings import NodeToLower, gather_at, lowering, require_size
 from onnxfit.gradients.table import NoGradientError
 from onnxfit.graph.values import GraphBuilder, Value
 
