@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import UnknownNameError
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, key_of
+from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.weights import FLOATS
 from onnxfit.registry import name_list
 
@@ -130,7 +131,7 @@ def outputs_of(graph: ir.Graph, *names: str) -> list[ir.Value]:
 def captured(graph: ir.Graph) -> list[ir.Value]:
     """Return the values of outer graphs that a subgraph uses, each once, in the order of use."""
     nodes = list(ir.traversal.RecursiveGraphIterator(graph))
-    graphs = dict.fromkeys([graph, *(inner for node in nodes for inner in _subgraphs(node))])
+    graphs = dict.fromkeys([graph, *(inner for node in nodes for inner in subgraphs_of(node))])
     used = [v for node in nodes for v in node.inputs if v is not None]
     for inner in graphs:
         used.extend(inner.outputs)  # a branch may return a captured value as it is
@@ -209,15 +210,5 @@ def _varying_outputs(node: ir.Node, varying: set[ir.Value]) -> list[ir.Value]:
 
 def _captured_by(node: ir.Node) -> list[ir.Value]:
     """Return the values that a node's subgraphs capture, each once."""
-    graphs = _subgraphs(node)
+    graphs = subgraphs_of(node)
     return list(dict.fromkeys(v for graph in graphs for v in captured(graph))) if graphs else []
-
-
-def _subgraphs(node: ir.Node) -> list[ir.Graph]:
-    graphs: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs.extend(attribute.as_graphs())
-    return graphs

@@ -17,6 +17,7 @@ import onnx.reference
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.subgraphs import subgraphs_of
 
 Array = npt.NDArray[Any]
 MAX_FOLDED_ELEMENTS = 1024  # elements of a value that is computed: shapes and axes, not weights
@@ -31,7 +32,6 @@ RANDOM = {
 
 
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL}
-_GRAPHS = {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
 _ANY_TYPE = {"Cast", "Constant", "Identity"}  # operators that are computed for floats, too
 
 
@@ -68,7 +68,7 @@ def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     """Return the values of a node's outputs, None if they are unknown or not small."""
     if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM:
         return None
-    if any(a.type in _GRAPHS for a in node.attributes.values()):
+    if subgraphs_of(node):
         return None
     if node.op_type in ("Shape", "Size"):
         return _computed_sizes(node)

@@ -24,6 +24,7 @@ from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.tensors import require_initializers
 from onnxfit.graph.validity import require_bodies, require_steps
 
@@ -168,12 +169,9 @@ def _fold(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def _has_static_shapes(graph: ir.Graph) -> bool:
     """Return whether the size of every value is a number, and no node has a subgraph."""
-    return all(
-        value.shape is not None and value.shape.is_static()
-        for node in graph
-        for value in node.outputs
-        if value.name
-    ) and not any(graph.subgraphs())
+    values = (value for node in graph for value in node.outputs if value.name)
+    has_sizes = all(value.shape is not None and value.shape.is_static() for value in values)
+    return has_sizes and not any(subgraphs_of(node) for node in graph)
 
 
 def _forget_names_of_sizes(graph: ir.Graph) -> None:

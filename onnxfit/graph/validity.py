@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.subgraphs import subgraph_protos
 
 # By field of a TensorProto: its entries for each element of a type, if raw_data is not used. Types
 # of half a byte are packed in other ways.
@@ -199,8 +200,7 @@ def _require_attribute(
         )
     for tensor in _tensors(attribute):
         _require_tensor(description, tensor)
-    graphs = [attribute.g] if attribute.HasField("g") else []
-    for graph in (*graphs, *attribute.graphs):
+    for graph in subgraph_protos(attribute):
         _require_graph(description, graph, in_function)
 
 

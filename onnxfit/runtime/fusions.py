@@ -1,9 +1,11 @@
 """Optimizers of onnxruntime that cannot change a graph.
 
-onnxruntime tries about fifty optimizers on every graph, and each one sorts the graph anew: for a
-step of 15,000 nodes that took most of the time until the first batch (2.2 times as long as without
-the optimizers that this module finds). An optimizer fuses a pattern of operators. Where the graph
-has none of the operators that the pattern must contain, the optimizer has nothing to do.
+onnxruntime tries about fifty optimizers on every graph, and each one sorts the graph anew. An
+optimizer fuses a pattern of operators. Where the graph has none of the operators that the pattern
+must contain, the optimizer has nothing to do.
+
+Measured on a step of 12,000 nodes: the session takes 1.4 to 1.7 times as long with the optimizers
+that this module finds (onnxruntime 1.19 and 1.32).
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx
+
+from onnxfit.graph.subgraphs import subgraph_protos
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 _NORMALIZATIONS = {"ReduceMean", "LayerNormalization", "SimplifiedLayerNormalization"}
@@ -91,7 +95,5 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
-            for inner in attribute.graphs:
+            for inner in subgraph_protos(attribute):
                 yield from _nodes(inner)

@@ -22,7 +22,7 @@ from onnxfit.graph.scopes import maker_of
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.fusions import useless_optimizers
-from onnxfit.runtime.node_order import sorted_for_compilation
+from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
 # Warnings about graphs that onnxfit builds on purpose are noise to the user.
@@ -61,9 +61,11 @@ def compile_model(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    with compilation_order(model):
+        serialized = model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(
-            sorted_for_compilation(model).SerializeToString(),
+            serialized,
             options,
             providers=[(device.provider, device.options)],
             disabled_optimizers=useless_optimizers(model),

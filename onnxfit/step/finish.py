@@ -7,10 +7,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
 from onnxfit.graph import names
+from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.rewrites import REWRITES
-
-SUBGRAPH_ATTRIBUTES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def prune(op: GraphBuilder) -> ir.Model:
@@ -31,7 +30,7 @@ def _is_sorted(graph: ir.Graph) -> bool:
         producers = (value.producer() for value in node.inputs if value is not None)
         if any(producer is not None and producer not in seen for producer in producers):
             return False
-        if any(a.type in SUBGRAPH_ATTRIBUTES for a in node.attributes.values()):
+        if subgraphs_of(node):
             return False
         seen.add(node)
     return True
@@ -48,8 +47,7 @@ def _remove_unused(model: ir.Model) -> None:
         before = list(model.graph)
         RemoveUnusedNodesPass()(model)
         kept = set(model.graph)
-        attributes = [a for node in before if node not in kept for a in node.attributes.values()]
-        emptied = [a.as_graph() for a in attributes if a.type == ir.AttributeType.GRAPH]
+        emptied = [body for node in before if node not in kept for body in subgraphs_of(node)]
         for body in emptied:
             for node in ir.traversal.RecursiveGraphIterator(body):
                 for i in range(len(node.inputs)):

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from onnxfit.runtime import node_order
-from onnxfit.runtime.node_order import sorted_for_compilation
+from onnxfit.runtime.node_order import compilation_order
 
 CHAIN = """<ir_version: 10, opset_import: ["": 21]>
     g (float[4] x, float[4] w, float[4] v) => (float[4] new_w, float[4] new_v) {
@@ -23,6 +23,11 @@ def every_graph_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def chain() -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CHAIN))
+
+
+def sorted_for_compilation(model: onnx.ModelProto) -> onnx.ModelProto:
+    with compilation_order(model):
+        return onnx.load_from_string(model.SerializeToString())
 
 
 def outputs(model: onnx.ModelProto) -> list[str]:
