@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,17 @@ def test_the_callbacks_link_shows_the_real_package() -> None:
         if link.is_symlink()
         else link.read_text().strip() == "onnxfit/callbacks"
     )
+
+
+@pytest.mark.skipif(find_spec("ruff") is None, reason="ruff is installed where lint runs")
+def test_lint_sees_every_module() -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--show-files", "."]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    seen = {Path(line).resolve() for line in done.stdout.splitlines()}
+    modules = {
+        path.resolve() for part in ("onnxfit", "tests") for path in (ROOT / part).rglob("*.py")
+    }
+    assert modules <= seen
 
 
 # (sys_platform, platform_machine, Python) -> the one onnxruntime that has a wheel there
