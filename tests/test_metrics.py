@@ -304,6 +304,9 @@ def test_a_metric_given_twice_is_two() -> None:
     assert math.isnan(second.result())
     assert math.isnan(given_metric.result())
     assert first == second == given_metric
+    used = Accuracy()
+    used.update(np.ones(3), np.ones(3))
+    assert math.isnan(get_metric(used).result())
     shallow = copy.copy(first)
     shallow.reset()
     assert first.result() == 1

@@ -39,6 +39,8 @@ INF = math.inf
             [1, 1, 0.5, 0.5, 0.5],
         ),
         row([1, NAN, NAN, 0.5], {"patience": 2, "factor": 0.5}, [1, 1, 0.5, 0.5]),
+        # an improvement begins the count anew
+        row([3, 3, 2, 2, 1, 1], {"patience": 2, "factor": 0.5}, [1] * 6),
     ],
 )
 def test_reduce_lr_on_plateau(way, values, settings, rates):
@@ -63,20 +65,20 @@ def test_reduce_lr_on_plateau_begins_afresh_in_every_fit_but_for_the_rate():
 
 @pytest.mark.parametrize("k", range(7))
 def test_reduce_lr_on_plateau_resumed_after_any_epoch_goes_on_as_it_would_have(k):
-    values, settings = [1] * 8, {"patience": 2, "factor": 0.5, "cooldown": 1}
+    values, settings = [1] * 8, {"patience": 2, "factor": 0.5, "cooldown": 3}
     first, second, on = ReduceLROnPlateau(**settings), ReduceLROnPlateau(**settings), line(1.0)
-    on.fit(X2, Y2, epochs=k + 1, batch_size=2, verbose=0, callbacks=[Script(values), first])
+    seen = []
+    look = LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(on.learning_rate))
+
+    def train(callback, **epochs):
+        callbacks = [Script(values), callback, look]
+        on.fit(X2, Y2, batch_size=2, verbose=0, callbacks=callbacks, **epochs)
+
+    train(first, epochs=k + 1)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    on.fit(
-        X2,
-        Y2,
-        initial_epoch=k + 1,
-        epochs=8,
-        batch_size=2,
-        verbose=0,
-        callbacks=[Script(values), second],
-    )
-    assert on.learning_rate == 0.125
+    train(second, initial_epoch=k + 1, epochs=8)
+    # epochs 3 and 4 do not count
+    assert seen == [1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
 
 
 @every_way
@@ -120,6 +122,10 @@ def test_learning_rate_scheduler_does_not_set_a_resumed_epoch_again():
     assert on.learning_rate == 0.5
     on.fit(X2, Y2, epochs=1, verbose=0, callbacks=[second])
     assert on.learning_rate == 0.25
+    second.load_state_dict(first.state_dict())
+    # only the epoch that training resumed in is passed over
+    on.fit(X2, Y2, epochs=3, verbose=0, callbacks=[second])
+    assert on.learning_rate == 0.0625
 
 
 @pytest.mark.parametrize("value", [None, "0.1", True, NAN, INF, -1.0])

@@ -29,6 +29,9 @@ def test_the_timer_stops_training_in_time(monkeypatch, duration, interval, batch
     assert (on.stop_reason or "").startswith(
         "" if duration is None else f"Timer: {batches}.0 seconds have passed"
     )
+    second = LambdaCallback(on_train_batch_begin=pass_a_second)
+    fit(second, clock, on=on, epochs=1, batch_size=1)
+    assert clock.elapsed == 4  # another fit counts from 0
 
 
 def test_the_timer_counts_the_time_before_an_interruption(monkeypatch, tmp_path):
