@@ -51,7 +51,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         if target.exists() and not target.is_file():
             raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
-        _make_folder(target.parent)
+        make_folder(target.parent)
         temporary = target.with_name(TEMPORARY_NAME.format(uuid.uuid4().hex))
         try:
             with open(temporary, "xb", opener=_opener(target)) as file:
@@ -127,7 +127,11 @@ def _opener(target: Path) -> Callable[[str, int], int] | None:
     return create
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, however many they are.
+
+    NotADirectoryError where one of them is a file.
+    """
     missing = []
     while not folder.exists():
         missing.append(folder)

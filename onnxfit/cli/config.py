@@ -13,6 +13,7 @@ import click
 
 from onnxfit.errors import InstallationError, SettingError, UnknownNameError
 
+MAX_DEPTH = 20  # of lists and mappings in YAML
 MAX_CHARACTERS = 3000  # of a number in YAML, so that Python can write it in decimals
 
 
@@ -145,8 +146,14 @@ def _load_yaml(text: bytes, path: Path) -> Any:
     try:
         # parse creates nothing at all, and safe_load no objects of other classes, so that an
         # untrusted file runs no code.
+        depth = 0
         for event in yaml.parse(text):
             _require_bounded(event, yaml)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            # PyYAML takes a time that grows with the square of the depth.
+            if depth > MAX_DEPTH:
+                raise ValueError(f"its lists and mappings are nested more than {MAX_DEPTH} deep.")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(error) from None

@@ -152,20 +152,22 @@ def paths_outside(fit_options: Options) -> list[str]:
     """
     layout = CheckpointLayout(fit_options["checkpoint"])
     roots = [Path(os.path.realpath(root)) for root in (layout.folder, os.curdir)]
+
+    def is_outside(path: Path) -> bool:
+        return not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)
+
     named = [name for name in WRITTEN_OPTIONS if fit_options[name]]
     written = [(f"--{name}", Path(fit_options[name])) for name in named]
     # Links in the folders of checkpoints and TensorBoard would lead their files to other places.
     for path in layout.folder.glob("*"):
         if path.is_symlink() and (path == layout.options_path or layout.matches(path)):
             written.append(("--checkpoint", path))
-    if fit_options["tensorboard"]:
-        below = Path(fit_options["tensorboard"]).rglob("*")
+    # A folder that is outside is refused itself. Searching it could take as long as searching "/".
+    if fit_options["tensorboard"] and not is_outside(Path(fit_options["tensorboard"])):
+        # Runs are folders below, and TensorBoard itself passes over files that are links.
+        below = Path(fit_options["tensorboard"]).glob("*")
         written += [("--tensorboard", path) for path in below if path.is_symlink()]
-    return [
-        f"{option} {os.fspath(path)!r}"
-        for option, path in written
-        if not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)
-    ]
+    return [f"{option} {os.fspath(path)!r}" for option, path in written if is_outside(path)]
 
 
 def with_absolute_paths(fit_options: Options) -> Options:

@@ -104,5 +104,6 @@ def narrows(dtype: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether the type is one of floats. bfloat16 and similar types have kind "V"."""
-    return dtype.kind in "fV"
+    """Return whether the type is one of floats, bfloat16 and similar types included."""
+    # Their kind is "V", like that of int4.
+    return "float" in dtype.name

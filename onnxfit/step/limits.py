@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from onnxfit.data.convert import is_float
 from onnxfit.errors import SettingError
 
 DType = np.dtype[Any]
@@ -105,7 +106,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _fits(number: float, dtype: DType, zero: bool) -> bool:
     """Return whether `dtype` holds a number; `zero`: whether it may become 0."""
-    if dtype.kind not in "fV":  # a loss refuses such an output itself
+    if not is_float(dtype):  # a loss refuses such an output itself
         return True
     size = abs(number)
     if not size <= largest(dtype):

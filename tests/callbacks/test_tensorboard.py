@@ -131,6 +131,19 @@ def test_what_an_epoch_does_not_have_is_not_written_and_what_is_logged_is(tmp_pa
     }
 
 
+def test_a_run_folder_may_be_below_more_folders_than_python_recurses_into(tmp_path):
+    folder = tmp_path.joinpath(*["d"] * 1200)
+    fit(TensorBoard(folder))
+    events = [*folder.glob("events*"), *folder.glob("train/events*")]
+    assert len(events) == 2
+    # pytest could not remove the folders
+    for path in events:
+        path.unlink()
+    (tmp_path / "kept").touch()
+    os.removedirs(folder / "train")
+    assert not (tmp_path / "d").exists()
+
+
 def test_a_run_folder_is_made_at_its_first_write(tmp_path):
     fit(TensorBoard(tmp_path / "new" / "logs"))
     assert (tmp_path / "new" / "logs" / "train").is_dir()

@@ -101,6 +101,7 @@ MERGED = [f"- &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40)]
         ("penalty: {a: {b: 1}}", "has penalty: {'b': 1}, expected"),
         ("seed: 0x" + "f" * 5000, "0xffffffffffffffffff... has 5002 characters"),
         ("0x" + "f" * 5000 + ": 1", "has 5002 characters"),
+        ("metrics: " + "[" * 100_000, "nested more than 20 deep"),
     ],
 )
 def test_what_yaml_cannot_hold(folder: Path, text: str, message: str) -> None:

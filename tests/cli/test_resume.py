@@ -186,6 +186,27 @@ def test_paths_outside_are_taken_on_request(shipped: Path) -> None:
     assert (shipped / "log.csv").exists()
 
 
+def test_a_link_below_the_folder_of_tensorboard_leads_nowhere(shipped: Path) -> None:
+    Path("runs").mkdir()
+    Path("runs/train").symlink_to(shipped / "runs")
+    note_with(tensorboard="runs")
+    assert "--tensorboard 'runs/train'" in refused("resume", "c", "-e", 2, "-q")
+    assert unchanged(shipped)
+
+
+def test_a_folder_of_tensorboard_that_is_outside_is_not_searched(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+    glob = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda self, *a: (searched.append(str(self)), glob(self, *a))[1]
+    )
+    note_with(tensorboard="/")
+    assert "--tensorboard '/'" in refused("resume", "c", "-e", 2, "-q")
+    assert "/" not in searched
+
+
 @pytest.mark.parametrize("name", ["x/..", "..", "/", ".", "{epoch}/../x/.."])
 def test_checkpoints_stay_in_the_folder(shipped: Path, name: str) -> None:
     note_with(checkpoint=name)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.helper as oh
+import onnx.parser
 import pytest
 from onnx.numpy_helper import from_array
 
@@ -199,3 +200,10 @@ def test_the_range_is_that_of_the_element_type() -> None:
     with pytest.raises(SettingError, match=r"learning rate|learning_rate"):
         Trainer(half, loss="mse", optimizer=1e5)
     assert Trainer(half, loss="mse", clip_value=1e5)._recipe.clip_value is None
+
+
+def test_a_loss_of_an_output_of_small_integers_is_refused() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 1] x) => (int4[N, 1] y) <float[1, 1] w = {1}> { p = MatMul(x, w) y = Cast<to=22>(p) }"""
+    with pytest.raises(OnnxfitError):
+        Trainer(onnx.parser.parse_model(text), loss="mse")

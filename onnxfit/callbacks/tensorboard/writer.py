@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tensorboardX import SummaryWriter
@@ -30,7 +31,7 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.writer import FileWriter
 
-from onnxfit.files import append_whole
+from onnxfit.files import append_whole, make_folder
 
 __all__ = ["EventFile", "RunWriter", "hparams_of_end", "hparams_of_run"]
 
@@ -128,7 +129,7 @@ class EventFile:
         """Do nothing: an event after `close` begins another file."""
 
     def _open(self) -> BinaryIO:
-        os.makedirs(self._folder, exist_ok=True)
+        make_folder(Path(self._folder))
         now = time.time_ns()
         process = f"{socket.gethostname()}.{os.getpid()}"
         unique = f"{now}.{self._session}.{uuid.uuid4().hex[:8]}"
