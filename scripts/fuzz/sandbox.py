@@ -44,7 +44,7 @@ PATHS = (
     "../outside/other/precious.csv", "../outside", "..", ".", "/", "other", "/tmp/onnxfit-fuzz.txt",
     "/etc/onnxfit-fuzz.txt", "/dev/onnxfit-fuzz", "linked/precious.txt", "~/precious.txt", "file:///etc/passwd",
     "..\\outside\\precious.txt", "../outside/new/file.txt", "//etc/onnxfit-fuzz.txt", "\0", "a\0b",
-    "http://127.0.0.1:9/", "*", "**/*", "{epoch}", "../outside/{epoch}.txt", "$HOME/x", "a/" * 1200,
+    "http://127.0.0.1:9/", "*", "**/*", "{epoch}", "../outside/{epoch}.txt", "$HOME/x", "a/" * 3000,
 )  # fmt: skip
 
 
