@@ -38,7 +38,16 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(120, 4))
 Y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 3 + 0.1 * RANDOM.normal(size=120)
 CLASSES = np.digitize(X[:, 0] + 0.5 * X[:, 1] + 0.3 * RANDOM.normal(size=120), [-0.5, 0.5])
-EXACT: dict[str, Any] = {"optimizer": SGD(0.1, momentum=0.9), "epochs": 400, "batch_size": 120}
+LINEAR: dict[str, Any] = {"hidden_layer_sizes": (), "standardize": False}
+EXACT: dict[str, Any] = {
+    **LINEAR,
+    "optimizer": SGD(0.1, momentum=0.9),
+    "epochs": 400,
+    "batch_size": 120,
+}
+
+# Most fits here are short.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 # pandas and the array API are not installed for the tests: scikit-learn warns that it skips these
