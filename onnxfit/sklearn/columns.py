@@ -26,9 +26,9 @@ def standardization(data: Array, weights: Array | None) -> Scaling:
     with np.errstate(over="ignore", invalid="ignore"):
         center = np.average(numbers, axis=0, weights=weights)
         scale = np.sqrt(np.average((numbers - center) ** 2, axis=0, weights=weights))
-    precision = np.finfo(data.dtype if data.dtype.kind == "f" else np.float64)
-    least = np.sqrt(float(precision.tiny))  # whose square is a number of this type
-    constant = scale <= np.maximum(10 * float(precision.eps) * np.abs(center), least)
+    least = np.sqrt(float(np.finfo(data.dtype).tiny))  # whose square is a number of this type
+    rounding = len(data) * np.finfo(np.float64).eps * np.abs(center)
+    constant = scale <= np.maximum(rounding, least)
     in_range = scale < 1 / least
     return Scaling(np.where(in_range, center, 0.0), np.where(in_range & ~constant, scale, 1.0))
 

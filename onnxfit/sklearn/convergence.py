@@ -11,11 +11,11 @@ def still_falls(losses: Sequence[float]) -> bool:
     """Return whether the losses of the epochs would go on falling.
 
     The mean of the last tenth of the epochs is compared with that of the tenth before. A fall
-    counts from a hundredth of the whole fall, and from 1e-4 of the first loss.
+    counts from a fiftieth of the whole fall, and from 1e-4 of the first loss.
     """
     window = max(1, len(losses) // 10)
     if len(losses) < 2 * window:
         return False
     last = float(np.mean(losses[-window:]))
     fall = float(np.mean(losses[-2 * window : -window])) - last
-    return fall > max(0.01 * (losses[0] - last), 1e-4 * abs(losses[0]))
+    return fall > max(0.02 * (losses[0] - last), 1e-4 * abs(losses[0]))

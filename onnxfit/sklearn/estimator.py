@@ -121,6 +121,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         if sample_weight is not None:
             weights = relative_weights(_check_sample_weight(sample_weight, X))
         y, width = self._prepared(y, fitted, classes)
+        weights = self._with_class_weights(y, weights)
         if before is None:
             self.train_losses_: list[float] = []
             self._target_scale = 1.0
@@ -129,7 +130,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             self.trainer_ = self._new_trainer(model, seed)
         elif (self._settings(), self.loss) != self._used:
             self.trainer_ = continued(before, self._new_trainer(before.export(None), before.seed))
-        self._train(X, self._labels(y), self._with_class_weights(y, weights), epochs)
+        self._train(X, self._labels(y), weights, epochs)
         return self
 
     def _default_network(
@@ -211,9 +212,14 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         losses = self.trainer_.train_losses_[epochs_before:]
         unit = self._loss_unit
         self.train_losses_ = self.loss_curve_ = [*self.train_losses_, *(x * unit for x in losses)]
-        name = "val_loss" if self.early_stopping else "loss"
-        stopped = self.trainer_.stop_training
-        if not stopped and still_falls(self.trainer_.history.history.get(name, [])):
+        # A model of the user's own is often tuned for a few epochs on purpose.
+        if self._input is None and not self.trainer_.stop_training:
+            self._warn_if_still_falling()
+
+    def _warn_if_still_falling(self) -> None:
+        history = self.trainer_.history.history
+        losses = history.get("val_loss" if self.early_stopping else "loss", [])
+        if still_falls(losses):
             warn_user(
                 f"The loss still falls after {len(losses)} epochs: raise epochs or learning_rate,"
                 " or ignore this if the predictions are good enough.",
@@ -234,6 +240,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return 1.0
 
     def _with_class_weights(self, y: Array, weights: Array | None) -> Array | None:
+        """Return the weights of the rows, times those of their classes."""
         return weights
 
     def _strata(self, y: Array) -> Array | None:

@@ -77,10 +77,12 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each
     epoch, in the units of `y`), `n_features_in_`, and for tables `feature_names_in_`. A fitted
     estimator can be pickled. Settings are checked by `fit`, with the errors of `Trainer`. If the
-    loss still falls in the last epochs of a fit, there is scikit-learn's ConvergenceWarning.
+    loss of a default network still falls in the last epochs of a fit, there is scikit-learn's
+    ConvergenceWarning.
 
     >>> X = np.linspace(-1, 1, 50)[:, None]
-    >>> line = OnnxRegressor(hidden_layer_sizes=(), random_state=0).fit(X, 3000 * X[:, 0] + 1000)
+    >>> line = OnnxRegressor(hidden_layer_sizes=(), learning_rate=0.1, random_state=0)
+    >>> line = line.fit(X, 3000 * X[:, 0] + 1000)
     >>> line.predict([[2.0]]).round(2), line.get_trained_onnx().graph.output[0].name
     (array([7000.]), 'predictions')
     """
