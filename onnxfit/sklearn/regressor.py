@@ -83,7 +83,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     >>> X = np.linspace(-1, 1, 50)[:, None]
     >>> line = OnnxRegressor(hidden_layer_sizes=(), learning_rate=0.1, random_state=0)
     >>> line = line.fit(X, 3000 * X[:, 0] + 1000)
-    >>> line.predict([[2.0]]).round(2), line.get_trained_onnx().graph.output[0].name
+    >>> line.predict([[2.0]]).round(), line.get_trained_onnx().graph.output[0].name
     (array([7000.]), 'predictions')
     """
 
