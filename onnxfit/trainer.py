@@ -13,7 +13,7 @@ import numpy.typing as npt
 from onnxfit.callbacks.callback import Callback, CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
-from onnxfit.data import Batch, DataAdapter, Source
+from onnxfit.data import Batch, Source
 from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import CheckpointError, SettingError
@@ -29,6 +29,7 @@ from onnxfit.step.objectives import Losses, Metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
+from onnxfit.training.adapting import adapter_for
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.saved import SavedTrainer, matching_this_version
@@ -36,7 +37,6 @@ from onnxfit.training.saved import SavedTrainer, matching_this_version
 __all__ = ["Trainer"]
 
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
-ALL_ROWS = 2**62  # a batch size that no data set reaches
 
 
 class Trainer(SavedTrainer):
@@ -237,7 +237,8 @@ class Trainer(SavedTrainer):
         dict. The trained model is compiled for it, so that it predicts as the exported file does;
         `predict_on_batch` does not compile.
         """
-        return self._predict(x, batch_size, callbacks, self._backend.deployed)
+        with self._source(x, None, None, batch_size, "prediction") as data:
+            return self._predict(data, callbacks, self._backend.deployed)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Take one step on the rows of `x`, `y`, `sample_weight`.
@@ -245,19 +246,24 @@ class Trainer(SavedTrainer):
         Return the loss and metrics of this batch alone, as they were before the update.
         """
         tracker = self._batch_tracker
-        with self._training, self._source(x, y, sample_weight, None, "training") as data:
+        with self._training, self._single_batches.source("training", x, y, sample_weight) as data:
             for batch in data.batches(0):
                 tracker.reset()
                 self._step(batch, self.learning_rate, tracker)
-            return dict(tracker.results())
+            return tracker.results()
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
-        return self.evaluate(x, y, sample_weight, batch_size=ALL_ROWS)
+        with (
+            self._single_batches.source("evaluation", x, y, sample_weight) as data,
+            self._calling(()) as called,
+        ):
+            return dict(self._evaluate_source(data, called))
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
-        return self._predict(x, None, (), lambda: self._backend.predict)
+        with self._single_batches.source("prediction", x) as data:
+            return self._predict(data, (), lambda: self._backend.predict)
 
     # ------------------------------------------------------------------ training by hand
 
@@ -274,7 +280,7 @@ class Trainer(SavedTrainer):
         manual = self._require_manual()
         arrays = manual.match_ort_values(inputs)
         if arrays is None:
-            arrays = next(self._source(inputs, None, None, None, "prediction").batches(0)).arrays()
+            arrays = next(self._single_batches.source("prediction", inputs).batches(0)).arrays()
         with self._backend.lock:
             return manual.forward(arrays, training, self.global_step, self.seed)
 
@@ -333,38 +339,21 @@ class Trainer(SavedTrainer):
         x: Any,
         y: Any,
         sample_weight: Any,
-        batch_size: int | None,
+        batch_size: int,
         purpose: str,
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
-        recipe = self._recipe
-        if not recipe.loss_outputs and purpose != "prediction":
-            raise SettingError(
-                f"This trainer has no loss, which {purpose} needs: give it loss=..., or train by"
-                " forward, backward and apply_gradients."
-            )
-        adapter = DataAdapter(
-            recipe.inputs,
-            recipe.targets,
-            purpose=purpose,
-            seed=self.seed,
-            class_weight=class_weight,
-        )
-        size = ALL_ROWS if batch_size is None else batch_size
-        return adapter.source(x, y, sample_weight, batch_size=size, shuffle=shuffle)
+        adapter = adapter_for(self._recipe, purpose, self.seed, class_weight)
+        return adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
 
     def _predict(
         self,
-        x: Any,
-        batch_size: int | None,
+        data: Source,
         callbacks: Callback | Iterable[Callback] | None,
         make_run: Callable[[], Callable[[Batch], dict[str, npt.NDArray[Any]]]],
     ) -> Any:
-        with (
-            self._source(x, None, None, batch_size, "prediction") as data,
-            self._calling(callbacks) as called,
-        ):
+        with self._calling(callbacks) as called:
             outputs = self._predict_source(data, called, make_run)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 

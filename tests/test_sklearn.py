@@ -18,13 +18,15 @@ import pytest
 pytest.importorskip("sklearn", minversion="1.6")
 
 from sklearn.base import clone
-from sklearn.datasets import load_digits, load_iris
+from sklearn.compose import make_column_transformer
+from sklearn.datasets import load_diabetes, load_digits, load_iris, load_wine
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from onnxfit.callbacks import Callback
@@ -32,13 +34,24 @@ from onnxfit.errors import InstallationError, SettingError
 from onnxfit.losses import BinaryCrossEntropy, CrossEntropy
 from onnxfit.optimizers import SGD, Adam
 from onnxfit.sklearn import OnnxClassifier, OnnxRegressor
+from onnxfit.sklearn.columns import relative_weights, standardization
+from onnxfit.sklearn.convergence import still_falls
 
 Array = npt.NDArray[Any]
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(120, 4))
 Y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 3 + 0.1 * RANDOM.normal(size=120)
 CLASSES = np.digitize(X[:, 0] + 0.5 * X[:, 1] + 0.3 * RANDOM.normal(size=120), [-0.5, 0.5])
-EXACT: dict[str, Any] = {"optimizer": SGD(0.1, momentum=0.9), "epochs": 400, "batch_size": 120}
+LINEAR: dict[str, Any] = {"hidden_layer_sizes": (), "standardize": False}
+EXACT: dict[str, Any] = {
+    **LINEAR,
+    "optimizer": SGD(0.1, momentum=0.9),
+    "epochs": 400,
+    "batch_size": 120,
+}
+
+# Most fits here are short.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 # pandas and the array API are not installed for the tests: scikit-learn warns that it skips these
@@ -397,6 +410,225 @@ def test_without_scikit_learn_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     with pytest.raises(InstallationError, match=r"pip install 'onnxfit\[sklearn\]'"):
         importlib.import_module("onnxfit.sklearn")
+
+
+# ---------------------------------------------------------------------- the default network
+
+
+def constants(model: onnx.ModelProto) -> dict[str, Array]:
+    return {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant"
+    }
+
+
+def test_the_default_predicts_raw_data() -> None:
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    train, test, y_train, y_test = train_test_split(x, y, random_state=1)
+    model = OnnxRegressor(random_state=0).fit(train, y_train)
+    linear = LinearRegression().fit(train, y_train)
+    assert model.score(test, y_test) > linear.score(test, y_test) - 0.1 > 0.3
+    assert model.loss_curve_[-1] < 0.6 * y_train.var() < model.loss_curve_[0]
+
+    x, kinds = load_wine(return_X_y=True)
+    train, test, y_train, y_test = train_test_split(x, kinds, random_state=0)
+    assert OnnxClassifier(random_state=0).fit(train, y_train).score(test, y_test) > 0.95
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.05, momentum=0.9)])
+@pytest.mark.parametrize("loss", [None, "mean_absolute_error"])
+def test_units_do_not_matter(loss: Any, optimizer: Any) -> None:
+    settings: dict[str, Any] = {
+        "loss": loss,
+        "optimizer": optimizer,
+        "epochs": 20,
+        "batch_size": 40,
+        "random_state": 0,
+    }
+    one = OnnxRegressor(**settings).fit(X, Y)
+    other = OnnxRegressor(**settings).fit(1e4 * X + 700, 1e5 * Y - 3e6)
+    predicted = (other.predict(1e4 * X + 700) + 3e6) / 1e5
+    np.testing.assert_allclose(predicted, one.predict(X), atol=1e-5)
+    power = 1 if loss else 2
+    np.testing.assert_allclose(other.loss_curve_, 1e5**power * np.array(one.loss_curve_), rtol=1e-5)
+
+
+def test_the_trained_default_takes_and_gives_the_original_units(tmp_path: Path) -> None:
+    x, y = (50 * X + 9).astype(np.float32), np.stack([1e3 * Y, Y - 70], axis=1)
+    model = OnnxRegressor(epochs=5, random_state=0).fit(x, y)
+    exported = model.export(tmp_path / "network.onnx")
+    np.testing.assert_array_equal(run(exported, x), model.predict(x))
+    found = constants(exported)
+    np.testing.assert_allclose(found["X_center"], x.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["X_scale"], x.std(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["y_center"], y.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found["y_scale"], y.std(axis=0), rtol=1e-5)
+    assert list(model.trainer_.get_weights()) == [
+        "coefficients_0",
+        "intercepts_0",
+        "coefficients_1",
+        "intercepts_1",
+    ]
+    # Later rows do not move the scales.
+    model.partial_fit(100 * x, 100 * y)
+    for name, array in constants(model.export()).items():
+        np.testing.assert_array_equal(array, found[name])
+    # As a model of the user, the file is not scaled a second time.
+    again = OnnxRegressor(tmp_path / "network.onnx", learning_rate=0.0, epochs=1).fit(10 * x, y)
+    np.testing.assert_array_equal(again.predict(x), run(exported, x))
+
+
+def test_a_model_of_the_user_is_not_scaled() -> None:
+    given = line(1)
+    model = OnnxRegressor(given, learning_rate=0.0, epochs=1).fit(1000 * X, 1000 * Y)
+    assert model.get_trained_onnx().graph.node == given.graph.node
+    assert not any(weight.any() for weight in weights_of(model))
+    assert model.loss_curve_ == [pytest.approx((1e6 * Y**2).mean())]
+    assert model.trainer_.optimizer == Adam(0.0)
+    assert OnnxRegressor(given, epochs=1).fit(X, Y).trainer_.optimizer == Adam(0.01)
+
+
+def test_outputs_are_not_scaled_for_a_loss_of_another_kind() -> None:
+    counts = np.rint(np.exp(0.3 * X[:, 0] + 4))
+    for loss in ("poisson", lambda op, y, p: op.Abs(y - p)):
+        model = OnnxRegressor(loss=loss, epochs=1).fit(X, counts)
+        assert sorted(constants(model.export())) == ["X_center", "X_scale"]
+    named = OnnxRegressor(loss={"predictions": "huber"}, epochs=1).fit(X, counts)
+    assert "y_scale" in constants(named.export())
+    plain = OnnxRegressor(standardize=False, epochs=1).fit(X, counts)
+    assert constants(plain.export()) == {}
+
+
+def test_constant_columns_and_single_rows_are_fitted() -> None:
+    x = np.stack([np.full(120, 0.1), X[:, 0]], axis=1)
+    model = OnnxRegressor(epochs=3, random_state=0).fit(x, np.full(120, 7.0))
+    assert constants(model.export())["X_scale"][0] == constants(model.export())["y_scale"] == 1
+    assert np.abs(model.predict(x) - 7).max() < 3
+    one = OnnxRegressor(random_state=0).partial_fit([[1e300, 2.0]], [5.0])
+    assert np.isfinite(one.predict([[1e300, 3.0]])).all()
+
+
+def test_rows_without_weight_do_not_count_in_the_scales() -> None:
+    weight = np.arange(120) % 3
+    x = np.where(weight[:, None] > 0, X, 1e6)
+    scaling = standardization(x, relative_weights(weight))
+    repeated = X.repeat(weight, axis=0)
+    np.testing.assert_allclose(scaling.center, repeated.mean(axis=0))
+    np.testing.assert_allclose(scaling.scale, repeated.std(axis=0))
+
+
+# ---------------------------------------------------------------------- class weights
+
+
+def test_balanced_classes_are_weights_of_rows() -> None:
+    labels = np.array(["rare", "often"])[(X[:, 0] + X[:, 1] < 1.2).astype(int)]
+    given = RANDOM.uniform(0.5, 2, size=120)
+    settings: dict[str, Any] = {"epochs": 30, "random_state": 0}
+    totals = {label: given[labels == label].sum() for label in ("rare", "often")}
+    by_hand = {label: given.sum() / (2 * total) for label, total in totals.items()}
+    weights = given * np.vectorize(by_hand.get)(labels)
+    expected = OnnxClassifier(**settings).fit(X, labels, weights).predict_proba(X)
+    for class_weight in ("balanced", by_hand):
+        model = OnnxClassifier(class_weight=class_weight, **settings).fit(X, labels, given)
+        np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-9)
+    plain = OnnxClassifier(**settings).fit(X, labels)
+    balanced = OnnxClassifier(class_weight="balanced", **settings).fit(X, labels)
+    assert (balanced.predict(X) == "rare").sum() > (plain.predict(X) == "rare").sum()
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "message"),
+    [
+        ("equal", "'balanced', a dict label -> weight or None, got 'equal'"),
+        ({0: 1.0, 7: 2.0}, "does not fit the labels"),
+        ({0: -1.0}, "finite numbers >= 0"),
+        ({0: np.nan}, "finite numbers >= 0"),
+        ({0: "much"}, "does not fit the labels"),
+    ],
+)
+def test_wrong_class_weights_are_refused(class_weight: Any, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        OnnxClassifier(class_weight=class_weight).fit(X, CLASSES)
+
+
+def test_rows_that_come_in_parts_are_not_balanced() -> None:
+    with pytest.raises(SettingError, match="cannot balance classes by the rows of one call"):
+        OnnxClassifier(class_weight="balanced").partial_fit(X, CLASSES)
+    OnnxClassifier(class_weight={0: 2.0}).partial_fit(X, CLASSES)
+
+
+# ---------------------------------------------------------------------- convergence
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"),
+    [
+        ([], False),
+        ([3.0], False),
+        ([3.0, 2.0], True),
+        ([2.0, 3.0], False),
+        ([10.0 - i for i in range(10)], True),
+        ([0.95**i for i in range(30)], True),
+        ([0.5**i for i in range(50)], False),
+        ([1 + 1e-6 * (10 - i) for i in range(10)], False),
+        ([1.0, float("nan"), float("nan")], False),
+    ],
+)
+def test_a_loss_falls_or_has_converged(losses: list[float], falls: bool) -> None:
+    assert still_falls(losses) == falls
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fit_that_is_too_short_is_told() -> None:
+    for early_stopping in (False, True):
+        short = OnnxRegressor(epochs=5, random_state=0, early_stopping=early_stopping)
+        with pytest.warns(ConvergenceWarning, match="still falls after 5 epochs") as warned:
+            short.fit(X, Y)
+        assert warned[0].filename == __file__
+    OnnxRegressor(hidden_layer_sizes=(), learning_rate=0.1, random_state=0).fit(X, Y)
+    short.partial_fit(X, Y)
+    stopping = OnnxRegressor(epochs=5, callbacks=[Stop()])
+    assert stopping.fit(X, Y).n_iter_ == 2
+    OnnxRegressor(line(1), epochs=5).fit(X, Y)  # a model of the user, which may be pretrained
+
+
+class Stop(Callback):
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        self.trainer.stop_training = epoch == 1
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def test_a_search_over_a_pipeline_takes_tables_and_names() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["width", "height", "depth", "mass"])
+    table["colour"] = np.array(["red", "blue"])[(X[:, 3] > 0).astype(int)]
+    labels = pandas.Series(np.array(["low", "middle", "high"])[CLASSES], index=table.index + 7)
+    columns = make_column_transformer(
+        (OneHotEncoder(), ["colour"]), remainder="passthrough", sparse_threshold=0
+    )
+    pipeline = make_pipeline(columns, OnnxClassifier(epochs=40, random_state=0, threads=1))
+    grid = {"onnxclassifier__hidden_layer_sizes": [(), (20,)]}
+    search = GridSearchCV(pipeline, grid, cv=3).fit(table, labels)
+    assert search.best_score_ > 0.6
+    assert set(search.predict(table)) == {"low", "middle", "high"}
+
+    numbers = table.drop(columns="colour").astype({"width": np.float32})
+    model = OnnxRegressor(epochs=3, random_state=0).fit(numbers, pandas.Series(Y, name="price"))
+    assert list(model.feature_names_in_) == ["width", "height", "depth", "mass"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(numbers.rename(columns={"mass": "volume"}))
+
+
+def test_a_search_over_a_pipeline_takes_names_of_classes() -> None:
+    labels = np.array(["low", "middle", "high"], object)[CLASSES]
+    pipeline = make_pipeline(StandardScaler(), OnnxClassifier(epochs=40, random_state=0, threads=1))
+    grid = {"onnxclassifier__class_weight": [None, "balanced", {"high": 2.0}]}
+    search = GridSearchCV(pipeline, grid, cv=3, scoring="balanced_accuracy").fit(X, labels)
+    assert search.best_score_ > 0.6
+    assert search.classes_.tolist() == ["high", "low", "middle"]
 
 
 # ---------------------------------------------------------------------- models by skl2onnx

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Union
 
 import numpy.typing as npt
@@ -46,9 +47,14 @@ class OutputTarget:
     output: TensorSpec
     loss: Loss
 
-    @property
+    @cached_property
     def input(self) -> str:
         return names.target(self.output.name)
+
+    @cached_property
+    def keeps_finite(self) -> bool:
+        """Whether `prepare` accepts all finite labels, and keeps those of the right type."""
+        return type(self.loss).prepare is Loss.prepare and self.loss.label_range == Loss.label_range
 
     def prepare(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
         with refusing_writes(f"{type(self.loss).__name__}.prepare changes the labels"):

@@ -30,6 +30,7 @@ from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.position import PendingFit
 from onnxfit.training.state import COUNTERS, TrainerState, require_same_form
@@ -94,6 +95,7 @@ class BaseTrainer:
         self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
         # Of `train_on_batch`, which a callback may call while an epoch runs.
         self._batch_tracker = self._new_tracker()
+        self._single_batches = SingleBatches(recipe, self.seed)
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)

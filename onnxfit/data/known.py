@@ -1,0 +1,180 @@
+"""Single batches that skip the checks which an earlier batch like them has passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.batch import Array, Batch, Target
+from onnxfit.data.convert import in_c_order
+from onnxfit.data.memory import ArraySource
+from onnxfit.data.source import Source
+
+__all__ = ["KnownBatches"]
+
+ALL_ROWS = 2**62  # a batch size that no data set reaches
+MAX_KNOWN_BATCHES = 16
+
+# What the checks of names, shapes and types depend on, and the arrays that are looked at.
+Passed = tuple[tuple[Any, ...], list[Array]]
+
+
+class OneBatch(Source):
+    """A source of one batch."""
+
+    def __init__(self, batch: Batch, purpose: str) -> None:
+        self.purpose = purpose
+        self.rows = batch.rows
+        self._batches = (batch,)
+
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        return iter(self._batches[skip:])
+
+
+@dataclass(frozen=True)
+class Column:
+    """The way of an array from the caller into a batch.
+
+    - `input`: the graph input that takes the array.
+    - `position`: of the array among those that the caller passes.
+    - `target`: prepares the array; None where a batch takes the array as it is.
+    - `is_label`: whether the array is labels, which are finite.
+    - `shape`, `dtype`: of the array in the batch.
+    """
+
+    input: str
+    position: int
+    target: Target | None
+    is_label: bool
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class KnownBatches:
+    """Makes single batches of data, with fewer checks for data like data that was checked before.
+
+    Data is alike if it has the same names, shapes and element types. Values (NaN, the range of
+    labels) are checked in every batch. The adapter checks everything for data of another kind:
+    sample weights, arrays that need a conversion or do not lie in C order, tables, loaders.
+
+    Several threads may use one object: an entry of `_known` never changes.
+
+    - `adapter`: checks, casts and names the data.
+    """
+
+    def __init__(self, adapter: DataAdapter) -> None:
+        self.adapter = adapter
+        self._checks_numbers = adapter.purpose != "prediction"
+        self._known: dict[tuple[Any, ...], tuple[int, str, list[Column]]] = {}
+
+    def source(self, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+        """Return a source of one batch with all rows of `x`, `y` and `sample_weight`.
+
+        If `x` gives batches, the source gives those. The errors are those of `DataAdapter.source`.
+        """
+        passed = _passed(x, y) if sample_weight is None else None
+        batch = self._batch(*passed) if passed is not None else None
+        if batch is not None:
+            return OneBatch(batch, self.adapter.purpose)
+        source = self.adapter.source(x, y, sample_weight, batch_size=ALL_ROWS)
+        if passed is not None and isinstance(source, ArraySource):
+            self._learn(*passed, x, y, next(source.batches(0)))
+        return source
+
+    def _batch(self, key: tuple[Any, ...], arrays: list[Array]) -> Batch | None:
+        """Return the batch of these arrays, or None where the adapter has to check them."""
+        known = self._known.get(key)
+        if known is None:
+            return None
+        rows, signature, columns = known
+        named = []
+        for column in columns:
+            array = arrays[column.position]
+            if column.target is not None:
+                array = in_c_order(column.target.prepare(array))
+                if array.shape != column.shape or array.dtype != column.dtype:
+                    return None
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned):
+                return None
+            if self._checks_numbers and not _has_numbers(array, column.is_label):
+                return None
+            named.append((column.input, array))
+        return Batch(rows, signature, tuple(named), (), slice(0, rows))
+
+    def _learn(
+        self, key: tuple[Any, ...], arrays: list[Array], x: Any, y: Any, batch: Batch
+    ) -> None:
+        """Remember how the adapter made `batch` of the arrays, unless it changed an input."""
+        positions = {id(array): position for position, array in enumerate(arrays)}
+        if len(positions) < len(arrays) or batch.scalars:
+            return  # an array that was passed twice has no position of its own
+        matched = self.adapter.match(x, y)
+        values = dict(matched.inputs)
+        targets: dict[str, Target] = {}
+        for output, value in matched.labels.items():
+            target = self.adapter.targets[output]
+            targets[target.input] = target
+            values[target.input] = value
+        columns = []
+        for name, array in batch.columns:
+            value = values[name]
+            position = positions.get(id(value))
+            is_same = (array.shape, array.dtype) == (value.shape, value.dtype)
+            label_target = targets.get(name)
+            if label_target is None and array is not value:
+                return
+            if position is None or array.dtype.kind not in "biuf":
+                return
+            is_label = label_target is not None
+            if is_same and getattr(label_target, "keeps_finite", False):
+                label_target = None
+            columns.append(Column(name, position, label_target, is_label, array.shape, array.dtype))
+        if len(self._known) >= MAX_KNOWN_BATCHES:
+            self._known.clear()
+        self._known[key] = batch.rows, batch.signature, columns
+
+
+def _has_numbers(array: Array, finite: bool) -> bool:
+    """Return whether no element is NaN, nor infinite if all have to be `finite`."""
+    if array.dtype.kind != "f" or not array.size:
+        return True
+    least = array.item(array.argmin())  # NaN if any element is, as `argmin` finds NaN first
+    if not finite:
+        return bool(least >= -math.inf)
+    return bool(least > -math.inf and array.item(array.argmax()) < math.inf)
+
+
+def _passed(x: Any, y: Any) -> Passed | None:
+    """Return the key of arrays and the arrays, or None for data of another kind."""
+    if type(x) is np.ndarray and type(y) is np.ndarray:
+        return (x.shape, x.dtype, y.shape, y.dtype), [x, y]
+    arrays: list[Array] = []
+    key: list[Any] = []
+    for data in (x, y):
+        kind = type(data)
+        if kind is np.ndarray:
+            key += (kind, data.shape, data.dtype)
+            arrays.append(data)
+            continue
+        members: Any = ()
+        if kind is dict:
+            key += (kind, *data)
+            members = data.values()
+        elif kind is list or kind is tuple:
+            key += (kind, len(data))
+            members = data
+        elif data is not None:
+            return None
+        for member in members:
+            if type(member) is not np.ndarray:
+                return None
+            key += (member.shape, member.dtype)
+            arrays.append(member)
+        key.append(None)
+    return tuple(key), arrays

@@ -1,0 +1,21 @@
+"""Whether a training has come to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def still_falls(losses: Sequence[float]) -> bool:
+    """Return whether the losses of the epochs would go on falling.
+
+    The mean of the last tenth of the epochs is compared with that of the tenth before. A fall
+    counts from a fiftieth of the whole fall, and from 1e-4 of the first loss.
+    """
+    window = max(1, len(losses) // 10)
+    if len(losses) < 2 * window:
+        return False
+    last = float(np.mean(losses[-window:]))
+    fall = float(np.mean(losses[-2 * window : -window])) - last
+    return fall > max(0.02 * (losses[0] - last), 1e-4 * abs(losses[0]))

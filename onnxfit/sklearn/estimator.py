@@ -1,0 +1,281 @@
+"""The base class of the estimators: the settings, and a Trainer that is fitted and kept."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from onnxfit.callbacks import Callback, EarlyStopping
+from onnxfit.errors import SettingError, warn_user
+from onnxfit.graph.dense import Scaling, dense_network
+from onnxfit.graph.model import normalize, tensor_outputs
+from onnxfit.graph.probabilities import probability_operator
+from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.losses import Loss
+from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
+from onnxfit.penalties import PenaltyLike
+from onnxfit.schedules import LearningRate
+from onnxfit.sklearn.columns import relative_weights, standardization
+from onnxfit.sklearn.convergence import still_falls
+from onnxfit.sklearn.models import only_input, only_output
+from onnxfit.sklearn.trainers import continued, packed, unpacked
+from onnxfit.step.objectives import Losses
+from onnxfit.trainer import Trainer
+
+Array = npt.NDArray[Any]
+ROWS_PER_PREDICTION = 4096
+
+
+class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """Base class of both estimators: the settings, and a Trainer that is fitted and kept."""
+
+    def __init__(
+        self,
+        model: ModelSource | None = None,
+        *,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        standardize: bool = True,
+        weights: Sequence[str] | str | None = None,
+        loss: Losses = None,
+        penalty: PenaltyLike = None,
+        optimizer: OptimizerLike | None = None,
+        learning_rate: LearningRate | None = None,
+        epochs: int = 200,
+        batch_size: int | str = "auto",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        callbacks: Sequence[Callback] | None = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: int | str = 0,
+        backend: str = "full",
+        gradient: str = "auto",
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        # scikit-learn asks for every argument under its own name, unchanged.
+        arguments = dict(locals())
+        del arguments["self"]
+        self.__dict__.update(arguments)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Train for `epochs` epochs and return the estimator.
+
+        Training begins at the model's weights, or with `warm_start` where the last fit stopped.
+
+        - `X`: an array `(rows, ...)` as the model's input has it, or a table.
+        - `y`: the labels, one row each.
+        - `sample_weight`: None, or one number >= 0 per row; only relative sizes count.
+        """
+        return self._fit(X, y, sample_weight, go_on=self.warm_start, epochs=self.epochs)
+
+    def get_trained_onnx(self) -> onnx.ModelProto:
+        """Return the trained model."""
+        return self.export(None)
+
+    def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """Return the trained model, and write it to the file `path` unless that is None."""
+        check_is_fitted(self, "trainer_")
+        model: onnx.ModelProto = self.trainer_.export(path)
+        return model
+
+    # ------------------------------------------------------------------ hooks of the two
+
+    def _prepared(self, y: Array, go_on: bool, classes: Any) -> tuple[Array, int]:
+        """Return the labels as numbers, and the width of a default model's output."""
+        raise NotImplementedError
+
+    def _objective(self, loss: Any, output: TensorSpec, probabilities: bool) -> Loss:
+        """Return the loss for this output, which may be probabilities already."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ fitting
+
+    def _fit(
+        self, X: Any, y: Any, sample_weight: Any, *, go_on: bool, epochs: int, classes: Any = None
+    ) -> Any:
+        before: Trainer | None = getattr(self, "trainer_", None) if go_on else None
+        model = None
+        if before is None:
+            model = None if self.model is None else read_model(self.model)
+            self._input = None if model is None else only_input(model)
+        fitted = before is not None
+        checks = {**self._checks(fitted), **self._label_checks}
+        X, y = validate_data(self, X, y, reset=not fitted, **checks)
+        self._dtype = X.dtype
+        weights = None
+        if sample_weight is not None:
+            weights = relative_weights(_check_sample_weight(sample_weight, X))
+        y, width = self._prepared(y, fitted, classes)
+        weights = self._with_class_weights(y, weights)
+        if before is None:
+            self.train_losses_: list[float] = []
+            self._target_scale = 1.0
+            seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+            model = model or self._default_network(X, y, weights, width, seed)
+            self.trainer_ = self._new_trainer(model, seed)
+        elif (self._settings(), self.loss) != self._used:
+            self.trainer_ = continued(before, self._new_trainer(before.export(None), before.seed))
+        self._train(X, self._labels(y), weights, epochs)
+        return self
+
+    def _default_network(
+        self, X: Array, y: Array, weights: Array | None, width: int, seed: int
+    ) -> onnx.ModelProto:
+        inputs = outputs = None
+        if self.standardize:
+            inputs = standardization(X, weights)
+            outputs = self._target_scaling(y, weights, X.dtype)
+        if outputs is not None:
+            self._target_scale = float(np.sqrt(np.mean(outputs.scale**2)))
+        return dense_network(self._sizes(X.shape[1], width), X.dtype, seed, inputs, outputs)
+
+    def _hidden_layers(self) -> list[int]:
+        hidden: list[int] = np.atleast_1d(np.array(self.hidden_layer_sizes, int)).tolist()
+        return hidden
+
+    def _sizes(self, features: int, outputs: int) -> list[int]:
+        hidden = self._hidden_layers()
+        if any(size < 1 for size in hidden):
+            raise SettingError(
+                f"hidden_layer_sizes are at least 1, got {self.hidden_layer_sizes!r}."
+            )
+        return [features, *hidden, outputs]
+
+    def _new_trainer(self, model: onnx.ModelProto, seed: int) -> Trainer:
+        work = normalize(model)
+        floats = {n: spec for n, spec in tensor_outputs(work).items() if spec.dtype.kind == "f"}
+        name, loss = only_output(self.loss, floats)
+        value = next(v for v in work.graph.outputs if v.name == name)
+        probabilities = probability_operator(value) is not None
+        settings = self._settings()
+        self._output = name
+        self._loss = self._objective(loss, floats[name], probabilities)
+        self._used = (settings, self.loss)
+        self._loss_unit = self._unit_of_loss(self._loss)
+        weights = {name: 1 / self._loss_unit}
+        return Trainer(model, loss={name: self._loss}, loss_weights=weights, seed=seed, **settings)
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments of the Trainer besides the model, the loss and the seed."""
+        has_hidden_layers = self._input is None and self._hidden_layers()
+        optimizer: Optimizer = Adam(learning_rate=0.001 if has_hidden_layers else 0.01)
+        if self.optimizer is not None:
+            optimizer = get_optimizer(self.optimizer)
+        if self.learning_rate is not None:
+            optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
+        names = ("weights", "penalty", "backend", "gradient", "device", "threads")
+        return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
+
+    def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
+        # A callback holds its Trainer while it works, and a Trainer cannot be pickled.
+        callbacks = [copy.copy(c) for c in self.callbacks or ()]
+        training = [array for array in (X, y, weights) if array is not None]
+        held_out = None
+        if self.early_stopping:
+            halves = train_test_split(
+                *training,
+                test_size=self.validation_fraction,
+                random_state=self.trainer_.seed,
+                stratify=self._strata(y),
+            )
+            training = halves[::2]
+            held_out = tuple(halves[1::2])
+            callbacks.append(
+                EarlyStopping("val_loss", patience=self.n_iter_no_change, restore_best_weights=True)
+            )
+        automatic = min(200, len(training[0]))
+        epochs_before = len(self.trainer_.train_losses_)
+        self.trainer_.fit(
+            *training,
+            epochs=epochs,
+            batch_size=automatic if self.batch_size == "auto" else self.batch_size,
+            validation_data=held_out,
+            callbacks=callbacks,
+            verbose=self.verbose,
+        )
+        self.n_iter_ = self.trainer_.epoch
+        losses = self.trainer_.train_losses_[epochs_before:]
+        unit = self._loss_unit
+        self.train_losses_ = self.loss_curve_ = [*self.train_losses_, *(x * unit for x in losses)]
+        # A model of the user's own is often tuned for a few epochs on purpose.
+        if self._input is None and not self.trainer_.stop_training:
+            self._warn_if_still_falling()
+
+    def _warn_if_still_falling(self) -> None:
+        history = self.trainer_.history.history
+        losses = history.get("val_loss" if self.early_stopping else "loss", [])
+        if still_falls(losses):
+            warn_user(
+                f"The loss still falls after {len(losses)} epochs: raise epochs or learning_rate,"
+                " or ignore this if the predictions are good enough.",
+                ConvergenceWarning,
+            )
+
+    def _labels(self, y: Array) -> Array:
+        return y
+
+    def _target_scaling(
+        self, y: Array, weights: Array | None, dtype: np.dtype[Any]
+    ) -> Scaling | None:
+        """Return how a default network, of the element type `dtype`, scales its outputs."""
+        return None
+
+    def _unit_of_loss(self, loss: Loss) -> float:
+        """Return the number that the loss is divided by in training."""
+        return 1.0
+
+    def _with_class_weights(self, y: Array, weights: Array | None) -> Array | None:
+        """Return the weights of the rows, times those of their classes."""
+        return weights
+
+    def _strata(self, y: Array) -> Array | None:
+        return None
+
+    _label_checks: Mapping[str, Any] = {}
+
+    def _checks(self, fitted: bool) -> dict[str, Any]:
+        """The arguments of scikit-learn's check of X: it is the model's input, or for a default
+        model, which does not exist yet, float32 or float64.
+        """
+        if self._input is None:
+            return {"dtype": self._dtype if fitted else [np.float64, np.float32]}
+        return {
+            "dtype": None if self._input.dtype.kind == "O" else self._input.dtype,
+            "allow_nd": True,
+        }
+
+    def _predictions(self, X: Any) -> Array:
+        """The output that has the loss, `(rows, width)`."""
+        check_is_fitted(self, "trainer_")
+        X = validate_data(self, X, reset=False, **self._checks(True))
+        outputs = self.trainer_.predict(X, batch_size=ROWS_PER_PREDICTION)
+        array: Array = outputs[self._output] if isinstance(outputs, dict) else outputs
+        return array.reshape(len(X), -1)
+
+    # ------------------------------------------------------------------ pickling
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        if "trainer_" in state:
+            state["trainer_"] = packed(self.trainer_)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "trainer_" in state:
+            state = {**state, "trainer_": unpacked(state["trainer_"])}
+        super().__setstate__(state)

@@ -1,0 +1,41 @@
+"""Trainers that take the place of one another, and their contents for pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnxfit.trainer import Trainer
+
+
+def continued(before: Trainer, after: Trainer) -> Trainer:
+    """Let `after`, a new trainer of the same weights, continue where `before` stands, and return
+    it; it keeps the slots if its optimizer has the same.
+    """
+    old = before.get_state()
+    new = after.get_state()
+    slots = old["slots"] if old["slots"].keys() == new["slots"].keys() else new["slots"]
+    counters = {**old["counters"], "learning_rate": new["counters"]["learning_rate"]}
+    after.set_state({"weights": new["weights"], "slots": slots, "counters": counters})
+    after.train_losses_ = list(before.train_losses_)
+    return after
+
+
+def packed(trainer: Trainer) -> dict[str, Any]:
+    """Return the contents of a trainer, without sessions."""
+    return {
+        "model": trainer.export(None).SerializeToString(),
+        "settings": trainer.settings,
+        "state": trainer.get_state(),
+        "history": trainer.history.state_dict(),
+        "train_losses": trainer.train_losses_,
+    }
+
+
+def unpacked(packed: Mapping[str, Any]) -> Trainer:
+    """Return the trainer that `packed` took apart."""
+    trainer = Trainer(packed["model"], **packed["settings"])
+    trainer.set_state(packed["state"])
+    trainer.history.load_state_dict(packed["history"])
+    trainer.train_losses_ = list(packed["train_losses"])
+    return trainer

@@ -1,0 +1,42 @@
+"""The data adapters of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onnxfit.data import DataAdapter, Source
+from onnxfit.data.known import KnownBatches
+from onnxfit.errors import SettingError
+from onnxfit.step.recipe import Recipe
+
+
+def adapter_for(
+    recipe: Recipe, purpose: str, seed: int, class_weight: Mapping[int, float] | None = None
+) -> DataAdapter:
+    """Return the adapter of data to a recipe. SettingError for a purpose that needs a loss."""
+    if not recipe.loss_outputs and purpose != "prediction":
+        raise SettingError(
+            f"This trainer has no loss, which {purpose} needs: give it loss=..., or train by"
+            " forward, backward and apply_gradients."
+        )
+    return DataAdapter(
+        recipe.inputs, recipe.targets, purpose=purpose, seed=seed, class_weight=class_weight
+    )
+
+
+class SingleBatches:
+    """Sources of one batch, as `train_on_batch` needs them; each purpose has its KnownBatches."""
+
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        self._recipe = recipe
+        self._seed = seed
+        self._known: dict[str, KnownBatches] = {}
+
+    def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+        """Return the source of all rows in one batch, with the errors of a DataAdapter."""
+        known = self._known.get(purpose)
+        if known is None:
+            known = KnownBatches(adapter_for(self._recipe, purpose, self._seed))
+            self._known[purpose] = known
+        return known.source(x, y, sample_weight)
