@@ -113,7 +113,8 @@ class ProgressBar(Callback):
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         self._batch = batch + 1
         now = time.perf_counter()
-        if now >= self._next_drawing:
+        # The last batch is drawn in any case, because a validation may take long.
+        if now >= self._next_drawing or self._batch == self.params.get("steps"):
             self._next_drawing = now + self.interval
             figures = {name: value for name, value in logs.items() if name != "batch_loss"}
             self._figures = self._lines.figures(figures)
@@ -128,13 +129,17 @@ class ProgressBar(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         figures = dict(logs)
         learning_rate = figures.pop("learning_rate", None)
-        fields = [*self._counts(), *self._lines.figures(figures)]
+        counts = self._counts()
+        texts = dict(zip(figures, self._lines.figures(figures)))
+        trained = [text for name, text in texts.items() if not name.startswith("val_")]
+        others = [text for name, text in texts.items() if name.startswith("val_")]
         if learning_rate != self._learning_rate and learning_rate is not None:
-            fields.append(f"learning_rate {learning_rate:.4g}")
+            others.append(f"learning_rate {learning_rate:.4g}")
         self._learning_rate = learning_rate
         self._epoch_began = None
         self._hide()
-        print_line(wrapped(self._title(epoch), fields, stream_width(progress_stream())))
+        width = stream_width(progress_stream())
+        print_line(wrapped(self._title(epoch), ([*counts, *trained], others), width))
 
     def on_train_end(self, logs: Logs) -> None:
         if self._bar is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -91,18 +91,25 @@ def step_seconds_text(seconds: float) -> str:
     return f"{milliseconds:.{decimals}f} ms"
 
 
-def wrapped(title: str, fields: Iterable[str], width: int | None) -> str:
-    """Return a title and fields, with line breaks before fields where a line is full.
+def wrapped(title: str, groups: Iterable[Sequence[str]], width: int | None) -> str:
+    """Return a title and fields, with line breaks where a line is full.
 
     - `title`: the beginning of the first line. The other lines are indented by its width.
-    - `fields`: text after the title, two spaces apart.
+    - `groups`: fields after the title, two spaces apart. A group that does not fit into the rest of
+      a line begins a new one.
     - `width`: columns of a line; None for a single line.
+
+    >>> print(wrapped("epoch 1/9", [["loss 0.5", "auc 0.75"], ["val_loss 0.6"]], width=40))
+    epoch 1/9  loss 0.5  auc 0.75
+               val_loss 0.6
     """
     lines = [title]
-    for field in fields:
-        if width and len(lines[-1]) + len(SEPARATOR) + len(field) > width and lines[-1].strip():
-            lines.append(" " * len(title))
-        lines[-1] += SEPARATOR + field
+    for group in groups:
+        for i, field in enumerate(group):
+            needed = len(SEPARATOR.join(["", *(group if i == 0 else [field])]))
+            if width and len(lines[-1]) + needed > width and lines[-1] != title:
+                lines.append(" " * len(title))
+            lines[-1] += SEPARATOR + field
     return "\n".join(lines)
 
 
