@@ -77,8 +77,9 @@ class History(StatefulCallback):
     def plot(self, names: Union[Sequence[str], str, None] = None) -> tuple[Any, ...]:
         """Draw the metrics over the epochs, counted from 1, with matplotlib.
 
-        - `names`: a metric or several, without `val_`; None draws all. Each has a panel of its own,
-          in which the training and the validation lie over each other.
+        - `names`: a metric or several, without `val_`; None draws all, but the learning rate only
+          if it changed. Each has a panel of its own, in which the training and the validation lie
+          over each other.
 
         Return the matplotlib Axes of the panels; `axes[0].figure` is the Figure. Notebooks show it
         at the end of the cell; elsewhere call `matplotlib.pyplot.show()` or `figure.savefig(path)`.
@@ -87,7 +88,9 @@ class History(StatefulCallback):
         SettingError: there are no metrics yet.
         """
         known = list(dict.fromkeys(name.removeprefix(VALIDATION) for name in self.history))
-        chosen = known if names is None else name_list("names", names)
+        is_changing = len({*self.history.get("learning_rate", ())}) > 1
+        drawn = [name for name in known if name != "learning_rate" or is_changing]
+        chosen = drawn if names is None else name_list("names", names)
         for name in chosen:
             if name not in known:
                 raise UnknownNameError("metric of this history", name, known)

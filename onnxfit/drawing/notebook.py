@@ -55,7 +55,9 @@ def image(kind: str, data: bytes) -> str:
 def preformatted(text: str) -> str:
     """Return the HTML of a `text` in a font of equal widths."""
     cleaned = "\n".join(map(clean, text.splitlines()))
-    return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(cleaned)}</pre>'
+    # The style sheets of notebooks give a <pre> among results the font of the page.
+    style = "font-family: monospace; white-space: pre; overflow-x: auto"
+    return f'<pre style="{style}">{html.escape(cleaned)}</pre>'
 
 
 def paragraph(text: str) -> str:

@@ -81,14 +81,19 @@ def test_plot_has_a_panel_a_metric_with_training_and_validation():
     plt = pytest.importorskip("matplotlib.pyplot")
     history = gappy()
     axes = history.plot()
-    assert [panel.get_title() for panel in axes] == ["loss", "learning_rate"]
-    assert len(axes[0].figure.axes) == 2
+    assert [panel.get_title() for panel in axes] == ["loss"]
     training, validation = axes[0].get_lines()
     assert [*training.get_xdata()] == [1, 2, 3, 4]
     assert [*training.get_ydata()] == history.history["loss"]
     assert [*validation.get_xdata()] == [2, 4]
     assert [*validation.get_ydata()] == history.history["val_loss"]
-    assert [panel.get_title() for panel in history.plot("loss")] == ["loss"]
+    chosen = history.plot(["learning_rate", "loss"])
+    assert [panel.get_title() for panel in chosen] == ["learning_rate", "loss"]
+    history.history["learning_rate"][1] = 0.05
+    assert [panel.get_title() for panel in history.plot()] == ["loss", "learning_rate"]
+    for name in "abc":
+        history.history[name] = [0.5]
+    assert len(history.plot()[0].figure.axes) == 5  # of 2 × 3
     plt.close("all")
 
 

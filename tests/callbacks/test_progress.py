@@ -1,5 +1,6 @@
 """ProgressBar."""
 
+import importlib.util
 import math
 import re
 import sys
@@ -152,7 +153,10 @@ def test_a_notebook_has_a_bar_and_lines_on_the_standard_output(capfd, monkeypatc
     shell = types.SimpleNamespace(kernel=None)
     notebook = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    assert ProgressBar().verbose == 1
+    for spec, verbose in ((object(), 1), (None, 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(importlib.util, "find_spec", {"ipywidgets": spec}.get)
+            assert ProgressBar().verbose == verbose
     fit(ProgressBar(1, interval=0.0), EarlyStopping("loss", mode="max"), epochs=5)
     output, errors = capfd.readouterr()
     assert errors == ""

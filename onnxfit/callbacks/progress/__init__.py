@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from onnxfit.callbacks.progress.output import (
     OutputAboveBar,
     in_notebook,
     progress_stream,
+    shows_bars,
     stream_width,
 )
 from onnxfit.errors import SettingError
@@ -47,7 +47,7 @@ class ProgressBar(Callback):
 
     - `verbose`: 0 is silent. 1 draws a bar with the batches of the epoch, the running metrics, the
       time left and the time of a step, and prints a line at the end of each epoch. 2 prints that
-      line alone. "auto" is 1 in a terminal or a notebook, else 2.
+      line alone. "auto" is 1 in a terminal, and in a notebook with ipywidgets; else 2.
     - `interval` >= 0 seconds: the bar is drawn at most this often. Between drawings a batch costs a
       look at the clock, and no metric is computed.
 
@@ -72,7 +72,7 @@ class ProgressBar(Callback):
             raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {verbose!r}.")
         require_at_least("ProgressBar", 0, interval=interval)
         if verbose == "auto":
-            verbose = 1 if in_notebook() or sys.stderr.isatty() else 2
+            verbose = 1 if shows_bars() else 2
         self.verbose = int(verbose)
         self.interval = interval
         self._bar: Any = None

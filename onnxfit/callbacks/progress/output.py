@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-__all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "stream_width"]
+__all__ = ["OutputAboveBar", "in_notebook", "progress_stream", "shows_bars", "stream_width"]
 
 
 def in_notebook() -> bool:
@@ -20,6 +21,16 @@ def in_notebook() -> bool:
 def progress_stream() -> TextIO:
     """Return the standard error; in a notebook, which paints that red, the standard output."""
     return sys.stdout if in_notebook() else sys.stderr
+
+
+def shows_bars() -> bool:
+    """Return whether a bar can be drawn over itself: in a terminal, or by a widget in a notebook.
+
+    Without ipywidgets a notebook stores every drawing of a bar as a line of its own.
+    """
+    if in_notebook():
+        return importlib.util.find_spec("ipywidgets") is not None
+    return sys.stderr.isatty()
 
 
 def stream_width(stream: TextIO) -> int | None:
