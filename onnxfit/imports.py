@@ -13,7 +13,9 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -34,6 +36,36 @@ class _Lazily(MetaPathFinder):
         return spec
 
 
+class _Missing(MetaPathFinder):
+    """A module of this name cannot be found by the thread that made this finder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.thread = threading.get_ident()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == self.name and threading.get_ident() == self.thread:
+            raise ModuleNotFoundError(f"{fullname} is not needed here", name=fullname)
+        return None
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """Context in which a library that tries to import a module finds that it is not installed.
+
+    - `name`: the module. If it is imported already, it stays so. Other threads find it all the
+      same, and everyone finds it afterwards.
+    """
+    missing = _Missing(name)
+    sys.meta_path.insert(0, missing)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(missing)
+
+
 _lazily = _Lazily()
 sys.meta_path.insert(0, _lazily)
 try:
@@ -41,14 +73,9 @@ try:
 finally:
     sys.meta_path.remove(_lazily)
 
-# The training build looks whether its ORTModule can be imported, and loads PyTorch with that. What
-# is hidden can be imported afterwards.
-_hidden = sys.modules.setdefault("onnxruntime.training", None) is None  # type: ignore[arg-type]
-try:
+# The training build looks whether its ORTModule can be imported, and loads PyTorch with that.
+with without("onnxruntime.training"):
     import onnxruntime  # noqa: F401
-finally:
-    if _hidden:
-        del sys.modules["onnxruntime.training"]
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",

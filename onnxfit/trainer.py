@@ -161,7 +161,8 @@ class Trainer(SavedTrainer):
         - `shuffle`: whether each epoch has an order of rows of its own.
         - `initial_epoch`: epochs to count as done.
         - `steps_per_epoch`, `validation_steps`: number of batches, if not all of the data.
-        - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch, "auto" 1 in a terminal, else 2.
+        - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch; "auto" 1 in a terminal or
+          notebook, else 2.
 
         A DataError or SettingError is raised before the first step; weights, optimizer and history
         are then as before.

@@ -455,12 +455,6 @@ class TestFiles:
             "predict",
         }
 
-    def test_summary_tells_what_is_trained(self) -> None:
-        text = Trainer(mlp(), "fc1*", loss="cross_entropy", penalty={"fc1.weight": 0.1}).summary()
-        assert "fc0.weight  4×8      32  frozen" in text
-        assert "27 of 67 numbers are trained" in text
-        assert "L2(" in text
-
 
 class TestRefusals:
     """One error each, that says what was given, what was expected and how to fix it."""

@@ -15,6 +15,7 @@ class WriteGuard:
     - `owner`: the callback's class, named in the warning.
     - `target`: the file, folder or server, named in the warning.
     - `errors`: the exceptions that mean a failure to write. Others are raised.
+    - `verb`: what the logger cannot do with the target, for the warning.
 
     There is one warning between two calls of `reset`. Errors of checkpoints and of data that the
     user asked for are raised instead, without a guard.
@@ -25,10 +26,12 @@ class WriteGuard:
         owner: str,
         target: object,
         errors: tuple[type[Exception], ...] = (OSError, CheckpointError),
+        verb: str = "write",
     ) -> None:
         self.owner = owner
         self.target = target
         self.errors = errors
+        self.verb = verb
         self._warned = False
 
     def reset(self) -> None:
@@ -40,8 +43,8 @@ class WriteGuard:
         if not self._warned:
             self._warned = True
             warn_user(
-                f"{self.owner} cannot write {str(self.target)!r}: {error} Training goes on, and"
-                " later writes are tried.",
+                f"{self.owner} cannot {self.verb} {str(self.target)!r}:"
+                f" {str(error).rstrip('.')}. Training goes on, and it is tried again later.",
                 RuntimeWarning,
             )
 

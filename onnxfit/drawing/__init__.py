@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from onnxfit.drawing.notebook import Png, TextWithHtml, image, preformatted
 from onnxfit.drawing.picture import as_png, as_svg
 from onnxfit.drawing.scene import Scene, scene_of
 from onnxfit.drawing.text import as_text
@@ -46,7 +47,8 @@ def draw(
       training step, the others are the parts of the node's name before each "/". With `depth=1` a
       training step is half a dozen boxes.
 
-    Returns the drawing: a str for "svg" and "text", bytes for "png".
+    Returns the drawing: a str for "svg" and "text", bytes for "png". A notebook shows it as a
+    picture, or as text.
 
     Raises SettingError if the format or the depth is impossible, or the graph has too many boxes
     for a picture. Raises InstallationError if a picture needs Graphviz, and it is missing. Raises
@@ -89,9 +91,13 @@ def draw(
 
 
 def _render(scene: Scene, format_: str) -> str | bytes:
+    if format_ == "png":
+        return Png(as_png(scene))
     if format_ == "text":
-        return as_text(scene)
-    return as_svg(scene) if format_ == "svg" else as_png(scene)
+        text = as_text(scene)
+        return TextWithHtml(text, preformatted(text))
+    svg = as_svg(scene)
+    return TextWithHtml(svg, image("svg+xml", svg.encode()))
 
 
 def _format_of(path: str | os.PathLike[str] | None) -> str:

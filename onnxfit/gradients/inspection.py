@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxfit.drawing.labels import clean
+from onnxfit.drawing.notebook import bullets, paragraph
+from onnxfit.drawing.tables import Table
 from onnxfit.errors import ModelError
 from onnxfit.gradients import choose_source, gradient_source
 from onnxfit.gradients.blocker import Blocker
@@ -30,6 +33,7 @@ from onnxfit.graph.weights import select_weights
 
 MAX_NODES_LISTED = 5  # nodes at which gradients stop; messages count the others
 
+BLOCKED = "BLOCKED"
 DIFFERENTIATED_BY = {
     "onnx": "the table of rules",
     "onnxruntime": "onnxruntime's gradient builder",
@@ -80,20 +84,20 @@ class Inspection:
         return bool(self.weights) and not self.blockers
 
     def __str__(self) -> str:
-        return "\n".join([*self._table(), "", *self._verdict()])
+        return "\n".join([*self._table().lines(), "", *map(clean, self._verdict())])
 
-    def _table(self) -> list[str]:
-        rows = [("operator", "nodes", "on the path", "gradient")]
-        for use in self.operators:
-            on_path = str(use.on_gradient_path or "")
-            rows.append((use.operator, str(use.nodes), on_path, use.gradient))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c.rjust(widths[2])}  {d}".rstrip()
-            for a, b, c, d in rows
+    def _repr_html_(self) -> str:
+        """Return the verdict and the table for a notebook."""
+        return paragraph(self._verdict()[0]) + bullets(self._verdict()[1:]) + self._table().html()
+
+    def _table(self) -> Table:
+        rows = [
+            (use.operator, str(use.nodes), str(use.on_gradient_path or ""), use.gradient)
+            for use in self.operators
         ]
-        lines.insert(1, "  ".join("─" * width for width in widths))
-        return lines
+        blocked = [i for i, use in enumerate(self.operators) if use.gradient == BLOCKED]
+        header = ("operator", "nodes", "on the path", "gradient")
+        return Table(header, rows, right=frozenset(header[1:3]), strong=frozenset(blocked))
 
     def _verdict(self) -> list[str]:
         if self.blockers:
@@ -221,7 +225,7 @@ def _operator_uses(
 def _gradient_text(key: Key, source: str, *, needed: bool, blocked: bool) -> str:
     gradient = operator(key).gradient
     if blocked:
-        return "BLOCKED"
+        return BLOCKED
     if gradient == "not_differentiable":
         return GRADIENTS[gradient]
     if not needed:

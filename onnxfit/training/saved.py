@@ -24,7 +24,7 @@ from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
 from onnxfit.training.base import BaseTrainer
 from onnxfit.training.position import PendingFit, Position
-from onnxfit.training.summary import summary
+from onnxfit.training.summary import summary, trainer_html
 
 
 class SavedTrainer(BaseTrainer):
@@ -116,9 +116,22 @@ class SavedTrainer(BaseTrainer):
         self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 
-    def summary(self) -> str:
-        """Return a table of the model's tensors: shape, size, whether trained, penalty."""
-        return summary(self._recipe)
+    def summary(self, *, depth: int | str | None = "auto") -> str:
+        """Return the losses and settings, and a table of the weights by module.
+
+        - `depth`: the modules at this level, a number from 1, have a row each; None lists every
+          tensor. "auto" folds modules, and the middle of a long list, if the table has more than 40
+          rows.
+
+        A module is what the names of its tensors begin with, up to a "." or "/". Settings are shown
+        where they differ from their defaults, and the learning rate. A notebook shows a table.
+        SettingError: an impossible depth.
+        """
+        return summary(self._recipe, self.settings, depth)
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        return trainer_html(self)
 
     def inspect(self) -> Inspection:
         """Return how each operator from the loss to the weights is differentiated, as a table."""

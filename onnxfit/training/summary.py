@@ -1,84 +1,286 @@
-"""The summary of a trainer, as text."""
+"""The summary of a trainer, as text and as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.drawing.labels import clean, count
+from onnxfit.drawing.notebook import TextWithHtml, paragraph, preformatted
+from onnxfit.drawing.tables import Table
+from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.weights import all_weights
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
+from onnxfit.step.settings import TrainerSettings
+from onnxfit.training.base import BaseTrainer
+from onnxfit.training.modules import ModuleRow, deepest, entries_of, modules_of
 
-HEADER = ("weight", "shape", "size", "trained", "penalty")
-SIZE_COLUMN = 2  # aligned to the right
+# A column whose cells are all empty is left out.
+COLUMNS = ("module", "shape", "output", "size", "trained", "penalty")
+RIGHT = frozenset({"size"})
+WIDTH = 80  # columns of the lines above the table
+MAX_NAME_CHARACTERS = 36  # of a name in a table with folded rows
+MAX_ROWS = 40  # of the table with depth="auto"
+LAST_ROWS = 9  # of a table without modules that has more rows
+# The lines of these settings are above the table, or they are columns of it.
+SHOWN_ELSEWHERE = {"weights", "loss", "penalty", "optimizer"}
 
 
-def summary(recipe: Recipe) -> str:
-    """Return the inputs, the outputs with their losses and the optimizer, then a table of the
-    weights: shape, size, whether trained, penalty.
+def summary(
+    recipe: Recipe, settings: Mapping[str, Any], depth: int | str | None = "auto"
+) -> TextWithHtml:
+    """Return inputs, outputs with their losses, the settings that differ from their defaults, and a
+    table of the weights.
+
+    - `recipe`: what a trainer trains.
+    - `settings`: the arguments of its constructor.
+    - `depth`: the modules at this level, a number from 1, have a row each; None lists every tensor.
+      "auto" folds modules, and the middle of a long list, if the table has more than 40 rows.
 
     An output whose loss has `from_logits` says whether it is taken as logits or probabilities, and
-    why.
+    why. SettingError: an impossible depth.
     """
-    graph = recipe.model.graph
-    listed = {*all_weights(recipe.model), *recipe.weights, *recipe.statistics}
-    sizes = {
-        name: _shape(graph.initializers[name]) for name in graph.initializers if name in listed
-    }
-    total = sum(int(np.prod(shape)) for shape in sizes.values())
-    trained = sum(int(np.prod(sizes[name])) for name in recipe.weights)
-    lines = [f"input   {spec}" for spec in recipe.inputs]
-    for value in graph.outputs:
-        lines += _output_lines(value, recipe.objectives.get(value.name or ""))
-    lines += [f"optimizer  {recipe.optimizer!r}", ""]
-    lines += _table([_row(recipe, name, shape) for name, shape in sizes.items()])
-    lines += ["", f"{trained:,} of {total:,} numbers are trained"]
-    return "\n".join(lines)
-
-
-def _shape(initializer: ir.Value) -> tuple[int, ...]:
-    # An initializer's sizes are numbers.
-    return tuple(int(d) for d in spec_of(initializer).shape or ())  # type: ignore[arg-type]
-
-
-def _output_lines(output: ir.Value, objective: Objective | None) -> list[str]:
-    line = f"output  {spec_of(output)}"
-    if objective is None:
-        return [line]
-    lines = [f"{line}   loss {objective.loss!r}"]
-    if objective.decision is not None:
-        kind = "logits" if objective.decision.logits else "probabilities"
-        lines.append(f"        taken as {kind}: {objective.decision.reason}")
-    return lines
-
-
-def _row(recipe: Recipe, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    if name in recipe.weights:
-        trained = "yes"
+    is_level = isinstance(depth, int) and not isinstance(depth, bool) and depth >= 1
+    if not (depth is None or depth == "auto" or is_level):
+        raise SettingError(
+            f"depth is 'auto', a whole number from 1 on, or None for every tensor, got {depth!r}."
+        )
+    head = [line for text in _head(recipe, settings) for line in _wrapped(text)]
+    table = _WeightTable(recipe)
+    model = modules_of(table.names)
+    if isinstance(depth, str):
+        entries = deepest(lambda listed: len(listed) <= MAX_ROWS, model)
     else:
-        trained = "running statistic" if name in recipe.statistics else "frozen"
-    penalty = recipe.penalties.get(name)
-    return (
-        name,
-        "×".join(map(str, shape)) or "scalar",
-        f"{int(np.prod(shape)):,}",
-        trained,
-        repr(penalty) if penalty else "",
+        entries = entries_of(model, depth)
+    weights = table.of(entries, fold=depth == "auto", shorten=depth is not None)
+    foot = table.totals()
+    text = "\n".join([*head, "", *weights.lines(), "", *foot])
+    html = preformatted("\n".join(head)) + weights.html() + preformatted("\n".join(foot))
+    return TextWithHtml(text, html)
+
+
+def trainer_html(trainer: BaseTrainer) -> str:
+    """Return the progress and the summary of a `trainer` as HTML."""
+    progress = (
+        f"{type(trainer).__name__}: {count(trainer.epoch, 'epoch')} and"
+        f" {count(trainer.global_step, 'update')} so far; learning rate {trainer.learning_rate:.4g}"
+    )
+    return paragraph(progress) + summary(trainer._recipe, trainer.settings).markup
+
+
+def concise(value: object, *, hidden: Iterable[str] = (), shown: Iterable[str] = ()) -> str:
+    """Return the repr of an object of settings, with those alone that differ from their defaults.
+
+    - `value`: a dataclass, a container of them, or any other object.
+    - `hidden`: names of settings to leave out.
+    - `shown`: names of settings that are listed in any case.
+    """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {concise(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(concise, value))}]"
+    if isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return str(getattr(value, "__name__", repr(value)))
+    texts = []
+    for field in dataclasses.fields(value):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        entry = getattr(value, field.name)
+        differs = field.name in shown or bool(entry != default)
+        if field.init and field.repr and differs and field.name not in hidden:
+            texts.append(f"{field.name}={concise(entry)}")
+    return f"{type(value).__name__}({', '.join(texts)})"
+
+
+def _head(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
+    """Return the lines above the table."""
+    lines = [f"input      {spec}" for spec in recipe.inputs]
+    for value in recipe.model.graph.outputs:
+        lines.append(f"output     {spec_of(value)}")
+        lines += _loss_lines(recipe.objectives.get(value.name or ""))
+    lines.append(f"optimizer  {concise(recipe.optimizer, shown=['learning_rate'])}")
+    changed = [
+        f"{field.name}={concise(settings[field.name])}"
+        for field in dataclasses.fields(TrainerSettings)
+        if field.name in settings
+        and field.name not in SHOWN_ELSEWHERE
+        and not _is_default(settings[field.name], field.default)
+    ]
+    if changed:
+        lines.append(f"settings   {', '.join(changed)}")
+    return [clean(line) for line in lines]
+
+
+def _is_default(value: object, default: object) -> bool:
+    if isinstance(default, tuple):  # of metrics, which may be a list
+        return not value
+    return value is default or bool(value == default)
+
+
+def _loss_lines(objective: Objective | None) -> list[str]:
+    if objective is None:
+        return []
+    if objective.decision is None:
+        return [f"  loss     {concise(objective.loss)}"]
+    kind = "logits" if objective.decision.logits else "probabilities"
+    return [
+        f"  loss     {concise(objective.loss, hidden=['from_logits'])}",
+        f"           taken as {kind}: {objective.decision.reason}",
+    ]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(
+        line, WIDTH, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False
     )
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    rows = [HEADER, *rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i == SIZE_COLUMN else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("─" * width for width in widths))
-    return lines
+class _WeightTable:
+    """Rows of the tensors of a recipe that are weights or running statistics."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        graph = recipe.model.graph
+        listed = {*all_weights(recipe.model), *recipe.weights, *recipe.statistics}
+        self.position = {node: i for i, node in enumerate(graph)}
+        self.readers = {
+            name: _layers_of(graph.initializers[name])
+            for name in graph.initializers
+            if name in listed
+        }
+        # in the order in which the model uses them
+        self.names = sorted(self.readers, key=self._first_use)
+        specs = {name: spec_of(graph.initializers[name]) for name in self.names}
+        self.shapes = {name: spec.shape or () for name, spec in specs.items()}
+        # An initializer's sizes are numbers.
+        self.sizes = {
+            name: int(np.prod([int(d or 0) for d in self.shapes[name]])) for name in self.names
+        }
+        self.bytes = {name: self.sizes[name] * spec.dtype.itemsize for name, spec in specs.items()}
+
+    def of(self, entries: Sequence[ModuleRow], *, fold: bool, shorten: bool) -> Table:
+        """Return the table of these entries.
+
+        `fold` leaves out the middle of a long table, `shorten` the middle of long names.
+        """
+        rows = [self._row(entry, shorten) for entry in entries]
+        strong = {i for i, entry in enumerate(entries) if not entry.is_tensor}
+        if fold and len(rows) > MAX_ROWS:
+            first, last = MAX_ROWS - LAST_ROWS - 1, len(rows) - LAST_ROWS
+            middle = dict.fromkeys(name for entry in entries[first:last] for name in entry.tensors)
+            omitted = self._cells(tuple(middle), f"… {len(middle)} more tensors")
+            rows = [*rows[:first], omitted, *rows[last:]]
+            strong = {i for i in strong if i < first}
+        cells = [[row.get(title, "") for title in COLUMNS] for row in rows]
+        return Table(COLUMNS, cells, right=RIGHT, strong=frozenset(strong))
+
+    def totals(self) -> list[str]:
+        """Return the numbers and bytes of all tensors, and of those that are trained."""
+        changing = {*self.recipe.weights, *self.recipe.statistics}
+        parts = {
+            "total": self.names,
+            "trained": self.recipe.weights,
+            "statistics": self.recipe.statistics,
+            "frozen": [name for name in self.names if name not in changing],
+        }
+        return [f"{title:10} {self._total(names)}" for title, names in parts.items() if names]
+
+    def _total(self, names: Iterable[str]) -> str:
+        names = list(names)
+        size = sum(self.sizes[name] for name in names)
+        return f"{size:,} numbers ({_bytes_text(sum(self.bytes[name] for name in names))})"
+
+    def _row(self, entry: ModuleRow, shorten: bool) -> dict[str, str]:
+        title = entry.title
+        if shorten and len(title) > MAX_NAME_CHARACTERS:
+            half = MAX_NAME_CHARACTERS // 2
+            title = f"{title[: half - 1]}…{title[-half:]}"
+        cells = self._cells(entry.tensors, "  " * entry.level + title)
+        if entry.is_tensor:
+            cells["shape"] = _shape_text(self.shapes[entry.tensors[0]])
+        if entry.is_folded:
+            cells["shape"] = f"{len(entry.tensors)} tensors"
+        if not entry.is_tensor or not entry.level:
+            cells["output"] = self._output(entry.tensors)
+        return cells
+
+    def _cells(self, names: Sequence[str], title: str) -> dict[str, str]:
+        penalties = {
+            concise(self.recipe.penalties[name]) if name in self.recipe.penalties else ""
+            for name in names
+            if name in self.recipe.weights
+        }
+        return {
+            "module": title,
+            "size": f"{sum(self.sizes[name] for name in names):,}",
+            "trained": self._trained(names),
+            "penalty": penalties.pop() if len(penalties) == 1 else "partly" * bool(penalties),
+        }
+
+    def _trained(self, names: Sequence[str]) -> str:
+        others = [name for name in names if name not in self.recipe.statistics]
+        trained = [name for name in others if name in self.recipe.weights]
+        if not others:
+            return "statistic"
+        if not trained:
+            return "frozen"
+        return "yes" if len(trained) == len(others) else "partly"
+
+    def _first_use(self, name: str) -> int:
+        return min((self.position[node] for node in self.readers[name]), default=0)
+
+    def _output(self, names: Sequence[str]) -> str:
+        """Return the shape of the output of the last layer that these tensors belong to."""
+        nodes = [node for name in names for node in self.readers[name]]
+        if not nodes:
+            return ""
+        value = max(nodes, key=lambda node: self.position[node]).outputs[0]
+        if value.shape is None:
+            return ""
+        return _shape_text([d if isinstance(d, int) else d.value for d in value.shape])
+
+
+def _layers_of(weight: ir.Value) -> list[ir.Node]:
+    """Return the nodes that combine a weight with data, behind those that only rearrange it."""
+    found: list[ir.Node] = []
+    waiting, seen = [weight], {weight}
+    while waiting:
+        value = waiting.pop()
+        for node in value.consumers():
+            others = [v for v in node.inputs if v is not None and v not in seen]
+            if any(not _is_constant(v) for v in others) or not node.outputs:
+                found.append(node)
+            elif node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                waiting.append(node.outputs[0])
+    return found
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return value.is_initializer() or (node is not None and node.op_type == "Constant")
+
+
+def _shape_text(shape: Sequence[object]) -> str:
+    return "×".join("?" if size is None else str(size) for size in shape) or "scalar"
+
+
+def _bytes_text(number: float) -> str:
+    """Return a number of bytes in the largest unit that it fills.
+
+    >>> _bytes_text(268), _bytes_text(44_700_000)
+    ('268 B', '44.7 MB')
+    """
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.4g} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.2f} GB"

@@ -313,6 +313,7 @@ def test_only_overridden_hooks_are_listened_to():
         "on_epoch_begin",
         "on_train_batch_end",
         "on_epoch_end",
+        "on_test_begin",
         "on_train_end",
         "on_close",
     }

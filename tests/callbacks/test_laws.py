@@ -108,7 +108,7 @@ def trainer(backend, number=0):
 
 def fit(on, callbacks, **settings):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RemoteMonitor could not reach")  # nobody listens there
+        warnings.filterwarnings("ignore", "RemoteMonitor cannot reach")  # nobody listens there
         return on.fit(
             X,
             Y,

@@ -103,7 +103,7 @@ def test_figures_are_posted_within_a_form_as_keras_posts_them():
 def test_a_server_that_refuses_or_is_away_costs_one_warning_and_no_epoch():
     with (
         Server(500, 200, 404) as server,
-        pytest.warns(RuntimeWarning, match=r"could not reach .*500") as warned,
+        pytest.warns(RuntimeWarning, match=r"cannot reach .*500") as warned,
     ):
         assert fit(RemoteMonitor(server.root), epochs=3).epoch == 3
     assert (len(warned), len(server.posted)) == (1, 3)

@@ -569,6 +569,45 @@ def test_two_trainers_on_one_folder_in_one_second_lose_nothing(tmp_path, monkeyp
     assert len(list((tmp_path / "train").iterdir())) == 4
 
 
+def test_a_fit_does_not_import_torch(tmp_path):
+    """Not even where tensorboardX finds it; the user can import it afterwards."""
+    (tmp_path / "torch.py").touch()
+    code = """
+    import sys
+    import numpy as np
+    import onnxfit
+    from tests.models import linear
+
+    board = onnxfit.callbacks.TensorBoard(sys.argv[1], histogram_freq=1)
+    x = np.ones((4, 1), np.float32)
+    onnxfit.Trainer(linear(), loss="mse").fit(x, x, verbose=0, callbacks=board)
+    print("torch" in sys.modules)
+    import torch
+    print(torch.__file__)
+    """
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "logs")],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["False", str(tmp_path / "torch.py")], done.stderr
+    assert events(tmp_path / "logs" / "train")
+
+
+@pytest.mark.torch
+def test_the_writer_takes_tensors_of_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    writer = TensorBoard(tmp_path).writer("train")
+    writer.add_scalar("number", torch.tensor(2.5), 1)
+    writer.add_histogram("numbers", torch.arange(9.0), 1)
+    writer.add_images("images", [torch.zeros(3, 2, 2), torch.ones(3, 2, 2)], 1, dataformats="CHW")
+    writer.close()
+    tags = [value.tag for event in events(tmp_path / "train") for value in event.summary.value]
+    assert tags == ["number", "numbers", "images"]
+
+
 def test_tensorboard_itself_reads_it(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fit(

@@ -4,8 +4,12 @@ each tensor is computed.
 
 from __future__ import annotations
 
+import base64
+import copy
+import html
 import itertools
 import os
+import pickle
 import re
 import struct
 import subprocess
@@ -504,3 +508,33 @@ class TestCommandLine:
 def test_every_part_and_kind_has_its_looks() -> None:
     assert set(picture.COLOURS) == set(STAGES)
     assert set(picture.STYLES) == set(picture.KINDS)
+
+
+class TestNotebook:
+    """A notebook shows a drawing, and runs nothing of it."""
+
+    @pytest.mark.parametrize("format_", ["svg", "png"])
+    def test_a_picture_is_an_image(self, format_: str) -> None:
+        drawn = draw(mlp(), format=format_)
+        page = drawn._repr_html_()  # type: ignore[union-attr]
+        encoded = re.fullmatch(r'<img src="data:image/[a-z+]+;base64,([\w+/=]+)" [^<>]*>', page)
+        assert encoded
+        data = drawn.encode() if isinstance(drawn, str) else drawn
+        assert base64.b64decode(encoded[1]) == data
+
+    def test_text_is_escaped(self) -> None:
+        model = mlp()
+        model.graph.name = "<script>alert(1)</script>"
+        drawn = draw(model)
+        page = drawn._repr_html_()  # type: ignore[union-attr]
+        assert isinstance(drawn, str)
+        assert page.startswith("<pre")
+        assert "<script>" not in page
+        assert html.unescape(re.sub("</?pre[^>]*>", "", page)) == drawn
+
+    @pytest.mark.parametrize("format_", ["text", "svg", "png"])
+    def test_a_drawing_can_be_copied_and_pickled(self, format_: str) -> None:
+        drawn = draw(linear(), format=format_)
+        for copied in (copy.deepcopy(drawn), pickle.loads(pickle.dumps(drawn))):
+            assert copied == drawn
+            assert copied._repr_html_() == drawn._repr_html_()  # type: ignore[union-attr]

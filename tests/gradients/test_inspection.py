@@ -34,6 +34,25 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
+class TestNotebook:
+    def test_a_notebook_shows_verdict_table_and_blockers(self) -> None:
+        page = inspect(parse(BLOCKED))._repr_html_()
+        assert page.startswith("<p>Does not train.")
+        assert page.count("<li>") == 2
+        assert "<b>BLOCKED</b>" in page
+
+    def test_names_of_a_file_are_escaped(self) -> None:
+        model = mlp()
+        model.opset_import.add(domain="<b>", version=1)
+        model.graph.node[0].domain = "<b>"
+        model.graph.node[0].op_type = "<script>alert(1)</script>"
+        model.graph.node[0].name = "<img src=x onerror=alert(1)>\x1b[31m"
+        found = inspect(model)
+        assert "<script>" not in found._repr_html_()
+        assert "<img" not in found._repr_html_()
+        assert "\x1b" not in found._repr_html_() + str(found)
+
+
 class TestInspect:
     def test_a_model_that_trains(self) -> None:
         found = inspect(mlp())

@@ -10,7 +10,8 @@ from urllib.parse import urlencode, urlsplit
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError, warn_user
+from onnxfit.callbacks.write_guard import WriteGuard
+from onnxfit.errors import SettingError
 from onnxfit.files import json_float
 from onnxfit.registry import check_arguments
 
@@ -76,7 +77,7 @@ class RemoteMonitor(Callback):
         self.headers = dict(headers or {})
         self.send_as_json = send_as_json
         self.timeout = timeout
-        self._warned = False
+        self._guard = WriteGuard("RemoteMonitor", self.url, (OSError,), verb="reach")
 
     @property
     def url(self) -> str:
@@ -88,12 +89,10 @@ class RemoteMonitor(Callback):
         return f"RemoteMonitor({self.url})"
 
     def on_train_begin(self, logs: Logs) -> None:
-        self._warned = False
+        self._guard.reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         # Imported late: it takes 4 MB that a training on a small device can do without.
-        from http.client import HTTPException
-
         from onnxfit.callbacks.remote_monitor.request import post
 
         text = json.dumps(
@@ -104,12 +103,5 @@ class RemoteMonitor(Callback):
             text = urlencode({self.field: text})
             content_type = "application/x-www-form-urlencoded"
         headers = {"Content-Type": content_type, **self.headers}
-        try:
+        with self._guard:
             post(self.url, text.encode(), headers, self.timeout)
-        except (OSError, HTTPException) as error:  # URLError and time-outs are OSErrors
-            if not self._warned:
-                self._warned = True
-                warn_user(
-                    f"RemoteMonitor could not reach {self.url}: {error}. Training goes on.",
-                    RuntimeWarning,
-                )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
@@ -29,7 +29,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
     - `headers`: HTTP headers, which no other host gets: redirects are not followed.
     - `timeout`: seconds for all of it: finding the address, connecting, sending, and the answer.
 
-    OSError or HTTPException: the server is away, refuses, redirects, or takes longer.
+    OSError: the server is away, refuses, redirects, takes longer, or does not speak HTTP.
     """
     attempt = _Attempt(Request(url, body, dict(headers), method="POST"), timeout)
     attempt.start()
@@ -45,6 +45,8 @@ def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> N
                 f"{error}: it redirects to {error.headers.get('Location')!r}, which RemoteMonitor"
                 " does not follow; give that address if you trust it"
             )
+    if isinstance(error, HTTPException):
+        raise OSError(f"{type(error).__name__}: {error}") from error
     if error is not None:
         raise error
 

@@ -141,7 +141,7 @@ class TensorBoard(Callback):
         - `run`: "train", "validation", or the name of a new run. The callback flushes the writer
           after every epoch and closes it after training.
         """
-        # Imported late, because tensorboardX imports torch where it is installed.
+        # Imported late: tensorboardX and its protocol buffers take a quarter of a second.
         from onnxfit.callbacks.tensorboard.writer import RunWriter
 
         if run not in self._writers:
@@ -193,12 +193,9 @@ class TensorBoard(Callback):
         if not self._resumes:
             self._written_step = self.trainer.global_step
         if self.write_graph and not self._graph_is_written:
-            from tensorboardX.proto.event_pb2 import Event
+            from onnxfit.callbacks.tensorboard.graph import graph_event
 
-            from onnxfit.callbacks.tensorboard.graph import graph_def
-
-            graph = graph_def(self.trainer.model).SerializeToString()
-            self.writer("train").add_event(Event(graph_def=graph))
+            self.writer("train").add_event(graph_event(self.trainer.model))
             self._graph_is_written = True
             self._flush()
 

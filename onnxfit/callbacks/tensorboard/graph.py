@@ -13,15 +13,19 @@ from typing import Any
 import onnx
 import onnx.inliner
 from onnx import AttributeProto, TensorProto
-from tensorboardX.proto.attr_value_pb2 import AttrValue
-from tensorboardX.proto.graph_pb2 import GraphDef
-from tensorboardX.proto.node_def_pb2 import NodeDef
-from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboardX.proto.versions_pb2 import VersionDef
 
 from onnxfit.callbacks.tensorboard.scopes import name_of_weight, reads, scopes_of_nodes
+from onnxfit.imports import without
 
-__all__ = ["graph_def"]
+with without("torch"):
+    from tensorboardX.proto.attr_value_pb2 import AttrValue
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.graph_pb2 import GraphDef
+    from tensorboardX.proto.node_def_pb2 import NodeDef
+    from tensorboardX.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboardX.proto.versions_pb2 import VersionDef
+
+__all__ = ["graph_def", "graph_event"]
 
 # TensorFlow's numbers of the element types. It has none for float8 and int4: they are 0, "invalid".
 ELEMENT_TYPES: dict[int, int] = {
@@ -50,6 +54,11 @@ MAX_ELEMENTS_FOR_INFERENCE = 1024
 # ONNX element type (0: unknown) and sizes (-1: unknown size; None: unknown rank).
 Type = tuple[int, "list[int] | None"]
 UNKNOWN: Type = (0, None)
+
+
+def graph_event(model: onnx.ModelProto) -> Event:
+    """Return the event that shows a `model` in the graph tab."""
+    return Event(graph_def=graph_def(model).SerializeToString())
 
 
 def graph_def(model: onnx.ModelProto) -> GraphDef:

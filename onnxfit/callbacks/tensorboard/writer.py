@@ -12,26 +12,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.api_pb2 import (
-    DataType,
-    Experiment,
-    HParamInfo,
-    MetricInfo,
-    MetricName,
-    Status,
-)
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.plugin_hparams_pb2 import (
-    HParamsPluginData,
-    SessionEndInfo,
-    SessionStartInfo,
-)
-from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboardX.record_writer import masked_crc32c
-from tensorboardX.writer import FileWriter
-
 from onnxfit.files import append_whole, make_folder
+from onnxfit.imports import without
+
+# tensorboardX imports torch only to annotate its methods, which takes 2 s and 200 MB. A method that
+# is given a tensor of torch imports torch itself.
+with without("torch"):
+    from tensorboardX import SummaryWriter
+    from tensorboardX.proto.api_pb2 import (
+        DataType,
+        Experiment,
+        HParamInfo,
+        MetricInfo,
+        MetricName,
+        Status,
+    )
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.plugin_hparams_pb2 import (
+        HParamsPluginData,
+        SessionEndInfo,
+        SessionStartInfo,
+    )
+    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboardX.record_writer import masked_crc32c
+    from tensorboardX.writer import FileWriter
 
 __all__ = ["EventFile", "RunWriter", "hparams_of_end", "hparams_of_run"]
 

@@ -1,0 +1,38 @@
+"""onnxfit.imports: libraries that another library imports without need."""
+
+import importlib
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from onnxfit.imports import without
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module that can be imported."""
+    name = "a_module_that_nobody_needs"
+    (tmp_path / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def test_a_module_is_hidden_and_can_be_imported_afterwards(module: str) -> None:
+    with without(module), pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(module)
+    assert caught.value.name == module
+    importlib.import_module(module)
+    with without(module):  # it stays imported
+        assert importlib.import_module(module) is sys.modules[module]
+
+
+def test_a_module_is_hidden_from_the_thread_that_asked(module: str) -> None:
+    with without(module):
+        other = threading.Thread(target=importlib.import_module, args=(module,))
+        other.start()
+        other.join()
+        assert module in sys.modules
+    assert not any("Missing" in type(finder).__name__ for finder in sys.meta_path)

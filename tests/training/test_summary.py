@@ -1,0 +1,172 @@
+"""The summary of a trainer: settings, and a table of the weights by module."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx.numpy_helper import from_array
+
+from onnxfit import SettingError, Trainer
+from onnxfit.losses import CrossEntropy
+from onnxfit.optimizers import SGD, Adam
+from onnxfit.penalties import L2
+from onnxfit.schedules import Cosine
+from onnxfit.training.modules import entries_of, modules_of
+from onnxfit.training.summary import MAX_ROWS, concise
+from tests.models import convolutional, mlp
+
+
+def chain(names: list[str]) -> onnx.ModelProto:
+    """Return y = tanh(x w1) w2 ..., with weights of these names."""
+    values = ["x", *(f"h{i}" for i in range(len(names) - 1)), "y"]
+    nodes = " ".join(
+        f"t{i} = Tanh({before}) {after} = Mul(t{i}, w{i})"
+        for i, (before, after) in enumerate(itertools.pairwise(values))
+    )
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y) {{ {nodes} }}'
+    )
+    for i, name in enumerate(names):
+        model.graph.initializer.append(from_array(np.ones(2, np.float32), name))
+        model.graph.node[2 * i + 1].input[1] = name
+    return model
+
+
+@functools.cache
+def deep() -> Trainer:
+    """Return a trainer of 158 tensors in modules of three levels."""
+    names = [
+        f"layer{i}.{j}.{kind}.{tensor}"
+        for i, j, kind, tensor in itertools.product(
+            range(4), range(3), ("conv1", "conv2", "conv3", "bn1", "bn2", "bn3"), ("weight", "bias")
+        )
+    ]
+    return Trainer(chain(["stem.weight", *names, *(f"head{i}" for i in range(13))]), loss="mse")
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of the table."""
+    table = text.split("\n\n")[1].splitlines()
+    return [line.split() for line in (table[0], *table[2:])]
+
+
+def test_weights_are_grouped_by_module_with_what_is_trained() -> None:
+    settings = {"loss": "cross_entropy", "penalty": {"fc1.weight": 0.1}, "metrics": ["accuracy"]}
+    text = Trainer(mlp(), "fc1*", optimizer="adam", clip_norm=1.0, **settings).summary()
+    assert (
+        text
+        == """\
+input      x: float32[N, 4]
+output     y: float32[N, 3]
+  loss     CrossEntropy()
+           taken as logits: Gemm node 'fc1' computes the output
+optimizer  Adam(learning_rate=0.001)
+settings   metrics=['accuracy'], clip_norm=1.0
+
+module    shape  output  size  trained  penalty
+────────  ─────  ──────  ────  ───────  ──────────────
+fc0              N×8       40  frozen
+  weight  4×8              32  frozen
+  bias    8                 8  frozen
+fc1              N×3       27  yes      partly
+  weight  8×3              24  yes      L2(weight=0.1)
+  bias    3                 3  yes
+
+total      67 numbers (268 B)
+trained    27 numbers (108 B)
+frozen     40 numbers (160 B)"""
+    )
+
+
+def test_running_statistics_and_the_order_of_the_model() -> None:
+    text = Trainer(convolutional(), loss="cross_entropy").summary()
+    table = rows(text)
+    assert ["mean", "4", "4", "statistic"] in table
+    assert ["bn", "N×4×8×8", "16", "yes"] in table
+    assert [row[0] for row in table].index("bn") < [row[0] for row in table].index("fc")
+    assert "statistics 8 numbers (32 B)" in text
+    frozen = Trainer(convolutional(), ["fc*"], loss="cross_entropy", batch_norm="frozen").summary()
+    assert ["bn", "N×4×8×8", "8", "frozen"] in rows(frozen)
+    assert "batch_norm='frozen'" in frozen
+
+
+def test_a_long_table_is_folded_and_can_be_shown_whole() -> None:
+    table = rows(deep().summary())
+    assert len(table) - 1 <= MAX_ROWS
+    assert ["0", "12", "tensors", "N×2", "24", "yes"] in table
+    assert ["stem.weight", "2", "N×2", "2", "yes"] in table  # the only tensor of its module
+    assert len(rows(deep().summary(depth=1))) == 1 + 1 + 4 + 13
+    whole = rows(deep().summary(depth=None))
+    assert len(whole) == 1 + 158 + 4 + 4 * 3 + 4 * 3 * 6
+    assert "total      316 numbers (1.3 kB)" in deep().summary()
+
+
+def test_a_long_table_without_modules_lacks_its_middle() -> None:
+    trainer = Trainer(chain([f"onnx::Mul_{i}" for i in range(100)]), loss="mse")
+    table = rows(trainer.summary())
+    assert len(table) - 1 == MAX_ROWS
+    assert table[-1][0] == "onnx::Mul_99"
+    assert ["…", "61", "more", "tensors", "122", "yes"] in table
+    assert len(rows(trainer.summary(depth=None))) - 1 == 100
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, True, "all"])
+def test_impossible_depths_are_refused(depth: object) -> None:
+    with pytest.raises(SettingError, match="depth is 'auto', a whole number"):
+        deep().summary(depth=depth)  # type: ignore[arg-type]
+
+
+def test_a_summary_fits_80_columns() -> None:
+    long = "encoder." + "a_rather_long_name_of_a_layer" * 3
+    optimizer = SGD(
+        Cosine(0.1, 1000),
+        momentum=0.9,
+        exclude_from_weight_decay=("bias", "norm"),
+        weight_decay=0.1,
+    )
+    trainer = Trainer(
+        chain([f"{long}.w", f"{long}.b", "v"]),
+        loss="mse",
+        optimizer=optimizer,
+        metrics=["mse", "mae"],
+        seed=3,
+    )
+    text = trainer.summary()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" in text
+    assert long in trainer.summary(depth=None)
+
+
+def test_settings_are_shown_where_they_differ() -> None:
+    assert concise(Adam()) == "Adam()"
+    assert (
+        concise(Adam(eps=1e-6), shown=["learning_rate"]) == "Adam(learning_rate=0.001, eps=1e-06)"
+    )
+    assert concise(SGD(Cosine(0.1, 40))).startswith("SGD(learning_rate=Cosine(")
+    assert concise({"a": CrossEntropy(), "b": [L2(0.5), np.square]}) == (
+        "{'a': CrossEntropy(), 'b': [L2(weight=0.5), square]}"
+    )
+
+
+def test_modules_of_names_with_slashes_and_odd_separators() -> None:
+    names = ["/a/b/w", "/a/b/v", "/a/c", "d.", ".e", "f..g", "h"]
+    entries = entries_of(modules_of(names), None)
+    assert [(entry.level, entry.title) for entry in entries] == [
+        (0, "/a"), (1, "b"), (2, "w"), (2, "v"), (1, "c"), (0, "d."), (0, ".e"), (0, "f..g"), (0, "h"),
+    ]  # fmt: skip
+
+
+def test_a_notebook_shows_a_table_in_which_names_are_escaped() -> None:
+    names = ["<script>alert(1)</script>.w", "<script>alert(1)</script>.v", "\x1b[31mred"]
+    trainer = Trainer(chain(names), loss="mse")
+    for page in (trainer._repr_html_(), trainer.summary()._repr_html_()):  # type: ignore[attr-defined]
+        assert "<script>" not in page
+        assert "&lt;script&gt;alert(1)&lt;" in page
+        assert "<table>" in page
+    assert "\x1b" not in trainer._repr_html_() + trainer.summary()
+    assert trainer._repr_html_().startswith("<p>Trainer: 0 epochs and 0 updates so far; learning")
