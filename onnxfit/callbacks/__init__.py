@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.logs import Logs as Logs
     from onnxfit.callbacks.mlflow_logger import MLflowLogger as MLflowLogger
     from onnxfit.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from onnxfit.callbacks.optuna_pruning import OptunaPruning as OptunaPruning
     from onnxfit.callbacks.prediction_writer import PredictionWriter as PredictionWriter
     from onnxfit.callbacks.progress import ProgressBar as ProgressBar
     from onnxfit.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
     from onnxfit.callbacks.threshold_stop import ThresholdStop as ThresholdStop
     from onnxfit.callbacks.timer import Timer as Timer
+    from onnxfit.callbacks.wandb_logger import WandbLogger as WandbLogger
     # end of generated imports
 
 _classes = {
