@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.stateful_callback import StatefulCallback
-from onnxfit.files import COUNT, FIGURE, mapping_of
+from onnxfit.files import COUNT, FIGURE, list_of, mapping_of
 from onnxfit.registry import check_arguments
 
 __all__ = ["GradientNorm"]
@@ -33,7 +33,7 @@ class GradientNorm(StatefulCallback):
     >>> norms = GradientNorm(per_weight=True)
     """
 
-    remembered = {"updates": COUNT, "sums": mapping_of(FIGURE), "step": COUNT}
+    remembered = {"sums": mapping_of(list_of(FIGURE, 2)), "step": COUNT}
 
     @check_arguments
     def __init__(self, per_weight: bool = False) -> None:
@@ -42,7 +42,7 @@ class GradientNorm(StatefulCallback):
 
     def reset(self) -> None:
         self.step = 0  # number of updates of the trainer when the last norm was added
-        self._begin_epoch()
+        self.sums: dict[str, list[float]] = {}  # name -> sum over the epoch, and its updates
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
@@ -58,13 +58,10 @@ class GradientNorm(StatefulCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         self._add()
-        for name, total in self.sums.items():
-            self.trainer.log(name, total / self.updates)
-        self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        self.updates = 0
-        self.sums: dict[str, float] = {}
+        for name, (total, updates) in self.sums.items():
+            if updates:
+                self.trainer.log(name, total / updates)
+        self.sums = {}
 
     def _add(self) -> dict[str, float]:
         """Add the norms of the last update, unless they are added already, and return them."""
@@ -72,7 +69,7 @@ class GradientNorm(StatefulCallback):
         norms = self.trainer.gradient_norms if step != self.step else {}
         if norms:
             self.step = step
-            self.updates += 1
             for name, norm in norms.items():
-                self.sums[name] = self.sums.get(name, 0.0) + norm
+                total, updates = self.sums.get(name, (0.0, 0))
+                self.sums[name] = [total + norm, updates + 1]
         return norms

@@ -49,7 +49,8 @@ class WandbLogger(StatefulCallback):
     update are `batch_loss`, `batch_<metric>` and `batch_learning_rate`, over `global_step`.
 
     A run that this callback has begun is finished when training ends, as failed after an exception.
-    A resumed fit continues it under the same id. A run that you have begun stays active: finish it
+    A resumed fit continues it under the same id, and may write its last figures once more, over the
+    same epoch or update. A run that you have begun stays active: finish it
     yourself. `run_id` is the id of the run. W&B's errors become a warning, and training goes on
     without it; where a run could not be begun, nothing is written.
 
@@ -200,7 +201,8 @@ class WandbLogger(StatefulCallback):
         if self._active is None:
             return
         with self._guard:
-            for name in figures.keys() - self._defined:
-                self._active.define_metric(name, step_metric=axis)
-                self._defined.add(name)
+            for name in figures:
+                if name not in self._defined:
+                    self._active.define_metric(name, step_metric=axis)
+                    self._defined.add(name)
             self._active.log({**figures, axis: position})

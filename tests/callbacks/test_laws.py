@@ -44,6 +44,7 @@ SETTINGS = {
     "EarlyStopping": {"monitor": "loss"},
     "LearningRateFinder": {"steps": 4},
     "ModelCheckpoint": {"monitor": "loss"},
+    "OptunaPruning": {"monitor": "loss"},
     "ReduceLROnPlateau": {"monitor": "loss"},
     "ThresholdStop": {"threshold": 0.0},
 }
