@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from onnxfit.callbacks.freezing import Freeze as Freeze
     from onnxfit.callbacks.freezing import Unfreeze as Unfreeze
+    from onnxfit.callbacks.gradient_norm import GradientNorm as GradientNorm
     from onnxfit.callbacks.history import History as History
     from onnxfit.callbacks.lambda_callback import LambdaCallback as LambdaCallback
     from onnxfit.callbacks.learning_rate import LearningRateScheduler as LearningRateScheduler
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.logs import Logs as Logs
     from onnxfit.callbacks.mlflow_logger import MLflowLogger as MLflowLogger
     from onnxfit.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from onnxfit.callbacks.optuna_pruning import OptunaPruning as OptunaPruning
     from onnxfit.callbacks.prediction_writer import PredictionWriter as PredictionWriter
     from onnxfit.callbacks.progress import ProgressBar as ProgressBar
     from onnxfit.callbacks.remote_monitor import RemoteMonitor as RemoteMonitor
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.terminate_on_nan import TerminateOnNaN as TerminateOnNaN
     from onnxfit.callbacks.threshold_stop import ThresholdStop as ThresholdStop
     from onnxfit.callbacks.timer import Timer as Timer
+    from onnxfit.callbacks.wandb_logger import WandbLogger as WandbLogger
     # end of generated imports
 
 _classes = {

@@ -30,8 +30,12 @@ class BackupAndRestore(SavingCallback):
     - `double_checkpoint`: keep the last two backups. If the newest cannot be read, a warning names
       it and the one before is restored. False keeps one.
     - `delete_checkpoint`: delete the backups when training ends normally, stopped early or not, so
-      that the next `fit` begins a new training. False keeps them: the next `fit` continues at the
-      epoch after the last one. After an exception or Ctrl-C backups always stay.
+      that the next `fit` begins a new training. False keeps them until you delete the folder: the
+      next `fit` restores the state at the end of the last epoch and continues after it. Where no
+      epoch is left, or a callback had stopped training, `fit` trains nothing, and callbacks end
+      it as they did the first time. A script that fails between `fit` and `export` can so be run
+      again. Give each `fit` of a script a folder of its own then. After an exception or Ctrl-C
+      backups always stay.
     - `every_n_steps`: a number n >= 1 for a backup after every n updates too, which with
       accumulated gradients are fewer than the batches; None for none.
     - `background`: training waits only for a copy of its state in memory and goes on while the copy

@@ -20,6 +20,7 @@ __all__ = [
     "require_below",
     "require_constant_rate",
     "require_save_freq",
+    "require_update_freq",
     "require_weights",
 ]
 
@@ -69,6 +70,22 @@ def require_save_freq(owner: str, save_freq: object) -> None:
     if save_freq != "epoch" and not is_count:
         raise SettingError(
             f"{owner} needs save_freq 'epoch' or a number of batches >= 1, got {save_freq!r}."
+        )
+
+
+def require_update_freq(owner: str, update_freq: object) -> None:
+    """Raise SettingError unless `update_freq` is "epoch", "batch" or a number of batches >= 1.
+
+    - `owner`: the callback's class, named in the message.
+    - `update_freq`: the setting of that name.
+    """
+    if isinstance(update_freq, int) and not isinstance(update_freq, bool):
+        valid = update_freq >= 1
+    else:
+        valid = update_freq in ("epoch", "batch")
+    if not valid:
+        raise SettingError(
+            f"{owner} needs update_freq 'epoch', 'batch' or a number >= 1, got {update_freq!r}."
         )
 
 

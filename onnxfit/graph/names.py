@@ -14,6 +14,7 @@ FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum sta
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
 SCALED = "train/scaled_loss"  # the loss times the learning rate
+GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
@@ -40,6 +41,20 @@ def slot(weight: str, name: str) -> str:
 def gradient(name: str) -> str:
     """Return the name of the gradient of an output, a weight or an input."""
     return f"{name}_grad"
+
+
+def gradient_norm(weight: str) -> str:
+    """Return the name of the L2 norm of a weight's gradient before clipping."""
+    return f"{GRADIENT_NORM}/{weight}"
+
+
+def in_logs(name: str) -> str:
+    """Return the name in logs of a figure that a step reports.
+
+    >>> in_logs(gradient_norm("fc.weight"))
+    'gradient_norm/fc.weight'
+    """
+    return name.removeprefix("train/")
 
 
 def penalised(weight: str) -> str:

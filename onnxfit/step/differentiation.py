@@ -55,7 +55,9 @@ def is_scaled(recipe: Recipe) -> bool:
 
     An update w - lr g allows it, if nothing else looks at the gradient.
     """
-    if not recipe.optimizer.is_plain_sgd or recipe.clip_norm is not None:
+    if not recipe.optimizer.is_plain_sgd or recipe.norms != "none":
+        return False
+    if recipe.clip_norm is not None:
         return False
     initializers = recipe.model.graph.initializers
     dtypes = {initializers[name].dtype for name in recipe.weights}

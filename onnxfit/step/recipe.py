@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx
@@ -33,6 +33,7 @@ from onnxfit.step.objectives import (
 from onnxfit.step.settings import TrainerSettings
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
+ReportedNorms = Literal["none", "global", "per_weight"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Recipe:
 
     `model` is the user's model, normalized, and is never changed. `objectives` is empty for a model
     with a scalar output `loss` of its own. `slots` holds each weight's slots before the first
-    update.
+    update. `norms` says whether an update reports the L2 norm of all gradients, and with
+    "per_weight" that of each weight's.
     """
 
     model: ir.Model
@@ -55,6 +57,7 @@ class Recipe:
     batch_norm: str = "train"
     clip_norm: float | None = None
     clip_value: float | None = None
+    norms: ReportedNorms = "none"
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold

@@ -89,6 +89,7 @@ class Tracker:
 
     def reset(self) -> None:
         self.rows = 0
+        self.gradient_norms: dict[str, float] = {}  # those that the last step reported
         self._resumes = False  # from sums of a checkpoint, to which no batch has been added yet
         self._penalty = Mean()  # only where the step reports the penalty by itself
         self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}

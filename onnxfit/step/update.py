@@ -56,6 +56,8 @@ def add_update(
 ) -> None:
     """Clip the gradients, and add the next value of every weight and slot as outputs.
 
+    The norms that the recipe asks for are outputs, too.
+
     - `gradients`: weight -> its gradient, for all weights of the recipe.
     - `fused`: name of a fused tensor -> the weights in it. The first weight stands for all of
       them, as they share their settings.
@@ -68,6 +70,7 @@ def add_update(
     else:
         done = op.input(names.STEP, np.int64, ())
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
+    norm = _reported_norm(op, recipe, gradients)
     gradients = dict(gradients)
     targets = _fuse(op, weights, gradients, fused)
     slots = {
@@ -76,7 +79,7 @@ def add_update(
     }
     with op.scope(scopes.OPTIMIZER):
         step = op.cast(done, np.float64) + 1
-        clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value)
+        clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value, norm)
     next_weights, next_slots = apply_update(
         op, recipe.optimizer, weights, clipped, slots, learning_rate, step, scaled=scaled
     )
@@ -128,7 +131,29 @@ def _slot_inputs(
     return values
 
 
-# ---------------------------------------------------------------------- clipping
+# ---------------------------------------------------------------------- norms and clipping
+
+
+def _reported_norm(
+    op: GraphBuilder, recipe: Recipe, gradients: Mapping[str, Value]
+) -> Value | None:
+    """Add the norms that the recipe asks for as outputs; return the norm of all gradients.
+
+    They are computed in float64, which holds the squares of all float32 numbers.
+    """
+    if recipe.norms == "none":
+        return None
+    with op.scope(scopes.OPTIMIZER):
+        squares = {name: _sum_of_squares(op, g, np.float64) for name, g in gradients.items()}
+        norm = op.output(names.GRADIENT_NORM, op.Sqrt(op.Sum(*squares.values())))
+        if recipe.norms == "per_weight":
+            for name, square in squares.items():
+                op.output(names.gradient_norm(name), op.Sqrt(square))
+    return norm
+
+
+def _sum_of_squares(op: GraphBuilder, g: Value, dtype: npt.DTypeLike) -> Value:
+    return op.ReduceSumSquare(op.cast(g, dtype), keepdims=0)
 
 
 def clip_gradients(
@@ -136,11 +161,13 @@ def clip_gradients(
     gradients: Mapping[str, Value],
     clip_norm: float | None,
     clip_value: float | None,
+    norm: Value | None = None,
 ) -> dict[str, Value]:
     """Clip every element to ±`clip_value`, then scale all gradients so that their common L2 norm
     is at most `clip_norm`.
 
-    None leaves out either. NaN stays NaN, and with `clip_norm` spreads to all gradients.
+    None leaves out either. NaN stays NaN, and with `clip_norm` spreads to all gradients. `norm` is
+    the norm before clipping, if it is computed already.
     """
     clipped = dict(gradients)
     if clip_value is not None:
@@ -152,8 +179,10 @@ def clip_gradients(
     if clip_norm is None or not clipped:
         return clipped
     wide = norm_dtype([g.dtype for g in clipped.values()])
-    squares = [op.ReduceSumSquare(op.cast(g, wide), keepdims=0) for g in clipped.values()]
-    factor = clip_norm / op.Max(op.Sqrt(op.Sum(*squares)), clip_norm)
+    if norm is None or clip_value is not None:
+        squares = [_sum_of_squares(op, g, wide) for g in clipped.values()]
+        norm = op.Sqrt(op.Sum(*squares))
+    factor = clip_norm / op.Max(norm, clip_norm)
     factors = {dtype: op.cast(factor, dtype) for dtype in {g.dtype: None for g in clipped.values()}}
     return {name: g * factors[g.dtype] for name, g in clipped.items()}
 

@@ -276,6 +276,22 @@ class BaseTrainer:
                 self.set_state(state)
                 self._backend.on_gradients = on_gradients
 
+    def report_gradient_norms(self, *, per_weight: bool = False) -> None:
+        """Let the updates of this fit report norms in `gradient_norms`; for `on_train_begin`.
+
+        `gradient_norm` is the L2 norm of all gradients together, before clipping; with
+        `per_weight=True`, `gradient_norm/<weight>` is that of one weight's. A batch without an
+        update has none.
+        """
+        with self._training, self._backend.lock:
+            self._backend.report_norms("per_weight" if per_weight else "global")
+            self._tracker.gradient_norms = {}
+
+    @property
+    def gradient_norms(self) -> dict[str, float]:
+        """Name -> norm of the gradients of the last update of `fit`, where one was reported."""
+        return self._tracker.gradient_norms
+
     # ------------------------------------------------------------------ state
 
     def get_weights(self) -> dict[str, Array]:
@@ -352,6 +368,7 @@ class BaseTrainer:
             with backend.lock:
                 changes = self._changes_of_frozen() if self._frozen_tensors else None
                 result = backend.train(batch, learning_rate, self.global_step, self.seed)
+                tracker.gradient_norms = backend.norms()
                 if changes:
                     self._restore_frozen(changes)
             try:
@@ -371,7 +388,9 @@ class BaseTrainer:
         """Update with the gradients of a window that has too few batches, at an epoch's end."""
         with self._backend.lock:
             changes = self._changes_of_frozen()
-            self.global_step += self._backend.flush(learning_rate, self.global_step)
+            if self._backend.flush(learning_rate, self.global_step):
+                self.global_step += 1
+                self._tracker.gradient_norms = self._backend.norms()
             self._restore_frozen(changes)
 
     def _changes_of_frozen(self) -> Mapping[str, int]:
@@ -462,6 +481,7 @@ class BaseTrainer:
         """Take the callbacks away; the state stays for `snapshot`."""
         self._thread.callbacks = None
         self._backend.on_gradients = None
+        self._backend.report_norms("none")
         if self._fit_state is not None:
             self._fit_state.running = False
             self._fit_state.idle_data = None

@@ -2,14 +2,19 @@
 
 import pytest
 
+import onnxfit
 from onnxfit.callbacks import (
     BackupAndRestore,
     CSVLogger,
     EarlyStopping,
+    JSONLLogger,
     LambdaCallback,
     ModelCheckpoint,
+    StochasticWeightAveraging,
+    SwapEMAWeights,
 )
 from onnxfit.errors import SettingError
+from onnxfit.optimizers import SGD
 from tests.callbacks.helpers import (
     KillAfter,
     Killed,
@@ -22,6 +27,7 @@ from tests.callbacks.helpers import (
     same,
     ten_rows,
 )
+from tests.models import mlp
 
 
 @both_backends
@@ -211,3 +217,63 @@ def test_backups_that_are_not_deleted_continue_the_training_after_its_end(tmp_pa
     on = fit(BackupAndRestore(tmp_path, delete_checkpoint=False), epochs=3)
     assert on.history.epoch == [0, 1, 2]
     assert same(on.get_weights(), fit(epochs=3).get_weights())
+
+
+@both_backends
+@pytest.mark.parametrize(
+    ("callback", "settings", "epochs_run"),
+    [
+        (EarlyStopping, {"patience": 1, "restore_best_weights": True}, 2),
+        (StochasticWeightAveraging, {"start_epoch": 1}, 4),
+        (SwapEMAWeights, {}, 4),
+    ],
+)
+def test_a_script_that_failed_after_fit_exports_the_same_model_when_it_runs_again(
+    tmp_path, backend, callback, settings, epochs_run
+):
+    x, y = ten_rows()
+    folder = tmp_path / "backup"
+
+    def script():
+        optimizer = SGD(0.5, momentum=0.9, ema_momentum=0.5)
+        on = onnxfit.Trainer(mlp(), loss="cross_entropy", optimizer=optimizer, backend=backend)
+        callbacks = [
+            BackupAndRestore(folder, delete_checkpoint=False),
+            callback(**settings),
+            JSONLLogger(tmp_path / "log.jsonl"),
+            ran,
+        ]
+        # no epoch after the first is better on the wrong labels
+        validation = {"validation_data": (x, 1 - y), "batch_size": 4, "verbose": 0}
+        return on, on.fit(x, y, epochs=4, callbacks=callbacks, **validation)
+
+    ran = KillAfter(-1)
+    first, history = script()
+    assert ran.ran == 3 * epochs_run
+    log = (tmp_path / "log.jsonl").read_text()
+    second, history_again = script()
+    assert ran.ran == 3 * epochs_run  # nothing was trained
+    assert second.export().SerializeToString() == first.export().SerializeToString()
+    assert same(second.get_state()["slots"], first.get_state()["slots"])
+    assert second.get_state()["counters"] == first.get_state()["counters"]
+    assert (second.stop_reason, second.train_losses_) == (first.stop_reason, first.train_losses_)
+    assert history_again.history == history.history
+    assert (tmp_path / "log.jsonl").read_text() == log
+
+
+def test_each_fit_of_a_script_may_keep_its_finished_state(tmp_path):
+    def script(fails):
+        on, ran = line(), KillAfter(-1)
+        for phase in ("head", "all"):
+            fit(BackupAndRestore(tmp_path / phase, delete_checkpoint=False), ran, on=on, epochs=2)
+            if phase == fails:
+                raise Killed
+        return on, ran.ran
+
+    whole = fit(on=fit(epochs=2), epochs=2)
+    with pytest.raises(Killed):
+        script("head")
+    for trained in (4, 0):  # the second phase, and then none
+        on, ran = script(None)
+        assert ran == trained
+        assert same(on.get_weights(), whole.get_weights())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from onnxfit.callbacks import Callback, CallbackList, EarlyStopping, ModelCheckpoint, TensorBoard
 from onnxfit.errors import CheckpointError, OnnxfitError
 from tests.callbacks.helpers import X2, Y2, line, run
-from tests.callbacks.test_laws import CLASSES, fit, make, mlflow, trainer
+from tests.callbacks.test_laws import CLASSES, fit, make, mlflow, trainer, wandb
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [0, 1, -1, 1.5, -1.5, NAN, INF, -INF, True, 1 << 62, 1 << 63, 10**400]
@@ -42,7 +44,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "own"
     (folder / "logs" / "train").mkdir(parents=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(__import__("sys").modules, "mlflow", mlflow())
+    for module in (mlflow(), wandb(), ModuleType("optuna")):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("no_proxy", "*")
     for victim in VICTIMS:
         Path(victim).write_text("keep")

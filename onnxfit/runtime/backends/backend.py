@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession, StatelessSession
 from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
-from onnxfit.step.recipe import Recipe
+from onnxfit.step.recipe import Recipe, ReportedNorms
 from onnxfit.step.tracker import StepResult
 
 __all__ = ["Backend"]
@@ -31,6 +31,12 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "accumulate", "update", "apply")
+# Kinds of graphs for the shapes of a batch that may report norms of gradients.
+NORM_KINDS = ("train",)
+
+
+# Kind -> its sessions for batches, and kind -> its session without a batch.
+UpdateSessions = tuple[dict[str, ShapeCache[Any]], dict[str, BoundSession]]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +112,10 @@ class Backend(ABC):
             kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
         }
         self._batchless: dict[str, BoundSession] = {}
+        # The session that made the last update; None after a batch without an update.
+        self.last_update: BoundSession | None = None
+        # Sessions of updates that report other norms than the current ones.
+        self._set_aside: dict[ReportedNorms, UpdateSessions] = {}
         # The shapes of the last batch with labels for which `caches` had no entry.
         self._last_shapes: Specs = {}
         # The version of the state, and a session compiled with the weights of that version.
@@ -161,7 +171,33 @@ class Backend(ABC):
         write_scalars(session, learning_rate, step, 0)
         session.run()
         self.window = 0
+        self.last_update = session
         return True
+
+    def report_norms(self, norms: ReportedNorms) -> None:
+        """Let the next updates report these norms of the gradients.
+
+        Sessions with other outputs are kept for the next change, since compiling them takes long.
+        """
+        if norms == self.recipe.norms:
+            return
+        caches = {kind: self.caches[kind] for kind in NORM_KINDS if kind in self.caches}
+        self._set_aside[self.recipe.norms] = caches, self._batchless
+        empty: UpdateSessions = {kind: ShapeCache() for kind in caches}, {}
+        caches, self._batchless = self._set_aside.pop(norms, empty)
+        self.caches.update(caches)
+        self.recipe = replace(self.recipe, norms=norms)
+        self.last_update = None
+
+    def norms(self) -> dict[str, float]:
+        """Return name in logs -> norm that the last update reported; {} without an update."""
+        if self.recipe.norms == "none" or self.last_update is None:
+            return {}
+        return {
+            names.in_logs(name): value.item()
+            for name, value in self.last_update.scalars.items()
+            if name.startswith(names.GRADIENT_NORM)
+        }
 
     def add_penalty(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Return the gradients with those of the penalties added, and the penalties' sum.

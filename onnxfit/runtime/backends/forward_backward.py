@@ -99,6 +99,7 @@ class ForwardBackwardBackend(Backend):
         session = self.batchless_session("apply")
         write_scalars(session, learning_rate, step, 0)
         session.run({names.gradient(name): value for name, value in gradients.items()})
+        self.last_update = session
 
     def add_penalty(self, gradients: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         if not self.recipe.penalties:
@@ -196,6 +197,7 @@ class ForwardBackwardBackend(Backend):
         session.feeds[names.FIRST][()] = self.window == 0
         session.run({names.gradient(name): value for name, value in gradients.items()})
         self.window += 1
+        self.last_update = None
 
 
 def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:

@@ -31,13 +31,15 @@ class FullBackend(Backend):
         if self.accumulate == 1 and not self.window:
             session = self.compiled("train", batch)
             write_scalars(session, learning_rate, step, seed)
-            return run_on(session, batch)
+            self.last_update = run_on(session, batch)
+            return session
         session = self.compiled("accumulate", batch)
         # Each batch of a window draws random numbers of its own.
         write_scalars(session, learning_rate, step * self.accumulate + self.window, seed)
         session.feeds[names.FIRST][()] = self.window == 0
         run_on(session, batch)
         self.window += 1
+        self.last_update = None
         if self.window >= self.accumulate:
             self.flush(learning_rate, step)
         return session

@@ -1,0 +1,82 @@
+"""Let Optuna prune the trial that a fit belongs to."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.monitor import Monitor
+from onnxfit.errors import InstallationError, SettingError
+from onnxfit.registry import check_arguments
+
+__all__ = ["OptunaPruning"]
+
+
+class OptunaPruning(Callback):
+    """Report a figure of every epoch to a trial of Optuna, which may prune the trial.
+
+    - `trial`: the `optuna.Trial` that Optuna passes to the objective.
+    - `monitor`: the figure to report, at step `epoch`, from 0. An epoch without it is not reported.
+
+    If the pruner decides so, the epoch still ends as usual: History, checkpoints and loggers have
+    it, and the weights are those of its end. Then training stops, and `fit` raises
+    `optuna.TrialPruned`, which the objective lets pass. Callbacks see it as an exception: loggers
+    of runs mark the run as failed, and BackupAndRestore keeps its backups, so that each trial needs
+    a `backup_dir` of its own.
+
+    InstallationError: `optuna` is not installed. SettingError: the study has several directions,
+    for which Optuna cannot prune. Both are raised before training.
+
+    >>> def objective(trial):
+    ...     rate = trial.suggest_float("rate", 1e-4, 1.0, log=True)
+    ...     trainer = Trainer("model.onnx", loss="cross_entropy", optimizer=Adam(rate))
+    ...     history = trainer.fit(
+    ...         x, y, validation_split=0.2, epochs=20, callbacks=OptunaPruning(trial)
+    ...     )
+    ...     return history.history["val_loss"][-1]
+    """
+
+    # The epoch's last word, after the loggers that stand before it in the list.
+    phase: ClassVar[str] = "logger"
+
+    @check_arguments
+    def __init__(self, trial: Any, *, monitor: str = "val_loss") -> None:
+        self.trial = trial
+        self.monitor = Monitor("OptunaPruning", monitor)
+        self._reason: str | None = None
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._reason = None
+        self._optuna()
+        self.monitor.start(self.trainer)
+        directions = getattr(getattr(self.trial, "study", None), "directions", ())
+        if len(directions) > 1:
+            raise SettingError(
+                "OptunaPruning needs a study of one objective, since Optuna does not prune others:"
+                f" this study has {len(directions)} directions. Leave the callback out."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        value = self.monitor.read(logs)
+        if value is None:
+            return
+        self.trial.report(value, epoch)
+        if self.trial.should_prune():
+            number = epoch + 1
+            self._reason = f"pruned at epoch {number}: {self.monitor.name} is {value:.6g}"
+            self.trainer.stop_reason = f"OptunaPruning: {self._reason}."
+            self.trainer.stop_training = True
+
+    def on_train_end(self, logs: Logs) -> None:
+        if self._reason is not None:
+            raise self._optuna().TrialPruned(self._reason)
+
+    def _optuna(self) -> Any:
+        try:
+            return importlib.import_module("optuna")
+        except ImportError:
+            raise InstallationError(
+                "OptunaPruning needs Optuna: pip install onnxfit[optuna]."
+            ) from None
