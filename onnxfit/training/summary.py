@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.graph.model import spec_of
+from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.weights import all_weights
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
@@ -18,7 +19,7 @@ SIZE_COLUMN = 2  # aligned to the right
 
 def summary(recipe: Recipe) -> str:
     """Return the inputs, the outputs with their losses and the optimizer, then a table of the
-    weights: shape, size, whether trained, penalty.
+    weights: shape, size, whether trained and whether several nodes read it, penalty.
 
     An output whose loss has `from_logits` says whether it is taken as logits or probabilities, and
     why.
@@ -34,7 +35,8 @@ def summary(recipe: Recipe) -> str:
     for value in graph.outputs:
         lines += _output_lines(value, recipe.objectives.get(value.name or ""))
     lines += [f"optimizer  {recipe.optimizer!r}", ""]
-    lines += _table([_row(recipe, name, shape) for name, shape in sizes.items()])
+    readers = reader_counts(recipe.model)
+    lines += _table([_row(recipe, name, shape, readers[name]) for name, shape in sizes.items()])
     lines += ["", f"{trained:,} of {total:,} numbers are trained"]
     return "\n".join(lines)
 
@@ -55,11 +57,13 @@ def _output_lines(output: ir.Value, objective: Objective | None) -> list[str]:
     return lines
 
 
-def _row(recipe: Recipe, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+def _row(recipe: Recipe, name: str, shape: tuple[int, ...], readers: int) -> tuple[str, ...]:
     if name in recipe.weights:
         trained = "yes"
     else:
         trained = "running statistic" if name in recipe.statistics else "frozen"
+    if readers > 1:
+        trained += f", {used_by(readers)}"
     penalty = recipe.penalties.get(name)
     return (
         name,
