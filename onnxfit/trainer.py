@@ -18,6 +18,7 @@ from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.sharing import warn_of_merged_weights
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
@@ -120,6 +121,7 @@ class Trainer(SavedTrainer):
         runtime = backend_class(
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
         )
+        warn_of_merged_weights(model, recipe.weights)
         super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
