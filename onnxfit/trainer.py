@@ -78,7 +78,8 @@ class Trainer(SavedTrainer):
     Whatever cannot work is refused here, before the first batch: ModelError, GradientError,
     SettingError, UnknownNameError, InstallationError. Among this are numbers of an optimizer, loss
     or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an `eps` of
-    1e-50 in float32.
+    1e-50 in float32. A UserWarning names biases and scales that several layers share, as exporters
+    write those of a fresh network: `onnxfit.untie` gives each layer its own.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>

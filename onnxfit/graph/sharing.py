@@ -184,8 +184,8 @@ def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> 
     warn_user(
         f"{shown}{more} {'is a weight' if one else 'are weights'} of several layers, which the"
         f" exporter merged because {'it was' if one else 'they were'} equal: the layers would train"
-        " as one. Give each layer its own by Trainer(onnxfit.untie(model), ...), or ignore this if"
-        " the layers share it on purpose."
+        " as one. Give each layer its own by Trainer(onnxfit.untie(model), ...), or ignore this"
+        " where the layers share a weight on purpose."
     )
 
 
@@ -347,23 +347,25 @@ def _by_neighbours(group: Sequence[Use]) -> list[LayerUses]:
     """Split uses into those with the same next matrices after them, or before them."""
     if len(group) == 1:
         return [group]
-    places: list[tuple[list[Use], set[frozenset[str]], set[frozenset[str]]]] = []
-    for use in group:
-        after = _matrices_near(use.node, _readers)
-        before = _matrices_near(use.node, _makers)
-        same = [
-            place
-            for place in places
-            if (after and after in place[1]) or (before and before in place[2])
-        ]
-        uses, afters, befores = [use], {after}, {before}
-        for place in same:
-            uses = [*place[0], *uses]
-            afters |= place[1]
-            befores |= place[2]
-            places.remove(place)
-        places.append((uses, afters, befores))
-    return [uses for uses, _, _ in places]
+    same_as = list(range(len(group)))  # the use before it in the same group, or itself
+
+    def first(i: int) -> int:
+        while same_as[i] != i:
+            same_as[i] = same_as[same_as[i]]
+            i = same_as[i]
+        return i
+
+    seen: dict[tuple[str, frozenset[str]], int] = {}
+    for i, use in enumerate(group):
+        for side, neighbours in (("after", _readers), ("before", _makers)):
+            matrices = _matrices_near(use.node, neighbours)
+            if matrices:
+                j = seen.setdefault((side, matrices), i)
+                same_as[max(first(i), first(j))] = min(first(i), first(j))
+    groups: dict[int, list[Use]] = {}
+    for i, use in enumerate(group):
+        groups.setdefault(first(i), []).append(use)
+    return list(groups.values())
 
 
 def _matrices_near(
