@@ -48,6 +48,7 @@ KEPT = {
     "Unsqueeze",
 }
 SCALING = {"Add", "Div", "Mul", "Sub"}  # by one number
+MAX_CLASSES = 10**8
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def replace_head(
     if the old one has.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
-    - `classes`: the number of outputs of the new layer, 1 or more.
+    - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
     - `output`: the output that the layer computes; None for the only output of the model.
     - `seed`: a whole number, 0 or more; the same seed draws the same weights.
 
@@ -97,7 +98,7 @@ def replace_head(
     >>> changed.graph.output[0].type.tensor_type.shape.dim[1].dim_value
     7
     """
-    _check_number("classes", classes, 1)
+    _check_number("classes", classes, 1, MAX_CLASSES)
     _check_number("seed", seed, 0)
     model = load_model(model_onnx)
     work = to_ir(model)
@@ -119,9 +120,11 @@ def replace_head(
     return model
 
 
-def _check_number(name: str, number: int, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-        raise SettingError(f"{name} is a whole number, {least} or more, got {shortened(number)}.")
+def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
+    is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not is_whole or not least <= number <= most:
+        bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
+        raise SettingError(f"{name} is a whole number, {bounds}, got {shortened(number)}.")
 
 
 def _output(work: ir.Model, name: str | None) -> ir.Value:
@@ -133,7 +136,7 @@ def _output(work: ir.Model, name: str | None) -> ir.Value:
                 f" {', '.join(outputs)}."
             )
         return next(iter(outputs.values()))
-    if name not in outputs:
+    if not isinstance(name, str) or name not in outputs:
         raise UnknownNameError("output", name, outputs)
     return outputs[name]
 

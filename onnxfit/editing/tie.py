@@ -40,7 +40,9 @@ def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
     >>> [t.name for t in tied.graph.initializer], [n.op_type for n in tied.graph.node]
     (['table'], ['Transpose', 'Gather', 'MatMul'])
     """
-    if not isinstance(pairs, Mapping):
+    if not isinstance(pairs, Mapping) or not all(
+        isinstance(name, str) for pair in pairs.items() for name in pair
+    ):
         raise SettingError(
             f"pairs is a dict name -> name of the weight in its place, got {pairs!r}."
         )

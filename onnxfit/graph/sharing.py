@@ -192,10 +192,13 @@ def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> 
 def _is_merged(value: ir.Value) -> bool:
     if len(uses_of(value)) < 2 or is_tied_on_purpose(value):
         return False
-    places = uses_by_layer(value)
-    copied = any(use.alias is not None for place in places for use in place)
-    candidates = [place for place in places if copied or place[0].role in (BIAS, SCALE)]
-    return len(candidates) > 1
+    layers = uses_by_layer(value)
+    uses = [use for layer in layers for use in layer]
+    copied = any(use.alias is not None for use in uses)
+    noted = all(module_of(use.node) or _module_in_name(use.node) for use in uses)
+    if not (copied or noted or is_constant(value)):
+        return False  # different numbers are equal on purpose, unless torch copied a whole module
+    return sum(copied or layer[0].role in (BIAS, SCALE) for layer in layers) > 1
 
 
 def _has_several_readers(model: onnx.ModelProto, names: set[str]) -> bool:

@@ -118,6 +118,7 @@ LEGITIMATE = {
     "norm called twice": norm_called_twice,
     "layer called twice": lambda: dense(("a", "w", "b"), ("c", "w", "b"), w=random(3, 3), b=zeros(3)),
     "matrix of two layers": lambda: dense(("a", "w", "b"), ("c", "w", "d"), w=random(3, 3), b=random(3), d=zeros(3)),
+    "trained bias of two layers": lambda: dense(("a", "u", "b"), ("c", "v", "b"), u=random(3, 3), v=random(3, 3, seed=1), b=random(3)),
     "nothing shared": mlp,
 }  # fmt: skip
 
@@ -144,6 +145,12 @@ MERGED = {
             [node("MatMul", "x w", "p"), node("Add", "p z", "h"), node("LayerNormalization", "h s z", "y")],
             {"s": random(3), "z": zeros(3), "w": random(3, 3)}, {"x": ("N", 3)}, {"y": ("N", 3)},
         ), ["z"],
+    ),
+    "a module that torch copied": (
+        model_of(
+            [noted(node("Gemm", f"{x} {w} b", y), modules=f"['', 'layers.{i}', 'linear']") for i, (x, w, y) in enumerate(("xuh", "hvy"))],
+            {"u": random(3, 3), "v": random(3, 3, seed=1), "b": random(3)}, {"x": ("N", 3)}, {"y": ("N", 3)},
+        ), ["b"],
     ),
     "copies by Identity": (
         model_of(
