@@ -6,6 +6,7 @@ import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
 from onnxfit.data import DataLoader, ImageFolder, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
+from onnxfit.editing import add_biases, replace_head, tie, untie
 from onnxfit.errors import (
     CheckpointError,
     DataError,
@@ -47,6 +48,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedError",
     "Value",
+    "add_biases",
     "add_loss",
     "callbacks",
     "draw",
@@ -56,6 +58,9 @@ __all__ = [
     "metrics",
     "optimizers",
     "penalties",
+    "replace_head",
     "schedules",
+    "tie",
+    "untie",
     "versions",
 ]

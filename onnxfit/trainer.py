@@ -18,6 +18,7 @@ from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.sharing import warn_of_merged_weights
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
@@ -77,7 +78,8 @@ class Trainer(SavedTrainer):
     Whatever cannot work is refused here, before the first batch: ModelError, GradientError,
     SettingError, UnknownNameError, InstallationError. Among this are numbers of an optimizer, loss
     or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an `eps` of
-    1e-50 in float32.
+    1e-50 in float32. A UserWarning names biases and scales that several layers share, as exporters
+    write those of a fresh network: `onnxfit.untie` gives each layer its own.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -120,6 +122,7 @@ class Trainer(SavedTrainer):
         runtime = backend_class(
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
         )
+        warn_of_merged_weights(model, recipe.weights)
         super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 

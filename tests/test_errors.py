@@ -239,6 +239,10 @@ def function_cases() -> dict[str, Case]:
             "gradient_model": {},
             "add_loss": {"loss": "mse"},
             "draw": {"path": "a.svg"},
+            "untie": {},
+            "tie": {"pairs": {}},
+            "add_biases": {},
+            "replace_head": {"classes": 2},
         }.items()
     }
     return {

@@ -1,7 +1,8 @@
 """The command line: `onnxfit --help`.
 
 A module whose `__all__` names a click command of the module's own name adds that command, and
-nothing else has to be edited. A command's module is imported when the command is run.
+nothing else has to be edited; the command `add-biases` is in the module `add_biases`. A command's
+module is imported when the command is run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,20 @@ from onnxfit.errors import OnnxfitError
 __all__ = ["main"]
 
 # the order of `onnxfit --help`, which is that of use; other commands follow by name
-COMMAND_ORDER = ("fit", "resume", "evaluate", "predict", "export", "inspect", "ops", "draw")
+COMMAND_ORDER = (
+    "fit",
+    "resume",
+    "evaluate",
+    "predict",
+    "export",
+    "inspect",
+    "untie",
+    "tie",
+    "add-biases",
+    "replace-head",
+    "ops",
+    "draw",
+)
 
 
 class CommandGroup(click.Group):
@@ -61,15 +75,16 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _module_names():
             return None
-        module = import_module(f"{__name__}.{cmd_name}")
-        if cmd_name not in getattr(module, "__all__", ()):
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"{__name__}.{name}")
+        if name not in getattr(module, "__all__", ()):
             return None
-        command = getattr(module, cmd_name)
+        command = getattr(module, name)
         return command if isinstance(command, click.Command) else None
 
 
 def _module_names() -> list[str]:
-    return [info.name for info in iter_modules(__path__)]
+    return [info.name.replace("_", "-") for info in iter_modules(__path__)]
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -6,13 +6,16 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy.typing as npt
 import onnx
 
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
 from onnxfit.errors import ModelError
-from onnxfit.graph.reading import load_model
+from onnxfit.graph.reading import load_model, to_ir
+from onnxfit.graph.tensors import write_model
+from onnxfit.graph.weights import all_weights
 from onnxfit.runtime.backends.backend import run_on
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
@@ -42,6 +45,13 @@ def model_of(path: str) -> onnx.ModelProto:
     del model.graph.output[:]
     model.graph.output.extend(tensors)
     return model
+
+
+def write_edited(source: str, output: Path, model: onnx.ModelProto) -> None:
+    """Write a model that was made of the file `source`, and say how many weights it has now."""
+    write_model(output, model)
+    count = len(all_weights(to_ir(model)))
+    click.echo(f"{source} -> {output}: {count} weight{'s' if count != 1 else ''}")
 
 
 def predict(

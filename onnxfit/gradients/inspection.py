@@ -28,10 +28,12 @@ from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
 from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
 
 MAX_NODES_LISTED = 5  # nodes at which gradients stop; messages count the others
+MAX_SHARED_LISTED = 5  # weights that several nodes read
 
 BLOCKED = "BLOCKED"
 DIFFERENTIATED_BY = {
@@ -68,6 +70,8 @@ class Inspection:
     - `blockers` are the nodes on the gradient path that cannot be differentiated, each with a
       `reason` and a `fix`.
     - `problems` are sentences that say what else keeps the model from training, and how to fix it.
+    - `shared` has the weights that several nodes read, each with the number of these nodes, the
+      largest numbers first. `onnxfit.untie` gives each layer its own.
     """
 
     weights: tuple[str, ...]
@@ -77,6 +81,7 @@ class Inspection:
     operators: tuple[OperatorUse, ...]
     blockers: tuple[Blocker, ...]
     problems: tuple[str, ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -113,6 +118,10 @@ class Inspection:
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")
+        lines += [f"{name} is {used_by(count)}." for name, count in self.shared[:MAX_SHARED_LISTED]]
+        if len(self.shared) > MAX_SHARED_LISTED:
+            more = len(self.shared) - MAX_SHARED_LISTED
+            lines.append(f"{more} more weights are used by several nodes.")
         return lines
 
 
@@ -183,6 +192,8 @@ def inspect_working(
         total = _with_total_loss(work, outputs, reached)
         source, blocking = choose_source(gradient, total, names.TOTAL, reached)
     problems = list(problems)
+    readers = reader_counts(work)
+    shared = sorted((n for n in weights if readers[n] > 1), key=lambda n: -readers[n])
     if not outputs:
         problems.append(_missing_outputs(work))
     elif weights and not reached:
@@ -195,6 +206,7 @@ def inspect_working(
         operators=_operator_uses(work, outputs, reached, source, blocking),
         blockers=tuple(blocking),
         problems=tuple(problems),
+        shared=tuple((name, readers[name]) for name in shared),
     )
 
 

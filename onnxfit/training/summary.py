@@ -15,6 +15,7 @@ from onnxfit.drawing.notebook import TextWithHtml, paragraph, preformatted
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import SettingError
 from onnxfit.graph.model import spec_of
+from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.weights import all_weights
 from onnxfit.step.objectives import Objective
 from onnxfit.step.recipe import Recipe
@@ -165,6 +166,7 @@ class _WeightTable:
             name: int(np.prod([int(d or 0) for d in self.shapes[name]])) for name in self.names
         }
         self.bytes = {name: self.sizes[name] * spec.dtype.itemsize for name, spec in specs.items()}
+        self.counts = reader_counts(recipe.model)
 
     def of(self, entries: Sequence[ModuleRow], *, fold: bool, shorten: bool) -> Table:
         """Return the table of these entries.
@@ -205,7 +207,10 @@ class _WeightTable:
             title = f"{title[: half - 1]}…{title[-half:]}"
         cells = self._cells(entry.tensors, "  " * entry.level + title)
         if entry.is_tensor:
-            cells["shape"] = _shape_text(self.shapes[entry.tensors[0]])
+            name = entry.tensors[0]
+            cells["shape"] = _shape_text(self.shapes[name])
+            if self.counts[name] > 1:
+                cells["trained"] += f", {used_by(self.counts[name])}"
         if entry.is_folded:
             cells["shape"] = f"{len(entry.tensors)} tensors"
         if not entry.is_tensor or not entry.level:

@@ -1,0 +1,47 @@
+"""`onnxfit replace-head`: a new last layer for another number of classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit import editing
+from onnxfit.cli import options
+from onnxfit.cli.models import write_edited
+
+__all__ = ["replace_head"]
+
+
+@click.command(name="replace-head", short_help="Put a new last layer at the end of a model.")
+@click.argument("model", type=options.EXISTING_FILE)
+@click.argument("output", type=options.NEW_FILE)
+@click.option(
+    "--classes",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="The number of outputs of the new layer.",
+)
+@click.option(
+    "--of",
+    "of_output",
+    metavar="NAME",
+    help="The model's output that the layer computes. By default the only one.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Decides the random weights of the new layer.",
+)
+def replace_head(model: str, output: Path, classes: int, of_output: str | None, seed: int) -> None:
+    """Write MODEL to OUTPUT with a new last layer, drawn at random.
+
+    \b
+    onnxfit replace-head model.onnx flowers.onnx --classes 7
+    """
+    edited = editing.replace_head(model, classes, output=of_output, seed=seed)
+    write_edited(model, output, edited)

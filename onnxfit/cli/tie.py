@@ -1,0 +1,32 @@
+"""`onnxfit tie`: one weight for several layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit import editing
+from onnxfit.cli import options
+from onnxfit.cli.models import write_edited
+
+__all__ = ["tie"]
+
+
+@click.command(short_help="Let a weight train as one with another.")
+@click.argument("model", type=options.EXISTING_FILE)
+@click.argument("output", type=options.NEW_FILE)
+@click.argument("pairs", nargs=-1, required=True, metavar="NAME=OTHER...")
+def tie(model: str, output: Path, pairs: tuple[str, ...]) -> None:
+    """Write MODEL to OUTPUT with the weight OTHER, or its transposed, in the place of NAME.
+
+    \b
+    onnxfit tie model.onnx tied.onnx lm_head.weight=embedding.weight
+    """
+    weights = {}
+    for pair in pairs:
+        name, equals, other = pair.partition("=")
+        if not (name and equals and other):
+            raise click.BadParameter(f"{pair!r} is not of the form NAME=OTHER.")
+        weights[name] = other
+    write_edited(model, output, editing.tie(model, weights))

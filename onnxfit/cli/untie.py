@@ -1,0 +1,37 @@
+"""`onnxfit untie`: a copy of a shared weight for each layer that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit import editing
+from onnxfit.cli import options
+from onnxfit.cli.models import write_edited
+
+__all__ = ["untie"]
+
+
+@click.command(short_help="Give each layer its own copy of a weight that the exporter merged.")
+@click.argument("model", type=options.EXISTING_FILE)
+@click.argument("output", type=options.NEW_FILE)
+@click.option(
+    "--names",
+    multiple=True,
+    metavar="PATTERN",
+    help=(
+        "A shared tensor's name or pattern; may be repeated, !PATTERN excludes. By default all that"
+        " do not look shared on purpose, as the table of an embedding does."
+    ),
+)
+def untie(model: str, output: Path, names: tuple[str, ...]) -> None:
+    """Write MODEL to OUTPUT with a copy of each shared weight for each layer that reads it.
+
+    Exporters write equal tensors once, such as the zero biases of a network before its training.
+
+    \b
+    onnxfit untie model.onnx own.onnx
+    onnxfit untie model.onnx own.onnx --names 'decoder.*'
+    """
+    write_edited(model, output, editing.untie(model, list(names) or None))

@@ -1,0 +1,8 @@
+"""Functions that return an edited model."""
+
+from onnxfit.editing.add_biases import add_biases
+from onnxfit.editing.replace_head import replace_head
+from onnxfit.editing.tie import tie
+from onnxfit.editing.untie import untie
+
+__all__ = ["add_biases", "replace_head", "tie", "untie"]

@@ -1,0 +1,120 @@
+"""`add_biases`: a bias for each layer whose zero bias the exporter dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.editing import protos
+from onnxfit.editing.constants import Matrix, constant_elements, matrix_of, output_channels
+from onnxfit.graph.reading import ModelSource, load_model, to_ir
+from onnxfit.graph.sharing import MODULES
+from onnxfit.graph.weights import FOLDED_FROM, KIND
+
+__all__ = ["add_biases"]
+
+LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+# torch's exporter notes the rewrites of a node; those that drop a zero bias have this in their name
+REWRITES = "pkg.onnxscript.rewriter.rule_name"
+DROPPED = "RemoveOptionalBias"
+BIAS_INPUT = 2
+
+
+def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
+    """Return the model with a bias of zeros for each layer whose bias the exporter dropped.
+
+    torch's exporter drops the bias of a layer if it is zero, as many are before training, and a
+    bias that is not in the file is not trained. The outputs of the returned model are those of the
+    given one.
+
+    If the exporter noted at which layers it did so, these get a bias, and no others: they have none
+    in torch. In a model without notes each Conv, ConvTranspose and Gemm without a bias, and each
+    MatMul by a matrix, gets one. (torch's older exporter writes no notes, but drops no bias.) There
+    a layer stays as it is if an Add of a constant of this size follows, or a BatchNormalization,
+    which subtracts every bias again. Layers inside a function of the model stay as they are, too.
+
+    A bias is named after the weight, as in `fc.weight` and `fc.bias`, or after its layer. Layers
+    that share a weight share the bias.
+
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+
+    Raises ModelError if the model cannot be read.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }''')
+    >>> changed = add_biases(model)
+    >>> [t.name for t in changed.graph.initializer], [n.op_type for n in changed.graph.node]
+    (['w', 'y.bias'], ['MatMul', 'Add'])
+    """
+    model = load_model(model_onnx)
+    work = to_ir(model)
+    used = protos.used_names(model)
+    biases: dict[object, str] = {}
+    insertions = []
+    locations = protos.node_locations(model, work)
+    noted = any(MODULES in node.metadata_props for node in locations)
+    for node, location in locations.items():
+        if noted and DROPPED not in node.metadata_props.get(REWRITES, ""):
+            continue
+        weight, size = _layer_without_bias(node)
+        if weight is None or size is None or not (noted or _may_have_bias(node, size)):
+            continue
+        layer = (weight.initializer.name, node.op_type, size)
+        if layer not in biases:
+            biases[layer] = protos.unique_name(_bias_name(node, weight), used)
+            zeros = np.zeros(size, weight.dtype.numpy())
+            notes = weight.initializer.metadata_props
+            parameter = True if KIND in notes or FOLDED_FROM in notes else None
+            protos.add_initializer(model, biases[layer], zeros, parameter)
+        if node.op_type == "MatMul":
+            insertions.append((location, _sum_after(location.proto, biases[layer], used)))
+        else:
+            _set_bias(location.proto, biases[layer])
+    protos.insert_nodes(insertions)
+    return model
+
+
+def _layer_without_bias(node: ir.Node) -> tuple[Matrix | None, int | None]:
+    """Return the weight of a layer that has no bias, and the size of the missing bias."""
+    if node.op_type not in LAYERS or node.domain not in ("", "ai.onnx"):
+        return None, None
+    if len(node.inputs) > BIAS_INPUT and node.inputs[BIAS_INPUT] is not None:
+        return None, None
+    weight = matrix_of(node.inputs[1])
+    return weight, output_channels(node, weight.shape) if weight is not None else None
+
+
+def _may_have_bias(node: ir.Node, size: int) -> bool:
+    """Return whether neither a constant of this size nor a BatchNormalization follows a layer."""
+    for usage in node.outputs[0].uses():
+        reader = usage.node
+        if reader.op_type == "BatchNormalization":
+            return False
+        others = [v for i, v in enumerate(reader.inputs) if i != usage.idx]
+        if reader.op_type == "Add" and any(constant_elements(v) == size for v in others):
+            return False
+    return True
+
+
+def _bias_name(node: ir.Node, weight: Matrix) -> str:
+    name = weight.initializer.name or ""
+    layer = name.removesuffix(".weight")
+    return f"{protos.layer_name(node) if layer == name else layer}.bias"
+
+
+def _sum_after(matmul: onnx.NodeProto, bias: str, used: set[str]) -> onnx.NodeProto:
+    """Return the Add of a bias to the product of a node, and rename that product."""
+    result = matmul.output[0]
+    matmul.output[0] = protos.unique_name(f"{result}/product", used)
+    name = protos.unique_name(f"{matmul.name or result}/bias", used)
+    return onnx.helper.make_node("Add", [matmul.output[0], bias], [result], name=name)
+
+
+def _set_bias(layer: onnx.NodeProto, bias: str) -> None:
+    del layer.input[BIAS_INPUT:]
+    layer.input.append(bias)
+    for i in reversed(range(len(layer.attribute))):
+        if layer.attribute[i].name == "beta":  # the factor of a Gemm's bias, 1 by default
+            del layer.attribute[i]

@@ -1,0 +1,323 @@
+"""`replace_head`: a new last layer for another number of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+
+from onnxfit.editing import protos
+from onnxfit.editing.constants import Matrix, constant_elements, integer, matrix_of, output_channels
+from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_model, to_ir
+from onnxfit.graph.weights import FOLDED_FROM, KIND
+from onnxfit.registry import shortened
+
+__all__ = ["replace_head"]
+
+HEADS = {"Conv", "Gemm", "MatMul"}
+# These compute with any number of classes.
+KEPT = {
+    "ArgMax",
+    "AveragePool",
+    "Cast",
+    "Clip",
+    "Dropout",
+    "Exp",
+    "Flatten",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "Identity",
+    "LeakyRelu",
+    "Log",
+    "LogSoftmax",
+    "MaxPool",
+    "ReduceMax",
+    "ReduceMean",
+    "Relu",
+    "Reshape",
+    "Sigmoid",
+    "Softmax",
+    "Squeeze",
+    "Tanh",
+    "TopK",
+    "Transpose",
+    "Unsqueeze",
+}
+SCALING = {"Add", "Div", "Mul", "Sub"}  # by one number
+MAX_CLASSES = 10**8
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer of a model: its node, perhaps an Add after it, and its weight and bias."""
+
+    layer: ir.Node
+    sum: ir.Node | None
+    weight: Matrix
+    bias: Matrix | None
+    classes: int
+
+    @property
+    def output(self) -> ir.Value:
+        return (self.sum or self.layer).outputs[0]
+
+
+def replace_head(
+    model_onnx: ModelSource, classes: int, *, output: str | None = None, seed: int = 0
+) -> onnx.ModelProto:
+    r"""Return the model with a new last layer that computes another number of outputs.
+
+    The last layer is a Gemm, a MatMul with or without an Add, or a Conv, as at the end of a
+    SqueezeNet. Activations, pooling and Flatten after it stay, and the shape of the output is
+    declared anew. The new weights have the names of the old ones, unless another layer reads the
+    old ones, too. Weight and bias are drawn as `torch.nn.Linear` and `torch.nn.Conv2d` do it:
+    $W, b \sim U(-1/\sqrt{n}, 1/\sqrt{n})$ for $n$ inputs of each output. The new layer has a bias
+    if the old one has.
+
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+    - `classes`: the number of outputs of the new layer, 1 to 100,000,000.
+    - `output`: the output that the layer computes; None for the only output of the model.
+    - `seed`: a whole number, 0 or more; the same seed draws the same weights.
+
+    Raises ModelError if the model cannot be read, or ends with something else, or something after
+    the layer needs the old number of classes; SettingError for impossible `classes` or `seed`, or
+    if the model has several outputs and `output` is None; UnknownNameError if it has no such
+    output.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}, float[1] b = {3}>
+    ...     { s = Gemm(x, w, b) y = Sigmoid(s) }''')
+    >>> changed = replace_head(model, classes=7)
+    >>> {t.name: tuple(t.dims) for t in changed.graph.initializer}
+    {'w': (2, 7), 'b': (7,)}
+    >>> changed.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+    7
+    """
+    _check_number("classes", classes, 1, MAX_CLASSES)
+    _check_number("seed", seed, 0)
+    model = load_model(model_onnx)
+    work = to_ir(model)
+    was_consistent = _is_consistent(model)
+    locations = protos.node_locations(model, work)
+    head = _find_head(_output(work, output))
+    followers = _followers(head)
+    _draw(model, head, locations, classes, seed)
+    for node in followers:
+        if node.op_type == "Reshape":
+            _reshape_anew(model, node, locations[node].proto, head, classes)
+    _declare_outputs(model, head, followers, classes)
+    onnx.checker.check_model(large_tensors_as_inputs(model))
+    if was_consistent and not _is_consistent(model):
+        raise ModelError(
+            f"The head of {head.output.name!r} cannot have {classes} outputs instead of"
+            f" {head.classes}: something after it needs the old number."
+        )
+    return model
+
+
+def _check_number(name: str, number: int, least: int, most: float = np.inf) -> None:
+    is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not is_whole or not least <= number <= most:
+        bounds = f"{least} or more" if most == np.inf else f"{least} to {int(most):,}"
+        raise SettingError(f"{name} is a whole number, {bounds}, got {shortened(number)}.")
+
+
+def _output(work: ir.Model, name: str | None) -> ir.Value:
+    outputs = {value.name or "": value for value in work.graph.outputs}
+    if name is None:
+        if len(outputs) != 1:
+            raise SettingError(
+                f"The model has {len(outputs)} outputs: name the one with the head, output= one of"
+                f" {', '.join(outputs)}."
+            )
+        return next(iter(outputs.values()))
+    if not isinstance(name, str) or name not in outputs:
+        raise UnknownNameError("output", name, outputs)
+    return outputs[name]
+
+
+def _find_head(output: ir.Value) -> Head:
+    """Return the last layer before an output."""
+    value: ir.Value | None = output
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            break
+        head = _head_at(node)
+        if head is not None:
+            return head
+        if node.op_type in KEPT:
+            value = node.inputs[0]
+        elif _is_scaling(node):
+            value = next(v for v in node.inputs if constant_elements(v) is None)
+        else:
+            raise ModelError(
+                f"{output.name!r} has no head that can be replaced: it is computed by"
+                f" {node.op_type} {node.name!r}. Expected is a Gemm, a MatMul or a Conv with a"
+                " weight among the initializers, followed by activations, pooling or Flatten only."
+            )
+    raise ModelError(f"{output.name!r} has no head: no Gemm, MatMul or Conv computes it.")
+
+
+def _head_at(node: ir.Node) -> Head | None:
+    """Return the head that ends with a node, None if none does."""
+    if node.op_type in HEADS and not node.domain:
+        weight = matrix_of(node.inputs[1])
+        classes = output_channels(node, weight.shape) if weight is not None else None
+        if weight is None or classes is None or integer(node, "group", 1) != 1:
+            return None
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is not None and matrix_of(bias) is None:
+            return None
+        return Head(node, None, weight, matrix_of(bias), classes)
+    if node.op_type != "Add":
+        return None
+    for i, value in enumerate(node.inputs):
+        layer = value.producer() if value is not None else None
+        vector = matrix_of(node.inputs[1 - i])
+        head = _head_at(layer) if layer is not None and vector is not None else None
+        if head is None or vector is None or head.bias is not None or head.layer.op_type == "Conv":
+            continue
+        alone = len(list(head.output.uses())) == 1 and not head.output.is_graph_output()
+        if alone and np.prod(vector.shape) == head.classes == vector.shape[-1]:
+            return Head(head.layer, node, head.weight, vector, head.classes)
+    return None
+
+
+def _is_scaling(node: ir.Node) -> bool:
+    elements = [constant_elements(value) for value in node.inputs]
+    return node.op_type in SCALING and 1 in elements and None in elements
+
+
+def _followers(head: Head) -> list[ir.Node]:
+    """Return the nodes after the head; raise ModelError for one that depends on its size."""
+    found: dict[ir.Node, None] = {}
+    waiting = [head.output]
+    while waiting:
+        for usage in waiting.pop().uses():
+            node = usage.node
+            if node.op_type == "Shape" or node in found:
+                continue
+            if not (node.op_type in KEPT and usage.idx == 0) and not _is_scaling(node):
+                raise ModelError(
+                    f"The head of {head.output.name!r} cannot be replaced: {node.op_type}"
+                    f" {node.name!r} reads its result and may need {head.classes} classes."
+                )
+            found[node] = None
+            waiting += node.outputs
+    return list(found)
+
+
+def _draw(
+    model: onnx.ModelProto,
+    head: Head,
+    locations: dict[ir.Node, protos.NodeLocation],
+    classes: int,
+    seed: int,
+) -> None:
+    """Give the head new weights, and remove the old ones."""
+    random = np.random.default_rng(seed)
+    shape = list(head.weight.shape)
+    axis = _class_axis(head)
+    shape[axis] = classes
+    bound = 1 / np.sqrt(np.prod(shape) / classes)
+    array = random.uniform(-bound, bound, shape).astype(head.weight.dtype.numpy())
+    layer = locations[head.layer].proto
+    _replace_input(model, layer, 1, head.weight, array, f"{protos.layer_name(head.layer)}.weight")
+    if head.bias is None:
+        return
+    bias_shape = (*[1] * (len(head.bias.shape) - 1), classes)
+    bias = random.uniform(-bound, bound, bias_shape).astype(head.bias.dtype.numpy())
+    node, index = layer, 2
+    if head.sum is not None:
+        node = locations[head.sum].proto
+        index = 0 if matrix_of(head.sum.inputs[0]) is not None else 1
+    _replace_input(model, node, index, head.bias, bias, f"{protos.layer_name(head.layer)}.bias")
+
+
+def _class_axis(head: Head) -> int:
+    if head.layer.op_type == "Conv":
+        return 0
+    return 0 if head.layer.op_type == "Gemm" and integer(head.layer, "transB", 0) else 1
+
+
+def _replace_input(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    index: int,
+    old: Matrix,
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]],
+    name: str,
+) -> None:
+    """Let a node read a new initializer, and remove what nobody reads then."""
+    old_name = old.initializer.name or ""
+    notes = old.initializer.metadata_props
+    unread = node.input[index]
+    node.input[index] = ""
+    while not protos.is_read(model, unread) and unread != old_name:
+        maker = next(n for n in model.graph.node if unread in n.output)
+        unread = maker.input[0]
+        model.graph.node.remove(maker)
+    if protos.is_read(model, old_name):
+        new_name = protos.unique_name(name, protos.used_names(model))
+    else:
+        protos.remove_initializer(model, old_name)
+        new_name = old_name
+    parameter = True if KIND in notes or FOLDED_FROM in notes else None
+    protos.add_initializer(model, new_name, array, parameter)
+    node.input[index] = new_name
+
+
+def _reshape_anew(
+    model: onnx.ModelProto, node: ir.Node, proto: onnx.NodeProto, head: Head, classes: int
+) -> None:
+    """Give a Reshape the new number of classes, if it has the old one."""
+    shape = node.inputs[1]
+    tensor = None if shape is None else ir.convenience.get_const_tensor(shape)
+    sizes = [] if tensor is None else tensor.numpy().tolist()
+    if head.classes not in sizes:
+        return
+    axis = max(i for i, size in enumerate(sizes) if size == head.classes)
+    sizes[axis] = classes
+    name = protos.unique_name(
+        f"{node.name or node.outputs[0].name}/shape", protos.used_names(model)
+    )
+    protos.add_initializer(model, name, np.array(sizes, np.int64), None)
+    proto.input[1] = name
+
+
+def _declare_outputs(
+    model: onnx.ModelProto, head: Head, followers: list[ir.Node], classes: int
+) -> None:
+    """Declare the outputs after the head, and forget what was inferred of the values there."""
+    axis = 1 if head.layer.op_type == "Conv" else -1
+    changed = {head.layer.outputs[0].name, head.output.name}
+    changed |= {value.name for node in followers for value in node.outputs}
+    without_classes = {node.outputs[0].name for node in followers if node.op_type == "ArgMax"}
+    for output in model.graph.output:
+        if output.name not in changed - without_classes:
+            continue
+        dims = output.type.tensor_type.shape.dim
+        same = [i for i, dim in enumerate(dims) if dim.dim_value == head.classes]
+        if len(same) > 1:
+            same = [i for i in same if i == axis % len(dims)] or same[-1:]
+        for i in same:
+            dims[i].dim_value = classes
+    infos = model.graph.value_info
+    for i in reversed([i for i, info in enumerate(infos) if info.name in changed]):
+        del infos[i]
+
+
+def _is_consistent(model: onnx.ModelProto) -> bool:
+    try:
+        onnx.shape_inference.infer_shapes(
+            large_tensors_as_inputs(model), strict_mode=True, data_prop=True
+        )
+    except onnx.shape_inference.InferenceError:
+        return False
+    return True

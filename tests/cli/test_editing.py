@@ -1,0 +1,45 @@
+"""`untie`, `tie`, `add-biases` and `replace-head`: a file in, a file out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.helpers import done, refused
+from tests.editing.graphs import array_of, fresh_network, names_of
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(fresh_network(), "m.onnx")
+
+
+def test_untie_and_add_biases() -> None:
+    assert done("untie", "m.onnx", "own.onnx") == "m.onnx -> own.onnx: 9 weights\n"
+    assert done("add-biases", "own.onnx", "all.onnx") == "own.onnx -> all.onnx: 10 weights\n"
+    assert {"a.bias", "n2.weight"} <= names_of(onnx.load("all.onnx"))
+    done("untie", "m.onnx", "one.onnx", "--names", "*", "--names", "!b.bias")
+    assert "n1.bias" not in names_of(onnx.load("one.onnx"))
+    assert "Did you mean 'b.bias'" in refused("untie", "m.onnx", "x.onnx", "--names", "b.bais")
+    assert not Path("x.onnx").exists()
+
+
+def test_tie() -> None:
+    done("untie", "m.onnx", "own.onnx")
+    done("tie", "own.onnx", "tied.onnx", "n2.bias=n1.bias", "n2.weight=n1.weight")
+    assert "n2.bias" not in names_of(onnx.load("tied.onnx"))
+    assert "is not of the form NAME=OTHER" in refused("tie", "m.onnx", "x.onnx", "b.bias", code=2)
+    assert "shapes are" in refused("tie", "m.onnx", "x.onnx", "b.bias=a.weight")
+
+
+def test_replace_head() -> None:
+    done("replace-head", "m.onnx", "seven.onnx", "--classes", 7, "--of", "y", "--seed", 3)
+    assert array_of(onnx.load("seven.onnx"), "head.weight").shape == (7, 8)
+    done("replace-head", "m.onnx", "other.onnx", "--classes", 7)
+    heads = [array_of(onnx.load(f), "head.weight") for f in ("seven.onnx", "other.onnx")]
+    assert not np.array_equal(*heads)
+    refused("replace-head", "m.onnx", "x.onnx", code=2)

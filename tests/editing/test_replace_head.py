@@ -1,0 +1,164 @@
+"""`replace_head`: a new last layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.helper as oh
+import pytest
+
+import onnxfit
+from onnxfit import Trainer
+from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from tests.editing.graphs import array_of, model_of, names_of, node, random, run, zeros
+from tests.models import convolutional, mlp
+
+
+def size_of(model: onnx.ModelProto, output: int = 0) -> list[int | str]:
+    dims = model.graph.output[output].type.tensor_type.shape.dim
+    return [dim.dim_param or dim.dim_value for dim in dims]
+
+
+def replaced(model: onnx.ModelProto, *, classes: int = 7, **settings) -> onnx.ModelProto:
+    before = model.SerializeToString()
+    changed = onnxfit.replace_head(model, classes=classes, **settings)
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(changed, full_check=True)
+    return changed
+
+
+def test_a_network_of_gemms() -> None:
+    model = mlp((4, 8, 3))
+    changed = replaced(model)
+    assert names_of(changed) == names_of(model)
+    assert array_of(changed, "fc1.weight").shape == (8, 7)
+    assert array_of(changed, "fc1.bias").shape == (7,)
+    assert size_of(changed) == ["N", 7]
+    for name in ("fc0.weight", "fc0.bias"):
+        assert np.array_equal(array_of(changed, name), array_of(model, name))
+    bound = 1 / np.sqrt(8)  # as torch.nn.Linear begins
+    values = np.concatenate(
+        [array_of(changed, "fc1.weight").ravel(), array_of(changed, "fc1.bias")]
+    )
+    assert bound / 2 < np.abs(values).max() <= bound
+    history = Trainer(changed, loss="cross_entropy", optimizer=0.1).fit(
+        random(20, 4), np.arange(20) % 7, verbose=0
+    )
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_the_seed_decides() -> None:
+    model = mlp((4, 8, 3))
+    same, again, other = replaced(model), replaced(model), replaced(model, seed=1)
+    assert same.SerializeToString() == again.SerializeToString() != other.SerializeToString()
+
+
+@pytest.mark.parametrize("ending", ["Softmax", "Sigmoid", "Identity", "LogSoftmax"])
+def test_what_follows_is_kept(ending: str) -> None:
+    nodes = [node("MatMul", "x w", "p"), node("Add", "b p", "s"), node("Flatten", "s", "f"), node(ending, "f", "y")]  # fmt: skip
+    model = model_of(nodes, {"w": random(4, 3), "b": random(3)}, {"x": ("N", 4)}, {"y": ("N", 3)})
+    changed = replaced(model)
+    assert [n.op_type for n in changed.graph.node] == ["MatMul", "Add", "Flatten", ending]
+    assert array_of(changed, "b").shape == (7,)
+    assert run(changed, x=random(2, 4))[0].shape == (2, 7)
+
+
+def test_the_convolution_at_the_end_of_a_squeezenet() -> None:
+    nodes = [
+        node("Conv", "x classifier.weight classifier.bias", "c"),
+        node("Relu", "c", "r"),
+        node("GlobalAveragePool", "r", "p"),
+        node("Flatten", "p", "y"),
+    ]
+    tensors = {"classifier.weight": random(10, 4, 1, 1), "classifier.bias": random(10)}
+    model = model_of(nodes, tensors, {"x": ("N", 4, 6, 6)}, {"y": ("N", 10)})
+    changed = replaced(model)
+    assert array_of(changed, "classifier.weight").shape == (7, 4, 1, 1)
+    assert run(changed, x=random(2, 4, 6, 6))[0].shape == (2, 7)
+    assert size_of(changed) == ["N", 7]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_layout_of_the_weight_is_kept(transposed: bool) -> None:
+    nodes = [node("Gemm", "x w", "y", transB=int(transposed))]
+    weight = random(3, 4) if transposed else random(4, 3)
+    changed = replaced(model_of(nodes, {"w": weight}, {"x": ("N", 4)}, {"y": ("N", 3)}))
+    assert array_of(changed, "w").shape == ((7, 4) if transposed else (4, 7))
+    assert names_of(changed) == {"w"}, "the old head has no bias"
+
+
+def test_an_embedding_that_the_head_was_tied_to_stays() -> None:
+    nodes = [node("Gather", "table tokens", "e"), node("Transpose", "table", "t"), node("MatMul", "e t", "y", name="/head/MatMul")]  # fmt: skip
+    model = model_of(nodes, {"table": random(9, 4)}, {"tokens": ("N",)}, {"y": ("N", 9)}, integers=["tokens"])  # fmt: skip
+    changed = replaced(model)
+    assert np.array_equal(array_of(changed, "table"), array_of(model, "table"))
+    assert array_of(changed, "head.weight").shape == (4, 7)
+    assert "Transpose" not in {n.op_type for n in changed.graph.node}
+
+
+def test_a_reshape_gets_the_new_number() -> None:
+    nodes = [node("Gemm", "x w", "g"), node("Reshape", "g shape", "y")]
+    tensors = {"w": random(4, 6), "shape": np.array([-1, 1, 6])}
+    changed = replaced(model_of(nodes, tensors, {"x": ("N", 4)}, {"y": ("N", 1, 6)}))
+    assert run(changed, x=random(2, 4))[0].shape == (2, 1, 7)
+    assert size_of(changed) == ["N", 1, 7]
+
+
+def test_every_output_after_the_head_is_declared_anew() -> None:
+    nodes = [
+        node("Gemm", "x w b", "logits"),
+        node("Softmax", "logits", "p"),
+        node("Relu", "x", "r"),
+    ]
+    outputs = {"logits": ("N", 3), "p": ("N", 3), "r": ("N", 3)}
+    model = model_of(nodes, {"w": random(3, 3), "b": zeros(3)}, {"x": ("N", 3)}, outputs)
+    with pytest.raises(SettingError, match="3 outputs: name the one"):
+        onnxfit.replace_head(model, 7)
+    with pytest.raises(UnknownNameError, match="No output is called 'q'"):
+        onnxfit.replace_head(model, 7, output="q")
+    changed = replaced(model, output="p")
+    assert [size_of(changed, i) for i in range(3)] == [["N", 7], ["N", 7], ["N", 3]]
+
+
+def test_a_convolutional_network_and_a_file(tmp_path: Path) -> None:
+    onnx.save(convolutional(), tmp_path / "m.onnx")
+    changed = onnxfit.replace_head(tmp_path / "m.onnx", 2)
+    assert run(changed, x=random(2, 1, 8, 8))[0].shape == (2, 2)
+
+
+def no_head(*nodes: onnx.NodeProto, **tensors: np.ndarray) -> onnx.ModelProto:
+    return model_of(nodes, tensors, {"x": (2, 2)}, {"y": (2, 2)})
+
+
+REFUSED = {
+    "is computed by LayerNormalization 'norm'": no_head(node("LayerNormalization", "x s b", "y", "norm"), s=zeros(2), b=zeros(2)),
+    "no Gemm, MatMul or Conv computes it": no_head(node("Relu", "x", "y")),
+    "LayerNormalization 'norm' reads its result": model_of([node("Gemm", "x w", "h"), node("LayerNormalization", "h s b", "z", "norm"), node("Relu", "h", "y")], {"w": random(2, 2), "s": zeros(2), "b": zeros(2)}, {"x": (2, 2)}, {"y": (2, 2), "z": (2, 2)}),
+    "needs the old number": model_of([node("Gemm", "x w", "h"), node("Squeeze", "h one", "y")], {"w": random(2, 1), "one": np.array([1])}, {"x": (2, 2)}, {"y": (2,)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_has_no_head_is_refused(message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        onnxfit.replace_head(REFUSED[message], 7, output="y")
+
+
+@pytest.mark.parametrize("settings", [{"classes": 0}, {"classes": 2.5}, {"classes": True}, {"classes": 3, "seed": -1}])  # fmt: skip
+def test_impossible_numbers_are_refused(settings: dict) -> None:
+    with pytest.raises(SettingError, match=r"is a whole number, .*, got"):
+        onnxfit.replace_head(mlp(), **settings)
+
+
+def test_a_head_in_a_function_is_refused() -> None:
+    dense = oh.make_function("mine", "Dense", ["x", "w"], ["y"], [node("MatMul", "x w", "y")], [oh.make_opsetid("", 17)])  # fmt: skip
+    model = mlp()
+    model.opset_import.append(oh.make_opsetid("mine", 1))
+    model.functions.append(dense)
+    model.graph.node.append(oh.make_node("Dense", ["y", "w"], ["z"], domain="mine"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(random(3, 3), "w"))
+    model.graph.output[0].name = "z"
+    with pytest.raises(ModelError, match="computed by Dense"):
+        onnxfit.replace_head(model, 7)
