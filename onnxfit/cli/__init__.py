@@ -1,7 +1,8 @@
 """The command line: `onnxfit --help`.
 
 A module whose `__all__` names a click command of the module's own name adds that command, and
-nothing else has to be edited. A command's module is imported when the command is run.
+nothing else has to be edited; `_` in the name is `-` on the command line. A command's module is
+imported when the command is run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from onnxfit.errors import OnnxfitError
 __all__ = ["main"]
 
 # the order of `onnxfit --help`, which is that of use; other commands follow by name
-COMMAND_ORDER = ("fit", "resume", "evaluate", "predict", "export", "inspect", "ops", "draw")
+COMMAND_ORDER = (
+    "fit", "resume", "evaluate", "predict", "export", "inspect", "dynamic-batch", "ops", "draw",
+)  # fmt: skip
 
 
 class CommandGroup(click.Group):
@@ -54,22 +57,23 @@ class CommandGroup(click.Group):
                 ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = [name for name in _module_names() if self.get_command(ctx, name)]
+        names = [name for name in _command_names() if self.get_command(ctx, name)]
         first = [name for name in COMMAND_ORDER if name in names]
         return first + sorted(set(names) - set(first))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _module_names():
+        if cmd_name not in _command_names():
             return None
-        module = import_module(f"{__name__}.{cmd_name}")
-        if cmd_name not in getattr(module, "__all__", ()):
+        name = cmd_name.replace("-", "_")
+        module = import_module(f"{__name__}.{name}")
+        if name not in getattr(module, "__all__", ()):
             return None
-        command = getattr(module, cmd_name)
+        command = getattr(module, name)
         return command if isinstance(command, click.Command) else None
 
 
-def _module_names() -> list[str]:
-    return [info.name for info in iter_modules(__path__)]
+def _command_names() -> list[str]:
+    return [info.name.replace("_", "-") for info in iter_modules(__path__)]
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
