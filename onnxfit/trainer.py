@@ -18,6 +18,7 @@ from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
@@ -120,6 +121,8 @@ class Trainer(SavedTrainer):
         checked = TrainerSettings(**settings)
         model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
         recipe = Recipe.build(model, checked, needs_loss=backend_class.needs_loss)
+        if weights is None:  # who names weights knows which ones train
+            warn_of_quantized(recipe.model)
         arrays = initializer_arrays(model, recipe.state)
         runtime = backend_class(
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate

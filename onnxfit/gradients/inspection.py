@@ -27,6 +27,7 @@ from onnxfit.gradients.paths import (
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
+from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weights
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
@@ -68,6 +69,7 @@ class Inspection:
     - `blockers` are the nodes on the gradient path that cannot be differentiated, each with a
       `reason` and a `fix`.
     - `problems` are sentences that say what else keeps the model from training, and how to fix it.
+    - `quantized` are weights of integers, which training leaves as they are.
     """
 
     weights: tuple[str, ...]
@@ -77,6 +79,7 @@ class Inspection:
     operators: tuple[OperatorUse, ...]
     blockers: tuple[Blocker, ...]
     problems: tuple[str, ...] = ()
+    quantized: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -113,6 +116,8 @@ class Inspection:
         if self.idle:
             idle = ", ".join(self.idle)
             lines.append(f"No output depends on {idle} in a differentiable way.")
+        if self.quantized and not any(REMEDY in line for line in lines):
+            lines.append(describe_quantized(list(self.quantized)))
         return lines
 
 
@@ -195,6 +200,7 @@ def inspect_working(
         operators=_operator_uses(work, outputs, reached, source, blocking),
         blockers=tuple(blocking),
         problems=tuple(problems),
+        quantized=tuple(quantized_weights(work)),
     )
 
 
@@ -240,6 +246,8 @@ def _missing_weights(work: ir.Model, error: ModelError) -> str:
     if any(is_float(v) for v in work.graph.initializers.values()) or constants or in_bodies:
         return str(error)  # the error says how to fix it
     if work.graph.initializers:
+        if quantized_weights(work):
+            return str(error)
         fix = "train the model in floats, and quantize it afterwards"
     else:
         fix = "export the model with its parameters, as initializers"
