@@ -6,7 +6,7 @@ import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
 from onnxfit.data import DataLoader, ImageFolder, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
-from onnxfit.editing import add_biases, replace_head, tie, untie
+from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
 from onnxfit.errors import (
     CheckpointError,
     DataError,
@@ -52,6 +52,7 @@ __all__ = [
     "add_loss",
     "callbacks",
     "draw",
+    "dynamic_batch",
     "gradient_model",
     "inspect",
     "losses",

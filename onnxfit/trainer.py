@@ -16,7 +16,9 @@ from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import Batch, Source
 from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
+from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.sharing import warn_of_merged_weights
 from onnxfit.graph.tensors import initializer_arrays
@@ -68,6 +70,8 @@ class Trainer(SavedTrainer):
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
       onnxruntime.
+    - `dynamic_batch`: train with batches of any size where the file fixes it; see the function
+      `onnxfit.dynamic_batch`.
 
     Threads: one thread at a time trains, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second one gets a SettingError. Any number of threads
@@ -111,13 +115,16 @@ class Trainer(SavedTrainer):
         clip_value: float | None = None,
         accumulate: int = 1,
         threads: int | None = None,
+        dynamic_batch: bool = False,
     ) -> None:
         arguments = locals()
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
-        model = read_model(model_onnx)
+        model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
         recipe = Recipe.build(model, checked, needs_loss=backend_class.needs_loss)
+        if weights is None:  # who names weights knows which ones train
+            warn_of_quantized(recipe.model)
         arrays = initializer_arrays(model, recipe.state)
         runtime = backend_class(
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate

@@ -32,6 +32,7 @@ COMMAND_ORDER = (
     "untie",
     "tie",
     "add-biases",
+    "dynamic-batch",
     "replace-head",
     "ops",
     "draw",

@@ -111,6 +111,11 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     help="Batches whose gradients are averaged for one update.",
 )
 @click.option(
+    "--dynamic-batch",
+    is_flag=True,
+    help="Train with batches of any size where MODEL has a fixed one.",
+)
+@click.option(
     "--seed",
     type=int,
     default=0,

@@ -45,6 +45,7 @@ TRAINER_OPTIONS = (
     "clip_norm",
     "clip_value",
     "accumulate",
+    "dynamic_batch",
 )
 
 

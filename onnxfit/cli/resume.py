@@ -19,6 +19,7 @@ __all__ = ["resume"]
 # options of `fit` that are not saved for `resume`, since they are for one call
 NOT_SAVED = {"overwrite", "quiet", "as_json"}
 PATH = ValueType("a path", lambda value: TEXT.accepts(value) and "\0" not in value)
+TRUE_OR_FALSE = ValueType("true or false", lambda value: isinstance(value, bool))
 TEXT_OR_NUMBER = ValueType(
     "text or a number", lambda value: TEXT.accepts(value) or NUMBER.accepts(value)
 )
@@ -102,6 +103,8 @@ def _checked(parameter: click.Parameter, value: Any, path: Path) -> Any:
     place = f"The options beside {str(path)!r}"
     is_path = parameter.name in job.PATH_OPTIONS
     entry = PATH if is_path else TEXT_OR_NUMBER
+    if getattr(parameter, "is_flag", False):
+        entry = TRUE_OR_FALSE
     expected = list_of(entry) if parameter.multiple else entry
     if not parameter.required and parameter.to_info_dict()["default"] is None:
         expected = optional(expected)

@@ -15,6 +15,10 @@ from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["permutation"]
 
+ANY_BATCH = (
+    "For batches of any size: onnxfit.dynamic_batch(model), or Trainer(..., dynamic_batch=True)."
+)
+
 
 @check_arguments
 def permutation(seed: int, epoch: int, rows: int, block: int = 0) -> Array:
@@ -95,7 +99,7 @@ def check_fixed(
     if rows < needed:
         raise DataError(
             f"The batch dimension of input {fixed} is fixed, and the {purpose} data has only"
-            f" {rows} rows."
+            f" {rows} rows. {ANY_BATCH}"
         )
     fix = f"Pass batch_size={needed}"
     if remainder:
@@ -106,5 +110,5 @@ def check_fixed(
         )
     raise DataError(
         f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows, and"
-        f" batches of {size} from {rows} rows do not give that. {fix}."
+        f" batches of {size} from {rows} rows do not give that. {fix}. {ANY_BATCH}"
     )

@@ -1,8 +1,9 @@
 """Functions that return an edited model."""
 
 from onnxfit.editing.add_biases import add_biases
+from onnxfit.editing.dynamic_batch import dynamic_batch
 from onnxfit.editing.replace_head import replace_head
 from onnxfit.editing.tie import tie
 from onnxfit.editing.untie import untie
 
-__all__ = ["add_biases", "replace_head", "tie", "untie"]
+__all__ = ["add_biases", "dynamic_batch", "replace_head", "tie", "untie"]

@@ -27,6 +27,7 @@ from onnxfit.gradients.paths import (
 from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
+from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weights
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
@@ -72,6 +73,7 @@ class Inspection:
     - `problems` are sentences that say what else keeps the model from training, and how to fix it.
     - `shared` has the weights that several nodes read, each with the number of these nodes, the
       largest numbers first. `onnxfit.untie` gives each layer its own.
+    - `quantized` are weights of integers, which training leaves as they are.
     """
 
     weights: tuple[str, ...]
@@ -82,6 +84,7 @@ class Inspection:
     blockers: tuple[Blocker, ...]
     problems: tuple[str, ...] = ()
     shared: tuple[tuple[str, int], ...] = ()
+    quantized: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -122,6 +125,8 @@ class Inspection:
         if len(self.shared) > MAX_SHARED_LISTED:
             more = len(self.shared) - MAX_SHARED_LISTED
             lines.append(f"{more} more weights are used by several nodes.")
+        if self.quantized and not any(REMEDY in line for line in lines):
+            lines.append(describe_quantized(list(self.quantized)))
         return lines
 
 
@@ -207,6 +212,7 @@ def inspect_working(
         blockers=tuple(blocking),
         problems=tuple(problems),
         shared=tuple((name, readers[name]) for name in shared),
+        quantized=tuple(quantized_weights(work)),
     )
 
 
@@ -252,6 +258,8 @@ def _missing_weights(work: ir.Model, error: ModelError) -> str:
     if any(is_float(v) for v in work.graph.initializers.values()) or constants or in_bodies:
         return str(error)  # the error says how to fix it
     if work.graph.initializers:
+        if quantized_weights(work):
+            return str(error)
         fix = "train the model in floats, and quantize it afterwards"
     else:
         fix = "export the model with its parameters, as initializers"

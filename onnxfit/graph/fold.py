@@ -39,7 +39,7 @@ def fold_shapes(model: ir.Model) -> None:
     """Fold the main graph in place; a node that cannot be computed stays."""
     graph = model.graph
     for node in list(graph):
-        values = _computed(node, graph)
+        values = computed_values(node, graph)
         if values is None:
             before = [v.shape for v in node.outputs]
             infer_outputs(graph, node)
@@ -64,7 +64,7 @@ def _replace_by_constants(graph: ir.Graph, node: ir.Node, values: list[Array]) -
     graph.remove(node, safe=True)
 
 
-def _computed(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
+def computed_values(node: ir.Node, graph: ir.Graph) -> list[Array] | None:
     """Return the values of a node's outputs, None if they are unknown or not small."""
     if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM:
         return None

@@ -7,6 +7,7 @@ of com.microsoft are registered beside their gradient rules, by `infer=`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar, Union
@@ -115,6 +116,54 @@ def same_type_and_rank(node: ir.Node) -> None:
     out.shape = ir.Shape([*first.shape[:-1], None])
 
 
+def like(op_type: str) -> InferenceFunction:
+    """Return the inference of an operator that does more with the inputs of ONNX's `op_type`.
+
+    Its output has the type and shape of that of `op_type`, with the attributes that both have.
+    """
+
+    def infer(node: ir.Node) -> None:
+        same_type(node)
+        graph = node.graph
+        schema = find_schema("", op_type, graph.opset_imports.get("", 0)) if graph else None
+        out = node.outputs[0]
+        if not isinstance(graph, ir.Graph) or schema is None or out.shape is not None:
+            return
+        proto = ir.serde.serialize_node(node)
+        proto.op_type, proto.domain = op_type, ""
+        for attribute in [a for a in proto.attribute if a.name not in schema.attributes]:
+            proto.attribute.remove(attribute)
+        del proto.input[schema.max_input :]
+        (inferred,) = _run_onnx_inference(graph, node, schema, proto)[:1]
+        if inferred is not None and inferred[1] is not None:
+            out.shape = ir.Shape(inferred[1])
+
+    return infer
+
+
+def fused_product(node: ir.Node) -> None:
+    """Give the output of a FusedMatMul its type, and the sizes that its operands tell."""
+    same_type(node)
+    shapes = [None if v is None else v.shape for v in node.inputs[:2]]
+    a, b = shapes if len(shapes) == 2 else (None, None)
+    out = node.outputs[0]
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or out.shape is not None:
+        return
+    # with its rows before the batch, an operand is (rows, batch, ..., columns)
+    rows: int | ir.SymbolicDim | None
+    rows = a[-1] if node.attributes.get_int("transA", 0) else a[-2]
+    columns: int | ir.SymbolicDim | None
+    columns = b[-2] if node.attributes.get_int("transB", 0) else b[-1]
+    batch = list(a[:-2]) if list(a[:-2]) == list(b[:-2]) else None
+    if any(node.attributes.get_int(f"transBatch{name}", 0) for name in "AB"):
+        rows = columns = batch = None
+    rank = max(len(a), len(b))
+    sizes: list[int | ir.SymbolicDim | None] = [None] * (rank - 2)
+    if batch is not None:
+        sizes = [*batch]
+    out.shape = ir.Shape([*sizes, rows, columns])
+
+
 def _first_input(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if node.inputs else None
 
@@ -162,6 +211,10 @@ register_inference("TreeEnsembleClassifier", "ai.onnx.ml")(_float_table(output=1
 register_inference("SVMClassifier", "ai.onnx.ml")(_float_table(output=1))
 
 
+# onnxruntime has it in every opset, ONNX from 17 on
+register_inference("LayerNormalization")(same_type_and_shape)
+
+
 # --------------------------------------------------------------------------------------------------
 # Operators of which ONNX's inference overlooks the rank
 
@@ -183,9 +236,20 @@ def _constant_of_shape(node: ir.Node) -> None:
 
 @register_inference("Reshape")
 def _reshape(node: ir.Node) -> None:
+    x = node.inputs[0]
+    out = node.outputs[0]
     rank = _rank_from_length(node, node.inputs[1])
     if rank is not None:
-        node.outputs[0].shape = ir.Shape([None] * rank)
+        out.shape = ir.Shape([None] * rank)
+    if x is None or x.shape is None or out.shape is None:
+        return
+    before, after = ([d for d in v.shape or () if isinstance(d, int)] for v in (x, out))
+    known = len(before) == len(x.shape) and len(after) == len(out.shape)
+    if known and math.prod(before) != math.prod(after):
+        raise InputsError(
+            f"Reshape {node.name!r} cannot turn {describe(x)} into {describe(out)}. If it fixes the"
+            " batch of the model, onnxfit.dynamic_batch(model) lets it have any size."
+        )
 
 
 @register_inference("Expand")
@@ -382,7 +446,13 @@ def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
     return tensor
 
 
-def _run_onnx_inference(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -> Inferred:
+def _run_onnx_inference(
+    graph: ir.Graph,
+    node: ir.Node,
+    schema: onnx.defs.OpSchema,
+    proto: onnx.NodeProto | None = None,
+) -> Inferred:
+    """Run ONNX's inference for a node; `proto` is another node with its inputs and outputs."""
     types: dict[str, onnx.TypeProto] = {}
     constants: dict[str, onnx.TensorProto] = {}
     for value in node.inputs:
@@ -395,7 +465,7 @@ def _run_onnx_inference(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSche
     imports = [onnx.helper.make_opsetid(d, v) for d, v in graph.opset_imports.items()]
     try:
         protos = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, constants, opset_imports=imports
+            schema, proto or ir.serde.serialize_node(node), types, constants, opset_imports=imports
         )
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         raise InputsError(

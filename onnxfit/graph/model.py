@@ -18,6 +18,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveInitializersFromInputsPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import remove_zip_maps
+from onnxfit.graph.declarations import require_declared_sizes
 from onnxfit.graph.fold import fold_shapes
 from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
@@ -56,7 +57,7 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     require_bodies(work.graph)
     RemoveInitializersFromInputsPass()(work)
     NameFixPass()(work)
-    work = infer_shapes(work)
+    work = _with_computed_shapes(work, _declared_shapes(model))
     if unroll_sequences(work):
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
@@ -87,6 +88,28 @@ def _clear_negative_sizes(model: onnx.ModelProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.ClearField("dim_value")
+
+
+def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
+    """Return the shapes of outputs as the file declares them; the opset converter changes them."""
+    return {
+        value.name: ir.serde.deserialize_type_proto_for_shape(value.type)
+        for value in model.graph.output
+        if value.type.HasField("tensor_type")
+    }
+
+
+def _with_computed_shapes(model: ir.Model, declared: Mapping[str, ir.Shape | None]) -> ir.Model:
+    """Return the model with inferred shapes; ModelError where outputs are declared otherwise."""
+    inferred = infer_shapes(model)
+    try:
+        require_declared_sizes(inferred.graph, declared)
+    except ModelError:  # values inside the model may be declared wrongly, which changes no result
+        proto = ir.to_proto(model)
+        del proto.graph.value_info[:]
+        inferred = _inferred(proto)
+        require_declared_sizes(inferred.graph, declared)
+    return inferred
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:

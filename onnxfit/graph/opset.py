@@ -15,6 +15,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
+from onnxfit.graph.completion import move_runtime_operators, restore_runtime_operators
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.values import GraphBuilder
 
@@ -35,8 +36,10 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if version > OPSET:
         model = _without_newer_operators(model)
+    moved = move_runtime_operators(model)
     try:
         converted = onnx.version_converter.convert_version(model, OPSET)
+        restore_runtime_operators(converted, moved)
         if version < 11:
             _restore_resize(model, converted)
         if 18 <= version < 21:

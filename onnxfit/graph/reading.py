@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.classical import convert_classical_operators
+from onnxfit.graph.completion import all_nodes, checkable, complete, complete_outputs
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_valid
 
@@ -56,6 +57,12 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
             f"{description} has sparse initializers ({names}), which cannot be trained: make them"
             " dense."
         )
+    if any(node.domain == "com.microsoft.nchwc" for node in all_nodes(model.graph)):
+        raise ModelError(
+            f"{description} was optimized by onnxruntime for one machine (operators of"
+            " com.microsoft.nchwc), and cannot be trained: give the model as it was before, or"
+            " optimize it at ORT_ENABLE_EXTENDED."
+        )
     _make_constants_dense(model.graph)
     _separate_batch_norms(model)
     convert_classical_operators(model)
@@ -89,8 +96,10 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
     except (OSError, ValueError, OverflowError, onnx.checker.ValidationError) as error:
         raise ModelError(f"{description} cannot be read: {error}") from None
     require_valid(model, description)
+    complete(model)
+    complete_outputs(model, large_tensors_as_inputs(model))
     try:
-        onnx.checker.check_model(large_tensors_as_inputs(model))
+        onnx.checker.check_model(checkable(large_tensors_as_inputs(model)))
     except onnx.checker.ValidationError as error:
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):

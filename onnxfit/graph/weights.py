@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
+from onnxfit.graph.quantized import describe_quantized, quantized_weights
 from onnxfit.registry import name_list
 
 # (operator, input) whose tensor is a setting of the operator, nothing to train
@@ -163,10 +164,14 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
     """
     initializers = model.graph.initializers
     floats = [name for name, v in initializers.items() if _is_float(v) and v.shape is not None]
+    integers = quantized_weights(model)
     if not floats:
-        raise ModelError(_message_without_floats(model))
+        note = [describe_quantized(integers)] if integers else []
+        raise ModelError(" ".join([_message_without_floats(model), *note]))
     weights = all_weights(model)
     if patterns is None:
+        if not weights and integers:
+            raise ModelError(f"The model has no float weights. {describe_quantized(integers)}")
         if not weights:
             raise ModelError(
                 f"The model has no float weights: its float initializers ({', '.join(floats)}) are"

@@ -37,11 +37,14 @@ class TrainerSettings:
     clip_value: float | None = None
     accumulate: int = 1
     threads: int | None = None
+    dynamic_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm is 'train' or 'frozen', got {self.batch_norm!r}.")
         check_accumulate(self.accumulate)
+        if not isinstance(self.dynamic_batch, bool):
+            raise SettingError(f"dynamic_batch is True or False, got {self.dynamic_batch!r}.")
         if not isinstance(self.seed, int):
             raise SettingError(f"seed is a whole number, got {self.seed!r}.")
         if self.threads is not None and not _is_whole(self.threads, 0, 1024):

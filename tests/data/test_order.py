@@ -65,7 +65,7 @@ def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:
         DataError,
         match=(
             r"every batch needs 4 rows, and batches of 5 from 8 rows do not give that\. Pass"
-            r" batch_size=4\.$"
+            r" batch_size=4\. For batches of any size: onnxfit\.dynamic_batch\(model\)"
         ),
     ):
         make(X[:8], Y[:8], inputs=FIXED, batch_size=5)

@@ -50,6 +50,12 @@ def network_of(name: str) -> Architecture:
     return found
 
 
+def with_rows(found: Architecture, rows: int) -> Architecture:
+    """The same network, and inputs of so many rows: those of the architecture in turn."""
+    inputs = (x[torch.arange(rows) % len(x)] for x in found.inputs)
+    return replace(found, inputs=tuple(inputs))
+
+
 def export(found: Architecture, path: str | os.PathLike[str], mode: str) -> None:
     """As torch writes it today, plainly, "optimized", or for a "dynamic" size of the batch; the
     output is called y.

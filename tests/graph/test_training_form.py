@@ -87,7 +87,7 @@ class TestTrainingForm:
         self, node: str, mean: float, deviation: float
     ) -> None:
         text = (
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 5000] x) => (float[N, M] y) { r'
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 5000] x) => (float[K, M] y) { r'
             f" = {node} y = Identity(r) }}"
         )
         op = self.op(text)

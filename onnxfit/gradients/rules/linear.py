@@ -23,7 +23,7 @@ from onnxfit.gradients.building import (
     transpose_matrices,
 )
 from onnxfit.gradients.table import Gradients, NoGradientError, Values, decompose, gradient
-from onnxfit.graph.inference import same_type
+from onnxfit.graph.inference import fused_product, like
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -314,8 +314,8 @@ def _minor_indices(op: GraphBuilder, x: Value) -> tuple[Value, Value]:
 # ------------------------------------------------------------------------------------------------
 
 
-@decompose("FusedMatMul", MICROSOFT, infer=same_type)
-@decompose("TransposeMatMul", MICROSOFT, infer=same_type)
+@decompose("FusedMatMul", MICROSOFT, infer=fused_product)
+@decompose("TransposeMatMul", MICROSOFT, infer=fused_product)
 def fused_matmul(
     op: GraphBuilder, a: Value, b: Value,
     *, alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
@@ -344,7 +344,7 @@ def _fused_operand(op: GraphBuilder, x: Value, swap_matrices: int, rows_first: i
     return x if perm == sorted(perm) else op.Transpose(x, perm=perm)
 
 
-@decompose("FusedGemm", MICROSOFT, infer=same_type)
+@decompose("FusedGemm", MICROSOFT, infer=like("Gemm"))
 def fused_gemm(
     op: GraphBuilder, a: Value, b: Value, c: Value | None,
     *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,

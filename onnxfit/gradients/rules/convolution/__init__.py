@@ -23,7 +23,7 @@ from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, paddi
 from onnxfit.gradients.rules.convolution.transposed import transposed_conv
 from onnxfit.gradients.rules.convolution.weights import weight_gradient
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
-from onnxfit.graph.inference import same_type
+from onnxfit.graph.inference import like
 from onnxfit.graph.values import GraphBuilder, Value
 
 __all__ = ["ConvSpec", "conv", "padding", "transposed_conv"]
@@ -80,7 +80,7 @@ def _bias_gradient(op: GraphBuilder, dy: Value, spec: ConvSpec) -> Value:
     return op.ReduceSum(dy, [0, *spec.axes], keepdims=0)
 
 
-@decompose("FusedConv", MICROSOFT, infer=same_type)
+@decompose("FusedConv", MICROSOFT, infer=like("Conv"))
 def fused_conv(
     op: GraphBuilder, x: Value, w: Value, b: Value | None, z: Value | None, *,
     activation: str | None, activation_params: Sequence[float] | None, auto_pad: str | None,

@@ -1,0 +1,57 @@
+"""`onnxfit dynamic-batch`: let the batch of a model have any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxfit.cli import options
+from onnxfit.editing.dynamic_batch import dynamic_batch as with_dynamic_batch
+from onnxfit.errors import SettingError
+from onnxfit.graph.tensors import write_model
+
+__all__ = ["dynamic_batch"]
+
+
+@click.command(name="dynamic-batch", short_help="Let the batch of a model have any size.")
+@click.argument("model", type=options.EXISTING_FILE)
+@click.argument("output", type=options.NEW_FILE)
+@click.option(
+    "--axis",
+    multiple=True,
+    metavar="INPUT=AXIS",
+    help=(
+        "The batch axis of an input, or INPUT=none for an input without a batch; may be repeated."
+        " By default 0, and 1 for the initial state of a recurrent layer."
+    ),
+)
+@click.option("--name", default="batch", show_default=True, help="The name of the batch dimension.")
+def dynamic_batch(model: str, output: Path, axis: tuple[str, ...], name: str) -> None:
+    """Write MODEL, whose file fixes the size of its batch, as OUTPUT for a batch of any size.
+
+    The result is compared with MODEL, row by row. Exit code 1, with the node that is in the way, if
+    the batch cannot have another size.
+
+    \b
+    onnxfit dynamic-batch model.onnx any-batch.onnx
+    onnxfit dynamic-batch model.onnx any-batch.onnx --axis states=1 --axis table=none
+    """
+    write_model(output, with_dynamic_batch(model, axes=_axes(axis), name=name))
+    click.echo(f"{model} -> {output}")
+
+
+def _axes(texts: tuple[str, ...]) -> dict[str, int | None]:
+    """Return input -> batch axis, from INPUT=AXIS each."""
+    axes: dict[str, int | None] = {}
+    for text in texts:
+        name, equals, axis = text.rpartition("=")
+        try:
+            axes[name] = None if axis.lower() == "none" else int(axis)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise SettingError(
+                f"--axis is INPUT=AXIS with a whole number, or INPUT=none, got {text!r}."
+            )
+    return axes

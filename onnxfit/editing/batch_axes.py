@@ -1,0 +1,106 @@
+"""Sizes, known integers and batch axes of values, and the error that names a node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.fold import computed_values
+from onnxfit.graph.inference import InputsError, describe, infer_outputs
+from onnxfit.graph.subgraphs import subgraphs_of
+
+Array = npt.NDArray[Any]
+
+REMEDY = (
+    "Export the model with a dynamic batch (torch.onnx.export(..., dynamic_shapes=...)), or change"
+    " this node."
+)
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """The axis of a value that counts the rows of the batch.
+
+    Its size is `outer` times the rows times anything: where other axes were merged into it,
+    `outer` is the number of entries that come before the rows.
+    """
+
+    axis: int
+    outer: int = 1
+
+
+class NodeInTheWayError(ModelError):
+    """A node, called `name`, does not let the batch have another size."""
+
+    name: str = ""
+
+
+def in_the_way(node: ir.Node, reason: str) -> NodeInTheWayError:
+    """Return the error that names a node which the batch cannot pass."""
+    error = NodeInTheWayError(
+        f"The batch cannot have another size: {node.op_type} {node.name!r} is in the way, since"
+        f" {reason}. {REMEDY}"
+    )
+    error.name = node.name or ""
+    return error
+
+
+def sizes_of(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a value, None if a size of it is unknown."""
+    if value is None or value.shape is None:
+        return None
+    sizes = tuple(size for size in value.shape if isinstance(size, int))
+    return sizes if len(sizes) == len(value.shape) else None
+
+
+def constant_of(node: ir.Node, position: int) -> Array | None:
+    """Return the integers of an input that is known, None for any other."""
+    value = node.inputs[position] if position < len(node.inputs) else None
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or not tensor.dtype.is_integer():
+        return None
+    return tensor.numpy()
+
+
+def resolved(target: Array, sizes: Sequence[int], copies: bool) -> list[int] | None:
+    """Return the sizes that a Reshape gives, None if the number of elements does not fit."""
+    if copies and any(t == 0 and i >= len(sizes) for i, t in enumerate(target)):
+        return None
+    result = [sizes[i] if t == 0 and copies else int(t) for i, t in enumerate(target)]
+    known = math.prod(size for size in result if size != -1)
+    total = math.prod(sizes)
+    if -1 in result and known and total % known == 0:
+        result[result.index(-1)] = total // known
+    return result if math.prod(result) == total and -1 not in result else None
+
+
+def repeats(tensor: ir.TensorProtocol, axis: int, entries: int) -> bool:
+    """Return whether a tensor repeats its first `entries` along an axis."""
+    array = tensor.numpy()
+    first = array.take(range(entries), axis)
+    tiles = [array.shape[axis] // entries if i == axis else 1 for i in range(array.ndim)]
+    return bool((array == np.tile(first, tiles)).all())
+
+
+def infer(graph: ir.Graph, node: ir.Node, *, strict: bool) -> None:
+    """Set shapes and known values of a node's outputs."""
+    if subgraphs_of(node):
+        return  # bodies declare the sizes of the file
+    try:
+        infer_outputs(graph, node)
+    except InputsError as error:
+        if strict:
+            shapes = ", ".join(describe(value) for value in node.inputs)
+            raise in_the_way(node, f"it does not accept {shapes}") from error
+        return
+    except ValueError:
+        return
+    for value, array in zip(node.outputs, computed_values(node, graph) or ()):
+        value.const_value = ir.tensor(array, name=value.name)

@@ -1,0 +1,146 @@
+"""Changes of a graph that let constants follow the rows of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.editing.batch_axes import Array, BatchAxis, in_the_way, infer, repeats, sizes_of
+
+
+class BatchEdits:
+    """Changes of a model whose batch is to have any size.
+
+    - `model`: the model, which stays as it is; `mended` is the copy that changes.
+    - `rows`: the rows of the batch in the file.
+    - `source`: an input and its batch axis, which tell the number of rows.
+
+    `axes` has the batch axis of each value by name, None for one without a batch, and `mends`
+    counts the changes.
+    """
+
+    def __init__(self, model: ir.Model, rows: int, source: tuple[str, int]) -> None:
+        self.mended = model.clone()
+        self.rows = rows
+        self.nodes = list(self.mended.graph)
+        self.axes: dict[str, BatchAxis | None] = {}
+        self.mends = 0
+        self._source = source
+        self._names = _names_of(self.mended.graph)
+        self._extended: dict[tuple[str, int], ir.Value] = {}
+        self._row_count: ir.Value | None = None
+
+    def axis_of(self, value: ir.Value | None) -> BatchAxis | None:
+        """Return the batch axis of a value; None without one, or if it is unknown."""
+        return None if value is None else self.axes.get(value.name or "")
+
+    def number_rows(self, node: ir.Node, position: int, sizes: Sequence[int]) -> None:
+        """Let an input hold the number of each row, in the place of the file's."""
+        numbers = self.row_numbers(node, len(sizes))
+        numbers = self.add(
+            node, "Expand", [numbers, self.constant(np.array([1, *sizes[1:]], np.int64))]
+        )
+        node.replace_input_with(position, numbers)
+        self.axes[numbers.name or ""] = BatchAxis(0)
+        self.mends += 1
+
+    def row_numbers(self, node: ir.Node, rank: int) -> ir.Value:
+        """Return 0, 1, ... for the rows of the batch, along the first of `rank` axes."""
+        rows = self.row_counts(node)
+        shape = self.constant(np.array([], np.int64))
+        count = self.add(node, "Reshape", [rows, shape])
+        zero, one = self.constant(np.array(0)), self.constant(np.array(1))
+        numbers = self.add(node, "Range", [zero, count, one])
+        column = self.constant(np.array([-1, *[1] * (rank - 1)]))
+        return self.add(node, "Reshape", [numbers, column])
+
+    def extend(self, node: ir.Node, position: int, axis: int, size: int) -> None:
+        """Repeat an input, which has the file's rows along `axis`, for the rows of the batch."""
+        value = node.inputs[position]
+        assert value is not None
+        key = value.name or "", axis
+        if key not in self._extended:
+            self._extended[key] = self.repeated(node, value, axis, size)
+        node.replace_input_with(position, self._extended[key])
+        self.mends += 1
+
+    def repeated(self, node: ir.Node, value: ir.Value, axis: int, size: int) -> ir.Value:
+        entries, rest = divmod(size, self.rows)
+        rank = len(sizes_of(value) or ())
+        tensor = ir.convenience.get_const_tensor(value)
+        if rest or (self.rows > 1 and tensor is not None and not repeats(tensor, axis, entries)):
+            raise in_the_way(
+                node, f"its input {value.name!r} has {size} different entries along axis {axis}"
+            )
+        if self.rows > 1:
+            limits = [self.constant(np.array([i])) for i in (0, entries, axis)]
+            value = self.add(node, "Slice", [value, *limits])
+        ones = [self.constant(np.ones(n, np.int64)) for n in (axis, rank - axis - 1)]
+        counts = [ones[0], self.row_counts(node), ones[1]]
+        counts_of_axes = self.add(node, "Concat", counts, {"axis": 0})
+        return self.add(node, "Expand" if entries == 1 else "Tile", [value, counts_of_axes])
+
+    def replace_entries(self, node: ir.Node, position: int, target: Array, entries: Array) -> None:
+        """Change entries of a node's integer input, which may be computed from other sizes."""
+        value = node.inputs[position]
+        assert value is not None
+        new = self.constant(entries.astype(target.dtype))
+        producer = value.producer()
+        if producer is not None and producer.op_type != "Constant":
+            mask = self.constant(entries != target)
+            new = self.add(node, "Where", [mask, new, value])
+        node.replace_input_with(position, new)
+        self.mends += 1
+
+    def row_counts(self, node: ir.Node) -> ir.Value:
+        """Return the number of rows of the batch, an int64 tensor of one element."""
+        if self._row_count is None:
+            name, axis = self._source
+            source = next(v for v in self.mended.graph.inputs if v.name == name)
+            first = self.nodes[0]
+            shape = self.add(first, "Shape", [source])
+            index = self.constant(np.array([axis]))
+            self._row_count = self.add(first, "Gather", [shape, index], {"axis": 0})
+        return self._row_count
+
+    def add(
+        self,
+        before: ir.Node,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, int] | None = None,
+    ) -> ir.Value:
+        """Add a node before another one, and return its output."""
+        settings = [ir.AttrInt64(name, number) for name, number in (attributes or {}).items()]
+        node = ir.Node("", op_type, inputs, settings, name=self._unique_name(op_type))
+        node.outputs[0].name = node.name
+        self.mended.graph.insert_before(before, node)
+        infer(self.mended.graph, node, strict=True)
+        return node.outputs[0]
+
+    def constant(self, array: Array) -> ir.Value:
+        tensor = ir.tensor(array, name=self._unique_name("constant"))
+        value = ir.Value(
+            name=tensor.name,
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self.mended.graph.register_initializer(value)
+        return value
+
+    def _unique_name(self, base: str) -> str:
+        number = 0
+        while (name := f"dynamic_batch/{base}_{number}") in self._names:
+            number += 1
+        self._names.add(name)
+        return name
+
+
+def _names_of(graph: ir.Graph) -> set[str]:
+    names = {value.name or "" for value in (*graph.inputs, *graph.initializers.values())}
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        names |= {node.name or "", *(value.name or "" for value in node.outputs)}
+    return names

@@ -1,0 +1,451 @@
+"""Follow the batch through a graph, and mend the constants that fix its size.
+
+The graph is walked twice at once: with the batch of the file, and with GROWTH times as many rows.
+Along the batch axis of a value, the two shapes differ by that factor, and everywhere else they
+agree. A node for which they do not has a constant in it that holds the batch, or is in the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.editing.batch_axes import (
+    BatchAxis,
+    NodeInTheWayError,
+    constant_of,
+    in_the_way,
+    infer,
+    resolved,
+    sizes_of,
+)
+from onnxfit.editing.batch_edits import BatchEdits
+
+MAX_WALKS = 100  # each with another choice among the axes that may be the batch
+GROWTH = 3  # the second walk has this many times the rows of the file
+BROADCASTING = {
+    "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+    "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where",
+    "Xor",
+}  # fmt: skip
+# operators whose inputs at these positions have the same size along the axis of the batch
+SAME_SIZES: dict[str, tuple[int, ...]] = {
+    "Concat": (),  # all of them
+    "GatherElements": (0, 1),
+    "GridSample": (0, 1),
+    "ScatterElements": (0, 1, 2),
+}
+RECURRENT = {"GRU", "LSTM", "RNN"}
+SIZES_INPUT = {"AffineGrid": 1, "MaxUnpool": 2, "Resize": 3}  # the input that holds output sizes
+
+
+def walk(
+    model: ir.Model, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, int], rows: int
+) -> BatchWalk:
+    """Return a walk that has let the batch have any size.
+
+    - `model`: the model, which stays as it is; its nodes have names.
+    - `shapes`: a shape without unknown sizes for each input, with the batch of the file.
+    - `axes`: the batch axis of each input that has one.
+    - `rows`: the rows of the batch in the file.
+
+    Raises NodeInTheWayError for a node that the batch cannot pass.
+    """
+    choices: dict[str, int] = {}
+    first: NodeInTheWayError | None = None
+    for _ in range(MAX_WALKS):
+        attempt = BatchWalk(model, shapes, axes, rows, choices)
+        try:
+            attempt.run()
+            return attempt
+        except NodeInTheWayError as error:
+            first = first or error
+            if not attempt.choose_next(error.name):
+                break
+    assert first is not None
+    raise first
+
+
+class BatchWalk(BatchEdits):
+    """One walk over the main graph; the arguments are those of `walk`.
+
+    - `choices`: by the name of a Reshape, the number of the axis among those that may be the batch.
+
+    After `run`, `mended` is the model with a batch of any size, and `ends` are the nodes whose
+    outputs have no batch any more.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        shapes: Mapping[str, tuple[int, ...]],
+        axes: Mapping[str, int],
+        rows: int,
+        choices: dict[str, int],
+    ) -> None:
+        super().__init__(model, rows, next(iter(axes.items())))
+        self.ends: list[ir.Node] = []
+        self._before = model.clone()
+        self._dependent = set(axes)
+        self._choices = choices
+        self._alternatives: dict[str, int] = {}
+        for old, new in zip(self._before.graph.inputs, self.mended.graph.inputs):
+            name = old.name or ""
+            if name not in shapes:
+                continue
+            sizes = list(shapes[name])
+            old.shape = ir.Shape(sizes)
+            if name in axes:
+                sizes[axes[name]] *= GROWTH
+                self.axes[name] = BatchAxis(axes[name])
+            new.shape = ir.Shape(sizes)
+
+    def choose_next(self, failed: str) -> bool:
+        """Choose another axis for the last Reshape before the node `failed` that has one.
+
+        Return whether there is one.
+        """
+        before = self._ancestors(failed)
+        for name in reversed(list(self._alternatives)):
+            if name not in before:
+                continue
+            self._choices[name] += 1
+            if self._choices[name] < self._alternatives[name]:
+                return True
+            del self._choices[name]
+        return False
+
+    def _ancestors(self, name: str) -> set[str]:
+        """Return the names of a node and of all nodes that its inputs depend on."""
+        waiting = [node for node in self._before.graph if node.name == name]
+        found: set[str] = set()
+        while waiting:
+            node = waiting.pop()
+            if (node.name or "") not in found:
+                found.add(node.name or "")
+                producers = [v.producer() for v in node.inputs if v is not None]
+                waiting += [producer for producer in producers if producer is not None]
+        return found
+
+    def run(self) -> None:
+        """Walk over the graph; NodeInTheWayError names a node that the batch cannot pass."""
+        for old, new in zip(list(self._before.graph), self.nodes):
+            if self._dependent.isdisjoint(v.name for v in old.inputs if v is not None):
+                self._infer_constant(old, new)
+                continue
+            self._dependent |= {value.name or "" for value in old.outputs}
+            for value in (*old.outputs, *new.outputs):
+                value.shape = None
+            infer(self._before.graph, old, strict=False)
+            if new.domain in ("", "ai.onnx"):
+                self._mend(old, new)
+            infer(self.mended.graph, new, strict=True)
+            self._find_axes(old, new)
+            if self._ends_batch(new):
+                self.ends.append(new)
+
+    def _infer_constant(self, old: ir.Node, new: ir.Node) -> None:
+        """Infer the outputs of a node that no input with a batch leads to."""
+        for graph, node in ((self._before.graph, old), (self.mended.graph, new)):
+            declared = [value.shape for value in node.outputs]
+            infer(graph, node, strict=False)
+            for value, shape in zip(node.outputs, declared):
+                value.shape = shape if value.shape is None else value.shape
+        for value in new.outputs:
+            if value.shape is not None:
+                self.axes[value.name or ""] = None
+
+    def _ends_batch(self, node: ir.Node) -> bool:
+        """Return whether a node has a batch in its inputs and none in its outputs."""
+        if node.op_type in ("Shape", "Size"):
+            return False
+        names = [value.name or "" for value in node.outputs if value.name]
+        ended = all(name in self.axes and self.axes[name] is None for name in names)
+        return ended and any(self.axis_of(value) is not None for value in node.inputs)
+
+    # ------------------------------------------------------------------ axes
+
+    def _find_axes(self, old: ir.Node, new: ir.Node) -> None:
+        for a, b in zip(old.outputs, new.outputs):
+            before, after = sizes_of(a), sizes_of(b)
+            if not a.name or before is None or after is None:
+                continue
+            if before == after:
+                self.axes[a.name] = None
+                continue
+            changed = [i for i, sizes in enumerate(zip(before, after)) if sizes[0] != sizes[1]]
+            axis = changed[0] if changed else 0
+            if (
+                len(before) != len(after)
+                or len(changed) != 1
+                or after[axis] != before[axis] * GROWTH
+            ):
+                raise in_the_way(
+                    new,
+                    f"its output is {before} for {self.rows} rows, and {after} for"
+                    f" {self.rows * GROWTH}",
+                )
+            outer = self._outer_after_reshape(old, before, axis)
+            self.axes[a.name] = BatchAxis(axis, outer)
+
+    def _outer_after_reshape(self, old: ir.Node, sizes: Sequence[int], axis: int) -> int:
+        """Return `outer` of a node's output, whose batch axis is `axis`."""
+        for value in old.inputs:
+            origin = self.axis_of(value)
+            shape = sizes_of(value)
+            if origin is None or shape is None:
+                continue
+            if old.op_type in ("Reshape", "Flatten"):
+                entries = math.prod(shape[: origin.axis]) * origin.outer
+                return max(entries // max(math.prod(sizes[:axis]), 1), 1)
+            if origin.outer > 1 and shape[origin.axis] == sizes[axis]:
+                return origin.outer
+        return 1
+
+    # ------------------------------------------------------------------ mending
+
+    def _mend(self, old: ir.Node, new: ir.Node) -> None:
+        mend = MENDS.get(new.op_type)
+        if mend is not None:
+            mend(self, old, new)
+        elif new.op_type in BROADCASTING:
+            self._share_by_broadcasting(old, new)
+        elif new.op_type in SAME_SIZES:
+            self._share_same_sizes(old, new)
+        elif new.op_type in RECURRENT:
+            self._share_recurrent(old, new)
+        elif new.op_type in SIZES_INPUT:
+            self._mend_sizes(old, new)
+
+    def mend_reshape(self, old: ir.Node, new: ir.Node) -> None:
+        """Let a Reshape to constant sizes keep the batch."""
+        x = old.inputs[0]
+        origin = self.axis_of(x)
+        sizes, result = sizes_of(x), sizes_of(old.outputs[0])
+        grown, target = sizes_of(new.inputs[0]), constant_of(new, 1)
+        if origin is None or sizes is None or result is None or grown is None or target is None:
+            return
+        axis = self._target_axis(new, sizes, origin, result)
+        if axis is None:
+            raise in_the_way(new, f"it turns {sizes} into {result}, where no axis is the batch's")
+        wanted = [size * GROWTH if i == axis else size for i, size in enumerate(result)]
+        copies = not (new.attributes.get_int("allowzero", 0))
+        if resolved(target, grown, copies) == wanted:
+            return
+        entries = [int(entry) for entry in target]
+        follows = copies and axis < len(grown) and grown[axis] == wanted[axis]
+        entries[axis] = 0 if follows else -1
+        for i in range(len(entries)):
+            unknown = entries[i] == -1 and not follows
+            wrong_copy = entries[i] == 0 and copies and (i >= len(grown) or grown[i] != wanted[i])
+            if i != axis and (unknown or wrong_copy):
+                entries[i] = wanted[i]
+        self.replace_entries(new, 1, target, np.array(entries, np.int64))
+
+    def _target_axis(
+        self, node: ir.Node, sizes: Sequence[int], origin: BatchAxis, result: Sequence[int]
+    ) -> int | None:
+        """Return the axis of a Reshape's `result` to which the batch of its input belongs.
+
+        Where the batch is 1, several axes may be it. The first is the likeliest; `run` tries the
+        others where a later node does not accept it.
+        """
+        entries = math.prod(sizes[: origin.axis]) * origin.outer  # before the rows
+        exact, merged = [], []
+        before = 1
+        for i, size in enumerate(result):
+            if before == entries and size % self.rows == 0:
+                exact.append(i)
+            elif before and entries % before == 0 and size % (entries // before * self.rows) == 0:
+                merged.append(i)
+            before *= size
+        kept = origin.axis + 1
+        in_place = origin.outer == 1 and tuple(result[:kept]) == tuple(sizes[:kept])
+        same = [origin.axis] if in_place else []
+        # The last axis counts features, which are seldom merged with the rows.
+        unlikely = [i for i in exact if i == len(result) - 1 and result[i] != self.rows]
+        likely = [i for i in exact if i not in unlikely]
+        candidates = list(dict.fromkeys([*same, *likely, *reversed(merged), *unlikely]))
+        if not candidates:
+            return None
+        chosen = self._choices.setdefault(node.name or "", 0)
+        self._alternatives[node.name or ""] = len(candidates)
+        return candidates[chosen]
+
+    def mend_expand(self, old: ir.Node, new: ir.Node) -> None:
+        """Let an Expand to constant sizes keep the batch, by a 1 in its place."""
+        origin = self.axis_of(old.inputs[0])
+        grown, target = sizes_of(new.inputs[0]), constant_of(new, 1)
+        if origin is None or grown is None or target is None:
+            return
+        axis = origin.axis + len(target) - len(grown)
+        if axis >= 0 and target[axis] not in (1, grown[origin.axis]):
+            entries = target.copy()
+            entries[axis] = 1
+            self.replace_entries(new, 1, target, entries)
+
+    def mend_slice(self, old: ir.Node, new: ir.Node) -> None:
+        """Let a Slice that keeps all rows of the file keep all rows of any batch."""
+        origin = self.axis_of(old.inputs[0])
+        sizes, grown = sizes_of(old.inputs[0]), sizes_of(new.inputs[0])
+        if origin is None or sizes is None or grown is None or len(new.inputs) < 3:
+            return
+        starts, ends = constant_of(new, 1), constant_of(new, 2)
+        axes = constant_of(new, 3)
+        if starts is None or ends is None:
+            return
+        listed = range(len(starts)) if axes is None else [int(a) % len(sizes) for a in axes]
+        for i, axis in enumerate(listed):
+            whole = starts[i] == 0 and sizes[axis] <= ends[i] < grown[axis]
+            if axis == origin.axis and whole:
+                entries = ends.copy()
+                entries[i] = np.iinfo(ends.dtype).max
+                self.replace_entries(new, 2, ends, entries)
+
+    def mend_gather(self, old: ir.Node, new: ir.Node) -> None:
+        """Let a Gather with an index for each row of the file count on for every other row.
+
+        torch writes as_strided as a Gather from one axis of all elements.
+        """
+        origin = self.axis_of(old.inputs[0])
+        sizes, index = sizes_of(old.inputs[0]), constant_of(old, 1)
+        if origin is None or sizes is None or index is None or origin.outer > 1 or not index.ndim:
+            return
+        axis = new.attributes.get_int("axis", 0) % len(sizes)
+        size = sizes[axis] // self.rows
+        rows = np.arange(self.rows).reshape(-1, *[1] * (index.ndim - 1))
+        if axis != origin.axis or len(index) != self.rows or self.axis_of(old.inputs[1]):
+            return
+        if not ((index - rows * size == index[:1]) & (index[:1] >= 0) & (index[:1] < size)).all():
+            return
+        numbers = self.row_numbers(new, index.ndim)
+        first = self.constant(index[:1].astype(np.int64))
+        offsets = self.add(new, "Mul", [numbers, self.constant(np.array(size, np.int64))])
+        new.replace_input_with(1, self.add(new, "Add", [offsets, first]))
+        self.axes[new.inputs[1].name or ""] = BatchAxis(0)  # type: ignore[union-attr]
+        self.mends += 1
+
+    def mend_gather_nd(self, old: ir.Node, new: ir.Node) -> None:
+        """Let constant indices that begin with the number of a row do so for every row."""
+        origin = self.axis_of(old.inputs[0])
+        index = old.inputs[1]
+        sizes = sizes_of(index)
+        if origin is None or origin.axis or origin.outer > 1 or sizes is None or len(sizes) < 2:
+            return
+        known = constant_of(old, 1)
+        if new.attributes.get_int("batch_dims", 0) or self.axis_of(index) or sizes[0] != self.rows:
+            return
+        rows = np.arange(self.rows).reshape(-1, *[1] * (len(sizes) - 2))
+        if known is not None and not (known[..., 0] == rows).all():
+            return
+        column = self.row_numbers(new, len(sizes))
+        ones = self.constant(np.array([1, *sizes[1:-1], 1], np.int64))
+        columns = [self.add(new, "Expand", [column, ones])]
+        if sizes[-1] > 1:
+            limits = [self.constant(np.array([i])) for i in (1, sizes[-1], len(sizes) - 1)]
+            rest = self.add(new, "Slice", [new.inputs[1], *limits])
+            columns.append(self.repeated(new, rest, 0, sizes[0]))
+        index = self.add(new, "Concat", columns, {"axis": len(sizes) - 1})
+        new.replace_input_with(1, index)
+        self.axes[index.name or ""] = BatchAxis(0)
+        self.mends += 1
+
+    def _mend_sizes(self, old: ir.Node, new: ir.Node) -> None:
+        """Write the number of rows into the sizes that a node's output is to have."""
+        position = SIZES_INPUT[new.op_type]
+        origin = self.axis_of(old.inputs[0])
+        shape, sizes = sizes_of(old.inputs[0]), constant_of(new, position)
+        rows_first = origin is not None and origin.axis == 0 and origin.outer == 1
+        if not rows_first or shape is None or sizes is None or len(sizes) != len(shape):
+            return
+        if shape[0] == self.rows and sizes[0] == self.rows:
+            mask = np.arange(len(sizes)) == 0
+            rows = self.row_counts(new)
+            new.replace_input_with(
+                position, self.add(new, "Where", [self.constant(mask), rows, new.inputs[position]])
+            )
+            self.mends += 1
+
+    def _share_by_broadcasting(self, old: ir.Node, new: ir.Node) -> None:
+        """Give inputs that hold the file's rows as many as the batch has, where sizes differ."""
+        batched = self._batched_inputs(old)
+        for reference, size, rank in batched[:1]:
+            distance = rank - reference.axis  # from the end, where broadcasting aligns
+            if new.op_type == "MatMul" and distance < 3:
+                return
+            for i, value in enumerate(old.inputs):
+                sizes = sizes_of(value)
+                if sizes is None or self.axis_of(value) is not None or len(sizes) < distance:
+                    continue
+                if sizes[-distance] != 1 and sizes[-distance] == size:
+                    self.extend(new, i, len(sizes) - distance, size)
+
+    def _share_same_sizes(self, old: ir.Node, new: ir.Node) -> None:
+        """Repeat inputs without a batch where a node needs all of them to have it."""
+        batched = self._batched_inputs(old)
+        default = {"GatherElements": 0, "ScatterElements": 0}.get(new.op_type, -1)
+        for reference, size, rank in batched[:1]:
+            along = new.attributes.get_int("axis", default) % rank
+            if new.op_type != "GridSample" and along == reference.axis:
+                return
+            for i in SAME_SIZES[new.op_type] or range(len(new.inputs)):
+                sizes = sizes_of(old.inputs[i])
+                if sizes is None or self.axis_of(old.inputs[i]) is not None:
+                    continue
+                if len(sizes) == rank and sizes[reference.axis] == size:
+                    if self._counts_rows(old, i, along == rank - 1):
+                        self.number_rows(new, i, sizes)
+                    else:
+                        self.extend(new, i, reference.axis, size)
+
+    def _share_recurrent(self, old: ir.Node, new: ir.Node) -> None:
+        """Repeat constant lengths and initial states for each row."""
+        if self.axis_of(old.inputs[0]) is None:
+            return
+        axis = 0 if new.attributes.get_int("layout", 0) else 1
+        for i, own_axis in ((4, 0), (5, axis), (6, axis)):
+            value = old.inputs[i] if i < len(old.inputs) else None
+            sizes = sizes_of(value)
+            if sizes is not None and self.axis_of(value) is None:
+                self.extend(new, i, own_axis, sizes[own_axis])
+
+    def _batched_inputs(self, old: ir.Node) -> list[tuple[BatchAxis, int, int]]:
+        """Return axis, size and rank of each input that has a batch."""
+        found = []
+        for value in old.inputs:
+            axis, sizes = self.axis_of(value), sizes_of(value)
+            if axis is not None and sizes is not None:
+                found.append((axis, sizes[axis.axis], len(sizes)))
+        return found
+
+    def _counts_rows(self, old: ir.Node, position: int, last_axis: bool) -> bool:
+        """Return whether an input of a Concat is the number of each row, for a GatherND.
+
+        It is the first of the indices, and holds 0, 1, ... along axis 0.
+        """
+        users = old.outputs[0].uses()
+        index = constant_of(old, position)
+        if old.op_type != "Concat" or position != 0 or not last_axis or index is None:
+            return False
+        numbers = np.arange(self.rows).reshape(-1, *[1] * (index.ndim - 1))
+        for user, at in users:
+            data = user.inputs[0]
+            axis = self.axis_of(data)
+            of_rows = axis is not None and axis.axis == 0
+            if user.op_type not in ("GatherND", "ScatterND") or at != 1 or not of_rows:
+                return False
+            if user.attributes.get_int("batch_dims", 0):
+                return False
+        return bool(users) and index.shape[0] == self.rows and bool((index == numbers).all())
+
+
+MENDS: dict[str, Callable[[BatchWalk, ir.Node, ir.Node], None]] = {
+    "Expand": BatchWalk.mend_expand,
+    "Gather": BatchWalk.mend_gather,
+    "GatherND": BatchWalk.mend_gather_nd,
+    "Reshape": BatchWalk.mend_reshape,
+    "Slice": BatchWalk.mend_slice,
+}

@@ -1,0 +1,191 @@
+"""Complete what onnxruntime accepts in a file, and ONNX's checker does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+
+from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.subgraphs import subgraph_protos
+
+MICROSOFT = "com.microsoft"
+FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was an input, too
+# Operators of ONNX's own domain that onnxruntime defines, and its optimizer writes; ONNX has them
+# from an opset on, or not at all.
+RUNTIME_OPERATORS: dict[str, int | None] = {
+    "LayerNormalization": 17,
+    "SimplifiedLayerNormalization": None,
+}
+
+
+def complete(model: onnx.ModelProto) -> None:
+    """Complete a model in place: names, imports, the order of nodes, and types of its outputs.
+
+    Types and shapes that cannot be inferred stay missing.
+    """
+    model.graph.name = model.graph.name or "graph"
+    _use_one_name_of_onnx(model)
+    if any(node.domain == MICROSOFT for node in all_nodes(model.graph)):
+        _import_microsoft(model)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    own = initializers.difference(value.name for value in model.graph.input)
+    if own and model.ir_version == FIRST_IR_WITH_OWN_INITIALIZERS - 1:
+        model.ir_version = FIRST_IR_WITH_OWN_INITIALIZERS
+    _sort_nodes(model.graph)
+
+
+def complete_outputs(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
+    """Give the outputs of a model the types and shapes that it does not declare, in place.
+
+    `small` is a copy without large tensors, which ONNX's inference takes.
+    """
+    incomplete = [value for value in model.graph.output if not _is_declared(value)]
+    if not incomplete:
+        return
+    types = _inferred_types(small)
+    for value in incomplete:
+        inferred = types.get(value.name)
+        if inferred is None:
+            continue
+        if value.type.WhichOneof("value") is None:
+            value.type.CopyFrom(inferred)
+        elif inferred.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.CopyFrom(inferred.tensor_type.shape)
+
+
+def checkable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model, changed in place, with shapes and domains that ONNX's checker insists on."""
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
+    move_runtime_operators(model)
+    return model
+
+
+def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
+    """Move operators that only onnxruntime defines to its own domain, in place.
+
+    ONNX's checker and converter pass them there. Returns the first output of each.
+    """
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    moved = []
+    for node in all_nodes(model.graph):
+        first = RUNTIME_OPERATORS.get(node.op_type, 0)
+        if node.domain == "" and (first is None or (version is not None and version < first)):
+            node.domain = MICROSOFT
+            moved.append(node.output[0])
+    if moved:
+        _import_microsoft(model)
+    return moved
+
+
+def restore_runtime_operators(model: onnx.ModelProto, moved: Iterable[str]) -> None:
+    """Undo `move_runtime_operators`, in place."""
+    outputs = set(moved)
+    for node in all_nodes(model.graph) if outputs else ():
+        if node.op_type in RUNTIME_OPERATORS and node.output[0] in outputs:
+            node.domain = ""
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of the graphs inside them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in subgraph_protos(attribute):
+                yield from all_nodes(body)
+
+
+def _import_microsoft(model: onnx.ModelProto) -> None:
+    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+
+
+def _use_one_name_of_onnx(model: onnx.ModelProto) -> None:
+    """Write ONNX's own domain as "", which "ai.onnx" is another name of."""
+    if not any(entry.domain == "ai.onnx" for entry in model.opset_import):
+        return
+    both = any(entry.domain == "" for entry in model.opset_import)
+    for entry in [entry for entry in model.opset_import if entry.domain == "ai.onnx"]:
+        if both:
+            model.opset_import.remove(entry)
+        else:
+            entry.domain = ""
+            both = True
+    for node in all_nodes(model.graph):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Put every node after the nodes whose outputs it reads, in place.
+
+    A graph that is sorted, and one with a circle, stays as it is.
+    """
+    made = {name for node in graph.node for name in node.output if name}
+    if _is_sorted(graph, made):
+        return
+    waiting = list(graph.node)
+    ordered: list[onnx.NodeProto] = []
+    done: set[str] = set()
+    while waiting:
+        ready = [node for node in waiting if made.intersection(_read_by(node)) <= done]
+        if not ready:
+            return  # the checker names the circle
+        ordered += ready
+        done |= {name for node in ready for name in node.output}
+        placed = set(map(id, ready))
+        waiting = [node for node in waiting if id(node) not in placed]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _is_sorted(graph: onnx.GraphProto, made: set[str]) -> bool:
+    done: set[str] = set()
+    for node in graph.node:
+        if not made.intersection(node.input) <= done:
+            return False
+        done.update(node.output)
+    return True
+
+
+def _read_by(node: onnx.NodeProto) -> set[str]:
+    """Return the values that a node reads, those of the graphs inside it included."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for body in subgraph_protos(attribute):
+            names.update(*(_read_by(inner) for inner in body.node))
+            names |= {value.name for value in body.output}
+    return names
+
+
+def _is_declared(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or value.type.tensor_type.HasField("shape"))
+
+
+def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of outputs by ONNX's inference and, where it ends, by `infer_outputs`."""
+    moved = move_runtime_operators(model)
+    try:
+        proto = onnx.shape_inference.infer_shapes(model)
+        restore_runtime_operators(proto, moved)
+        work = ir.from_proto(proto)
+    # Whatever is wrong with the model, the checker says it better.
+    except Exception:
+        return {}
+    for node in work.graph:
+        if any(v.type is None or v.shape is None for v in node.outputs if v.name):
+            try:
+                infer_outputs(work.graph, node)
+            except ValueError:
+                continue
+    return {
+        value.name or "": ir.serde.serialize_value(value).type
+        for value in work.graph.outputs
+        if value.type is not None
+    }

@@ -1,0 +1,69 @@
+"""Compare what a model declares of its outputs with what its nodes compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError
+from onnxfit.graph.inference import infer_outputs
+
+
+def require_declared_sizes(graph: ir.Graph, declared: Mapping[str, ir.Shape | None]) -> None:
+    """Raise ModelError where a node computes other sizes than its output is declared with.
+
+    A size with the name of an input's size, such as that of the batch, may not be fixed.
+
+    - `graph`: a graph whose shapes have been inferred.
+    - `declared`: the declared shapes of its outputs.
+    """
+    names = {d.value for v in graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    for value in graph.outputs:
+        node = value.producer()
+        shape = declared.get(value.name or "")
+        computed = None if node is None else _computed_shape(graph, node, value)
+        if node is None or shape is None or computed is None:
+            continue
+        if len(shape) != len(computed):
+            raise _contradiction(value, shape, computed, node)
+        for old, new in zip(shape, computed):
+            fixes = isinstance(old, ir.SymbolicDim) and old.value in names - {None}
+            if isinstance(new, int) and (fixes or (isinstance(old, int) and 0 <= old != new)):
+                raise _contradiction(value, shape, computed, _first_fixed(node) if fixes else node)
+
+
+def _computed_shape(graph: ir.Graph, node: ir.Node, value: ir.Value) -> ir.Shape | None:
+    """Return the shape of an output by its node alone; None if it is unknown."""
+    kept = [(v, v.type, v.shape) for v in node.outputs]
+    value.shape = None
+    with suppress(ValueError):  # reported where the model is used
+        infer_outputs(graph, node)
+    computed = value.shape
+    for output, type_, shape in kept:
+        output.type, output.shape = type_, shape
+    return computed
+
+
+def _first_fixed(node: ir.Node) -> ir.Node:
+    """Return the first node on the way to `node` whose output has no open size any more."""
+    while True:
+        made = [v for v in node.inputs if v is not None and v.producer() is not None]
+        if not made or not all(v.shape is not None and v.shape.is_static() for v in made):
+            return node
+        if any(v is not None and v.is_graph_input() for v in node.inputs):
+            return node
+        producer = made[0].producer()
+        assert producer is not None
+        node = producer
+
+
+def _contradiction(
+    value: ir.Value, shape: ir.Shape, computed: ir.Shape, node: ir.Node
+) -> ModelError:
+    return ModelError(
+        f"Output {value.name!r} is declared with the shape {shape}, and computed with {computed}:"
+        f" {node.op_type} {node.name!r} gives it its sizes. Declare the computed ones; where a"
+        " constant fixes the batch, onnxfit.dynamic_batch(model) mends it."
+    )

@@ -1,0 +1,58 @@
+"""Find weights that are integers, which training leaves as they are."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxfit.errors import warn_user
+
+MAX_NAMES = 5
+SMALL_INTEGERS = {
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+}
+# operator -> the inputs that are weights where an initializer of small integers is there
+WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
+    "ConvInteger": (1,),
+    "DequantizeLinear": (0,),
+    "DynamicQuantizeLSTM": (1, 2),
+    "DynamicQuantizeMatMul": (1,),
+    "MatMulInteger": (1,),
+    "MatMulIntegerToFloat": (1,),
+    "MatMulNBits": (1,),
+    "QAttention": (1,),
+    "QGemm": (3,),
+    "QLinearConv": (3,),
+    "QLinearMatMul": (0, 3),
+}
+REMEDY = (
+    "Fix: train the model in floats, and quantize it afterwards (training of integers is not"
+    " supported yet)"
+)
+
+
+def quantized_weights(model: ir.Model) -> list[str]:
+    """Return the initializers of small integers that are weights, in the model's order."""
+    return [
+        name
+        for name, value in model.graph.initializers.items()
+        if value.dtype in SMALL_INTEGERS and value.shape is not None and len(value.shape)
+        if any(use.idx in WEIGHT_INPUTS.get(use.node.op_type, ()) for use in value.uses())
+    ]
+
+
+def describe_quantized(names: list[str]) -> str:
+    """Return a sentence that names integer weights, five at most, and says what to do."""
+    listed = ", ".join(names[:MAX_NAMES])
+    if len(names) > MAX_NAMES:
+        listed += f", … ({len(names)} in all)"
+    return f"The model is quantized: its weights {listed} are int8 and stay as they are. {REMEDY}."
+
+
+def warn_of_quantized(model: ir.Model) -> None:
+    """Warn the user of a model whose weights are integers, of which training changes the rest."""
+    names = quantized_weights(model)
+    if names:
+        warn_user(describe_quantized(names))

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+
+from tests.cli.helpers import done, refused
+
+FIXED = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[1, 2, 2] x) => (float[1, 1] y)
+    <int64[2] s = {1, 4}, float[4, 1] w = {1, 2, 3, 4}> { a = Reshape(x, s)  y = MatMul(a, w) }"""
+
+
+def sizes(value: onnx.ValueInfoProto) -> list[object]:
+    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+
+def test_writes_a_model_for_any_batch(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.onnx", tmp_path / "any.onnx"
+    onnx.save(onnx.parser.parse_model(FIXED), path)
+    assert done("dynamic-batch", path, output) == f"{path} -> {output}\n"
+    assert sizes(onnx.load(output).graph.input[0]) == ["batch", 2, 2]
+    done("dynamic-batch", path, output, "--axis", "x=0", "--name", "N")
+    assert sizes(onnx.load(output).graph.output[0]) == ["N", 1]
+    assert "could be the batch" in refused("dynamic-batch", path, output, "--axis", "x=none")
+    assert "--axis is INPUT=AXIS" in refused("dynamic-batch", path, output, "--axis", "x=first")
+
+
+def test_fit_trains_with_batches_of_any_size(tmp_path: Path) -> None:
+    path, output = tmp_path / "model.onnx", tmp_path / "trained.onnx"
+    onnx.save(onnx.parser.parse_model(FIXED), path)
+    np.savez(tmp_path / "d.npz", X=np.ones((8, 2, 2), np.float32), y=np.ones((8, 1), np.float32))
+    options = ["--data", tmp_path / "d.npz", "--loss", "mse", "--batch-size", 4, "-o", output]
+    assert "dynamic_batch=True" in refused("fit", path, *options)
+    done("fit", path, *options, "--dynamic-batch", "--quiet")
+    assert sizes(onnx.load(output).graph.output[0]) == ["batch", 1]

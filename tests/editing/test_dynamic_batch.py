@@ -1,0 +1,295 @@
+"""`dynamic_batch` on small graphs: the result equals the original row by row, or an error names the
+node in the way.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from onnxfit import DataError, ModelError, SettingError, Trainer, UnknownNameError, dynamic_batch
+
+HEADER = '<ir_version: 8, opset_import: ["": 17]> '
+CONV = "<float[4, 3, 1, 1] w, float[4, 2] v>"
+RNG = np.random.default_rng(0)
+
+# Each maps `x`, whose batch is `B`, to `y`, which has a row for each row of x.
+GRAPHS = {
+    "reshape": "(float[B, 3, 2, 2] x) => (float[B, 12] y) <int64[2] s = {B, 12}> { y = Reshape(x, s) }",
+    "reshape with -1 elsewhere": (
+        "(float[B, 3, 4] x) => (float[B, 12] y) <int64[2] s = {B, -1}> { y = Reshape(x, s) }"
+    ),
+    "-1 would count the batch": (
+        "(float[B, 6, 4] x) => (float[B, 6, 2, 2] y) <int64[4] s = {B, -1, 2, 2}>"
+        " { y = Reshape(x, s) }"
+    ),
+    "a zero that is a size": (
+        "(float[B, 3, 4] x) => (float[B, 12] y) <int64[2] s = {B, 12}>"
+        " { y = Reshape <allowzero = 1> (x, s) }"
+    ),
+    "heads merged with the batch": (
+        "(float[B, 3, 4] x) => (float[B, 3, 4] y)"
+        " <int64[4] s = {B, 3, 2, 2}, int64[3] m = {H, 3, 2}, int64[4] u = {B, 2, 3, 2},"
+        " int64[3] back = {B, 3, 4}> {"
+        " a = Reshape(x, s)  b = Transpose <perm = [0, 2, 1, 3]> (a)  c = Reshape(b, m)"
+        " t = Transpose <perm = [0, 2, 1]> (c)  p = MatMul(c, t)  q = Softmax(p)  d = MatMul(q, c)"
+        " e = Reshape(d, u)  f = Transpose <perm = [0, 2, 1, 3]> (e)  y = Reshape(f, back) }"
+    ),
+    "steps first": (
+        "(float[B, 5, 4] x) => (float[B, 5, 4] y)"
+        " <int64[2] flat = {L, 4}, int64[3] back = {5, B, 4}, float[4, 4] w> {"
+        " a = Transpose <perm = [1, 0, 2]> (x)  b = Reshape(a, flat)  c = Gemm(b, w)"
+        " d = Reshape(c, back)  y = Transpose <perm = [1, 0, 2]> (d) }"
+    ),
+    "computed sizes": (
+        "(float[B, 3, 4] x) => (float[B, 12] y) <int64[1] b = {B}, int64[1] n = {12}>"
+        " { s = Concat <axis = 0> (b, n)  y = Reshape(x, s) }"
+    ),
+    "expand": (
+        "(float[B, 1, 4] x) => (float[B, 3, 4] y) <int64[3] s = {B, 3, 4}> { y = Expand(x, s) }"
+    ),
+    "a token before each row": (
+        "(float[B, 2, 3] x) => (float[B, 3, 3] y) <float[B, 1, 3] token = {TOKEN}>"
+        " { y = Concat <axis = 1> (token, x) }"
+    ),
+    "slice of all rows": (
+        "(float[B, 3] x) => (float[B, 2] y)"
+        " <int64[2] starts = {0, 1}, int64[2] ends = {B, 3}, int64[2] axes = {0, 1}>"
+        " { y = Slice(x, starts, ends, axes) }"
+    ),
+    "resize to sizes": (
+        "(float[B, 2, 2, 2] x) => (float[B, 2, 4, 4] y) <int64[4] sizes = {B, 2, 4, 4}>"
+        ' { y = Resize <mode = "nearest"> (x, , , sizes) }'
+    ),
+    "gather elements": (
+        "(float[B, 3] x) => (float[B, 2] y) <int64[B, 2] i = {PAIRS}>"
+        " { y = GatherElements <axis = 1> (x, i) }"
+    ),
+    "indices that begin with the row": (
+        "(float[B, 3] x) => (float[B, 2] y) <int64[B, 2, 2] i = {ROWS}> { y = GatherND(x, i) }"
+    ),
+    "row numbers beside computed columns": (
+        "(float[B, 3] x) => (float[B, 1] y) <int64[B, 1, 1] rows = {NUMBERS}, int64[1] two = {2}>"
+        " { a = ArgMax <axis = 1> (x)  c = Unsqueeze(a, two)  i = Concat <axis = -1> (rows, c)"
+        " y = GatherND(x, i) }"
+    ),
+    "as_strided": (
+        "(float[B, 3, 2, 2] x) => (float[B, 3] y) <int64[1] all = {-1}, int64[B, 3] i = {STRIDED}>"
+        " { m = ReduceMean <axes = [2, 3], keepdims = 0> (x)  f = Reshape(m, all)"
+        " y = Gather <axis = 0> (f, i) }"
+    ),
+    "initial state": (
+        "(float[B, 4, 3] x) => (float[B, 4, 1, 2] y)"
+        " <float[1, 8, 3] w, float[1, 8, 2] r, float[1, B, 2] h = {STATE}> {"
+        " a = Transpose <perm = [1, 0, 2]> (x)"
+        " b, last, cell = LSTM <hidden_size = 2> (a, w, r, , , h)"
+        " y = Transpose <perm = [2, 0, 1, 3]> (b) }"
+    ),
+    "two outputs": (
+        "(float[B, 3] x) => (float[B, 3] y, float[B] z) <int64[1] one = {B}>"
+        " { y = Relu(x)  s = ReduceSum <keepdims = 0> (x, axes)  z = Reshape(s, one) }"
+    ).replace("<int64[1] one", "<int64[1] axes = {1}, int64[1] one"),
+}  # fmt: skip
+
+
+def model_of(graph: str, rows: int) -> onnx.ModelProto:
+    words = {
+        "TOKEN": ", ".join(["1, 2, 3"] * rows),
+        "PAIRS": ", ".join(["0, 2"] * rows),
+        "ROWS": ", ".join(f"{i}, 0, {i}, 2" for i in range(rows)),
+        "NUMBERS": ", ".join(map(str, range(rows))),
+        "STRIDED": ", ".join(map(str, range(3 * rows))),
+        "STATE": ", ".join(["0.5, -1"] * rows),
+        "B": str(rows),
+        "H": str(2 * rows),
+        "L": str(5 * rows),
+    }
+    for word, text in words.items():
+        graph = "".join(text if part == word else part for part in _words(graph))
+    model = onnx.parser.parse_model(f"{HEADER} g {graph}")
+    for tensor in _declared_initializers(model):
+        shape = tuple(d.dim_value for d in tensor.type.tensor_type.shape.dim)
+        array = RNG.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
+        model.graph.value_info.remove(tensor)
+    return model
+
+
+def _words(text: str) -> list[str]:
+    return re.split(r"(\b[A-Z]+\b)", text)
+
+
+def _declared_initializers(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The parser makes a declared tensor without values a value_info."""
+    made = {name for node in model.graph.node for name in node.output}
+    return [v for v in model.graph.value_info if v.name not in made]
+
+
+def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds)
+
+
+def sizes(value: onnx.ValueInfoProto) -> list[Any]:
+    return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_equals_the_original_row_by_row(name: str, rows: int) -> None:
+    original = model_of(GRAPHS[name], rows)
+    before = original.SerializeToString()
+    mended = dynamic_batch(original)
+    assert original.SerializeToString() == before, "the original changed"
+    onnx.checker.check_model(mended, full_check=True)
+    for value in (*mended.graph.input, *mended.graph.output):
+        assert "batch" in sizes(value)
+    shape = [d.dim_value for d in original.graph.input[0].type.tensor_type.shape.dim]
+    x = RNG.standard_normal((4, *shape[1:])).astype(np.float32)
+    chunks = [run(original, x=x[i : i + rows]) for i in range(0, 4, rows)]
+    for i, output in enumerate(run(mended, x=x)):
+        np.testing.assert_allclose(output, np.concatenate([c[i] for c in chunks]), rtol=1e-5)
+
+
+FLAT = "(float[1, 3, 2, 2] x) => (float[1, 2] y) <int64[2] s = {1, 12}, float[12, 2] w> { a = Reshape(x, s)  y = MatMul(a, w) }"
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_trains_as_the_dynamic_model_does(backend: str) -> None:
+    fixed = model_of(FLAT, 1)
+    dynamic = onnx.ModelProto()
+    dynamic.CopyFrom(fixed)
+    for value in (dynamic.graph.input[0], dynamic.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    (sizes_of_reshape,) = (t for t in dynamic.graph.initializer if t.name == "s")
+    sizes_of_reshape.CopyFrom(onnx.numpy_helper.from_array(np.array([-1, 12]), "s"))
+    x = RNG.standard_normal((8, 3, 2, 2)).astype(np.float32)
+    y = RNG.standard_normal((8, 2)).astype(np.float32)
+    weights = []
+    for model, setting in ((fixed, True), (dynamic, False)):
+        trainer = Trainer(model, loss="mse", backend=backend, dynamic_batch=setting)
+        trainer.fit(x, y, batch_size=4, epochs=2, verbose=0)
+        weights.append(trainer.get_weights()["w"])
+    np.testing.assert_array_equal(*weights)
+
+
+def test_a_checkpoint_resumes_with_any_batch(tmp_path: Any) -> None:
+    trainer = Trainer(model_of(FLAT, 1), loss="mse", dynamic_batch=True)
+    trainer.save(tmp_path / "t.onnxfit")
+    loaded = Trainer.load(tmp_path / "t.onnxfit")
+    x = RNG.standard_normal((4, 3, 2, 2)).astype(np.float32)
+    np.testing.assert_array_equal(loaded.predict(x), trainer.predict(x))
+
+
+def test_the_error_of_a_fixed_batch_names_the_way_out() -> None:
+    x = np.zeros((8, 3, 2, 2), np.float32)
+    trainer = Trainer(model_of(FLAT, 1), loss="mse")
+    with pytest.raises(DataError, match=r"onnxfit\.dynamic_batch\(model\).*dynamic_batch=True"):
+        trainer.fit(x, np.zeros((8, 2), np.float32), batch_size=4)
+    with pytest.raises(SettingError, match="dynamic_batch is True or False, got 'yes'"):
+        Trainer(model_of(FLAT, 1), loss="mse", dynamic_batch="yes")
+
+
+IN_THE_WAY = {
+    "Squeeze": (
+        "(float[1, 3] x) => (float[3] y) <int64[1] axes = {0}> { y = Squeeze(x, axes) }",
+        r"Squeeze 'Squeeze_y' is in the way, since it does not accept FLOAT\[3,3\]",
+    ),
+    "rows against each other": (
+        "(float[1, 3] x) => (float[1, 1] y)"
+        " { t = Transpose <perm = [1, 0]> (x)  y = MatMul(x, t) }",
+        r"MatMul 'MatMul_y' is in the way, since its output is \(1, 1\) for 1 rows, and \(3, 3\)",
+    ),
+    "a mean of all rows": (
+        "(float[1, 3] x) => (float[1, 3] y)"
+        " { m = ReduceMean <axes = [0], keepdims = 1> (x)  y = Sub(x, m) }",
+        r"y would differ from the original's, first at ReduceMean 'ReduceMean_m'",
+    ),
+    "one row of many": (
+        "(float[1, 3] x) => (float[3] y) <int64 i = {0}> { y = Gather <axis = 0> (x, i) }",
+        r"no output has the batch of x: it ends at Gather 'Gather_y'",
+    ),
+    "different rows in a constant": (
+        "(float[2, 3] x) => (float[2, 3] y) <float[2, 1] c = {1, 2}> { y = Add(x, c) }",
+        r"Add 'Add_y' is in the way, since its input 'c' has 2 different entries along axis 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_WAY)
+def test_an_error_names_the_node_in_the_way(name: str) -> None:
+    graph, message = IN_THE_WAY[name]
+    with pytest.raises(ModelError, match=message) as info:
+        dynamic_batch(model_of(graph, 1))
+    assert len(str(info.value).splitlines()) <= 4
+
+
+def test_several_inputs_and_their_axes() -> None:
+    two = "(float[1, 3] a, float[1, 3] b) => (float[1, 3] y) { y = Add(a, b) }"
+    mended = dynamic_batch(model_of(two, 1), name="N")
+    assert [sizes(v) for v in (*mended.graph.input, *mended.graph.output)] == [["N", 3]] * 3
+    table = (
+        "(float[1, 3] a, float[2, 3] t) => (float[1, 2] y) { s = Transpose(t)  y = MatMul(a, s) }"
+    )
+    with pytest.raises(
+        ModelError, match=r"disagree about the size of the batch: a 1 .*, t 2 along"
+    ):
+        dynamic_batch(model_of(table, 1))
+    mended = dynamic_batch(model_of(table, 1), axes={"t": None})
+    assert [sizes(v) for v in mended.graph.input] == [["batch", 3], [2, 3]]
+    columns = "(float[3, 1] a) => (float[3, 1] y) { y = Relu(a) }"
+    mended = dynamic_batch(model_of(columns, 1), axes={"a": -1})
+    assert sizes(mended.graph.output[0]) == [3, "batch"]
+
+
+def test_the_batch_of_an_initial_state_is_axis_1() -> None:
+    graph = (
+        "(float[4, 1, 3] x, float[1, 1, 2] h) => (float[4, 1, 1, 2] y)"
+        " <float[1, 6, 3] w, float[1, 6, 2] r>"
+        " { y, last = GRU <hidden_size = 2> (x, w, r, , , h) }"
+    )
+    mended = dynamic_batch(model_of(graph, 1), axes={"x": 1})
+    assert [sizes(v) for v in mended.graph.input] == [[4, "batch", 3], [1, "batch", 2]]
+    assert sizes(mended.graph.output[0]) == [4, 1, "batch", 2]
+
+
+def test_wrong_axes_are_refused() -> None:
+    model = model_of(FLAT, 1)
+    with pytest.raises(UnknownNameError, match="No input is called 'X'"):
+        dynamic_batch(model, axes={"X": 0})
+    with pytest.raises(SettingError, match=r"axes\['x'\] is a whole number from -4 to 3, or None"):
+        dynamic_batch(model, axes={"x": 4})
+    with pytest.raises(ModelError, match="No input of the model has an axis that could be"):
+        dynamic_batch(model, axes={"x": None})
+
+
+def test_a_dynamic_model_is_returned_as_it_is() -> None:
+    model = onnx.parser.parse_model(HEADER + "g (float[N, 3] x) => (float[N, 3] y) { y = Relu(x) }")
+    assert dynamic_batch(model) == model
+
+
+def test_a_renamed_dimension_is_mended_too() -> None:
+    model = model_of(FLAT, 1)
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    x = RNG.standard_normal((3, 3, 2, 2)).astype(np.float32)
+    assert run(dynamic_batch(model), x=x)[0].shape == (3, 2)
+
+
+def test_open_sizes_beside_the_batch_stay_open() -> None:
+    graph = (
+        "(float[1, L, 4] x) => (float[1, L, 2, 2] y) <int64[4] s = {1, -1, 2, 2}>"
+        " { y = Reshape(x, s) }"
+    )
+    model = onnx.parser.parse_model(f"{HEADER} g {graph}")
+    mended = dynamic_batch(model)
+    assert sizes(mended.graph.input[0]) == ["batch", "L", 4]
+    assert run(mended, x=np.zeros((3, 7, 4), np.float32))[0].shape == (3, 7, 2, 2)
