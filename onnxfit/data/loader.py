@@ -198,7 +198,8 @@ class DataLoader(Loader):
       path of a .npy file or an `np.memmap` can stand in the place of an array, and the path of a
       .npz in the place of a dict. Files may be larger than memory: only the rows of a batch are
       read.
-    - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`.
+    - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`, or of the labels, in their
+      shape.
     - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
     - `shuffle`: give the rows a new order every epoch, a permutation that depends on `(seed,
       epoch)` only. Every row comes once an epoch. `Trainer.fit` counts the epochs itself;
