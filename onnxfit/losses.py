@@ -1216,6 +1216,8 @@ def _per_vector(op: GraphBuilder, entries: Value, rank: int, axis: int) -> Value
     """Values of the first axes of a tensor that lacks `axis`, so that they broadcast to a tensor
     of this rank, which has it.
     """
+    if entries.rank == 1:
+        return _per_row(op, entries, rank)
     return op.Unsqueeze(_per_row(op, entries, rank - 1), [axis])
 
 
