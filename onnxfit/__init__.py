@@ -4,7 +4,7 @@ back.
 
 import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
-from onnxfit.data import DataLoader, ImageFolder, ParquetLoader, Prefetch
+from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
 from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
 from onnxfit.errors import (
@@ -30,6 +30,7 @@ from onnxfit.trainer import Trainer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bucket",
     "CheckpointError",
     "DataError",
     "DataLoader",
@@ -40,6 +41,7 @@ __all__ = [
     "InstallationError",
     "ModelError",
     "OnnxfitError",
+    "Pad",
     "ParquetLoader",
     "Prefetch",
     "SettingError",

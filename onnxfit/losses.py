@@ -92,8 +92,10 @@ class Loss(ABC):
     - "sum": $\sum s e \ell$. Of an epoch or an evaluation it is the sum over all rows, whatever
       the batch size.
 
-    A row of weight 0 has no influence, even if its loss is NaN or infinite. SettingError for
-    another `reduction`.
+    A sample weight belongs to a row, or to an entry of $\ell$; $\sum e$ runs over all entries, so
+    that weights in the place of entries leave the divisor as it is: without a mask it is the number
+    of entries. What has weight 0 has no influence, even if its loss is NaN or infinite.
+    SettingError for another `reduction`.
 
     To write a loss, subclass with a frozen dataclass whose `__call__` is the formula; the gradient
     follows from it. Settings are fields; a `__post_init__` that checks them calls
@@ -172,8 +174,9 @@ class Loss(ABC):
         """Return the scalar loss of a batch, and its divisor: None where that is the number of
         entries.
 
-        `op`, `y_true` and `y_pred` are those of the call; `sample_weight` has shape `(batch,)`. An
-        input of labels or weights whose sizes are unknown gets the output's.
+        `op`, `y_true` and `y_pred` are those of the call; `sample_weight` has shape `(batch,)`, or
+        the first axes of the loss: `(batch, tokens)` for a loss of that shape. An input of labels
+        or weights whose sizes are unknown gets the output's.
         """
         return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight))
 
@@ -190,25 +193,55 @@ class Loss(ABC):
                 return loss, None, None
             elements = self.element_weights(op, y_true, y_pred)
             return loss if elements is None else loss * elements, elements, elements
-        if y_pred.shape:
+        if y_pred.shape and sample_weight.rank == 1:
             adopt_sizes(sample_weight, y_pred.shape[:1])
-        # 0 times infinity is NaN: a row of weight 0 is masked at both ends, so that neither its
+        # 0 times infinity is NaN: what has weight 0 is masked at both ends, so that neither its
         # cost nor its gradient reaches anything else, whatever they are.
         counts = op.cast(sample_weight, np.bool_)
         if y_pred.rank:
-            y_pred = op.Where(_per_row(op, counts, y_pred.rank), y_pred, 0)
+            y_pred = op.Where(self._counted_outputs(op, counts, y_true, y_pred), y_pred, 0)
         loss = self(op, y_true, y_pred)
         if loss.rank == 0:
             raise SettingError(
                 f"{_name(self)} gives one number a batch, which cannot be weighted by row: return"
                 " one per sample."
             )
+        self._fit_weights(sample_weight, loss)
         elements = self.element_weights(op, y_true, y_pred)
         weights = _per_row(op, op.cast(sample_weight, loss.dtype), loss.rank)
         if elements is not None:
             weights = weights * elements
         costs = op.Where(_per_row(op, counts, loss.rank), loss * weights, 0)
         return costs, elements, weights
+
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        """Whether any cost that counts depends on an output, as booleans that broadcast to the
+        outputs; `counts` has a boolean for each row, or for each entry of the loss.
+        """
+        if counts.rank > 1 and not isinstance(self, ELEMENTWISE):
+            # An entry may depend on all outputs of its row.
+            numbers = op.cast(counts, y_pred.dtype)
+            rows = op.ReduceMax(numbers, list(range(1, counts.rank)), keepdims=0)
+            counts = op.cast(rows, np.bool_)
+        return _per_row(op, counts, y_pred.rank)
+
+    def _fit_weights(self, sample_weight: Value, loss: Value) -> None:
+        """Give weights of entries the sizes of the loss. SettingError where they do not fit."""
+        rank = sample_weight.rank
+        sizes = None if loss.shape is None else loss.shape[:rank]
+        known = zip(sample_weight.shape or (), sizes or ())
+        if rank > loss.rank or any(
+            isinstance(w, int) and isinstance(size, int) and w != size for w, size in known
+        ):
+            raise SettingError(
+                f"{_name(self)} gives a loss of shape {_shape(loss)}, and sample_weight has shape"
+                f" {_shape(sample_weight)}: pass one weight for each row, or for each entry of the"
+                " loss."
+            )
+        if rank > 1:
+            adopt_sizes(sample_weight, sizes)
 
     def _reduced(
         self, op: GraphBuilder, costs: Value, elements: Value | None, weights: Value | None
@@ -626,6 +659,13 @@ class GaussianNLL(Loss):
         variance = op.Max(spread, 1e-6)
         return 0.5 * (op.Log(variance) + distance * distance / variance)
 
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        counted = _per_row(op, counts, y_pred.rank)
+        # Weights of single means belong to their variances, too.
+        return op.Concat(counted, counted, axis=-1) if counts.rank == y_pred.rank else counted
+
 
 # ---------------------------------------------------------------------- two classes, one output
 
@@ -855,6 +895,11 @@ class ClassLoss(Loss):
         weights = self._of_label(op, y_true, self.class_weights, y_pred.dtype)
         return weights if counted is None else weights * counted
 
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        return _per_vector(op, counts, y_pred.rank, self.class_axis(y_pred.rank))
+
     def pick(self, op: GraphBuilder, values: Value, y_true: Value) -> Value:
         """Return, of `values` with an axis of classes, those of the labels `y_true`; some number
         where a label is ignored. `op` builds the graph.
@@ -1050,6 +1095,13 @@ class Focal(ClassLoss):
             return loss
         return loss * (self.alpha * y_true + (1 - self.alpha) * (1 - y_true))
 
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        if _is_index(y_true):
+            return super()._counted_outputs(op, counts, y_true, y_pred)
+        return _per_row(op, counts, y_pred.rank)
+
     def _of_classes(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
         if self.alpha is not None and not isinstance(self.alpha, tuple):
             raise SettingError(
@@ -1090,6 +1142,12 @@ class KLDivergence(Loss):
         log_p = _log_probabilities(self, op, y_pred, axis)
         return op.ReduceSum(y_true * (_log(op, y_true) - log_p), [axis], keepdims=0)
 
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        axis = _class_axis(self, self.axis, y_pred.rank)
+        return _per_vector(op, counts, y_pred.rank, axis)
+
 
 @dataclass(frozen=True)
 class CosineSimilarity(Loss):
@@ -1123,13 +1181,49 @@ class CosineSimilarity(Loss):
 
         return -along(y_true * y_pred) / (norm(y_true) * norm(y_pred))
 
+    def _counted_outputs(
+        self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
+    ) -> Value:
+        return _per_vector(op, counts, y_pred.rank, self.axis % y_pred.rank)
+
+
+# losses of which each entry depends on the output at its own place alone
+ELEMENTWISE = (
+    MeanSquaredError,
+    MeanAbsoluteError,
+    Elastic,
+    Huber,
+    LogCosh,
+    MeanSquaredLogarithmicError,
+    MeanAbsolutePercentageError,
+    Quantile,
+    Poisson,
+    Hinge,
+    SquaredHinge,
+    BinaryCrossEntropy,
+)
+
 
 # ---------------------------------------------------------------------- stable formulas
 
 
 def _per_row(op: GraphBuilder, rows: Value, rank: int) -> Value:
-    """Values of the rows, shape `(batch,)`, so that they broadcast to a tensor of this rank."""
-    return op.Unsqueeze(rows, list(range(1, rank))) if rank > 1 else rows
+    """Values of the rows, or of the first axes, so that they broadcast to a tensor of this rank."""
+    return op.Unsqueeze(rows, list(range(rows.rank, rank))) if rank > rows.rank else rows
+
+
+def _per_vector(op: GraphBuilder, entries: Value, rank: int, axis: int) -> Value:
+    """Values of the first axes of a tensor that lacks `axis`, so that they broadcast to a tensor
+    of this rank, which has it.
+    """
+    if entries.rank == 1:
+        return _per_row(op, entries, rank)
+    return op.Unsqueeze(_per_row(op, entries, rank - 1), [axis])
+
+
+def _shape(value: Value) -> str:
+    sizes = ["?" if size is None else str(size) for size in value.shape or ()]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 def _softplus(op: GraphBuilder, x: Value) -> Value:

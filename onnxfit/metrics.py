@@ -45,8 +45,9 @@ MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 class Metric(ABC):
     """Base class of every metric: `reset`, then `update` for each batch, then `result`.
 
-    - `weighted`: count every row by its sample weight, and put `weighted_` before the name; else
-      sample weights are ignored. A row of weight 0 has no influence, whatever it holds.
+    - `weighted`: count every row, or every label, by its sample weight, and put `weighted_` before
+      the name; else sample weights are ignored. What has weight 0 has no influence, whatever it
+      holds.
     - `name`: the name under which the metric is logged; by default the class's own in snake case.
 
     `mode` is "max" where more is better, else "min"; `scalar` says whether the result is a float.
@@ -129,8 +130,8 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
-        """Add a batch: labels `y_true`, outputs `y_pred`, and `sample_weight` of shape `(batch,)`
-        or None. DataError where labels and outputs do not fit.
+        """Add a batch: labels `y_true`, outputs `y_pred`, and `sample_weight`: None, one for each
+        row, shape `(batch,)`, or one for each label. DataError where labels and outputs do not fit.
         """
 
     @abstractmethod
@@ -173,7 +174,7 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
 @dataclass
 class MeanMetric(Metric):
     r"""Base class of means over elements, $\sum w v / \sum w$ with the sample weight of each
-    element's row ($w = 1$ unless `weighted`). `weighted` and `name` are those of `Metric`.
+    element or of its row ($w = 1$ unless `weighted`). `weighted` and `name` are those of `Metric`.
     """
 
     def reset(self) -> None:
@@ -201,8 +202,8 @@ class MeanMetric(Metric):
             self._count += values.size
         else:
             weights = _per_element(weights, values.shape)
-            if counted is not None:
-                values, weights = values[counted], weights[counted]
+            counted = weights != 0 if counted is None else counted & (weights != 0)
+            values, weights = values[counted], weights[counted]
             self._total += float((values * weights).sum(dtype=np.float64))
             self._count += float(weights.sum(dtype=np.float64))
 
@@ -736,7 +737,8 @@ class AUC(Metric):
         if self.from_logits and score.shape[1] > 1:
             odds = np.exp(score.astype(np.float64) - score.max(axis=1, keepdims=True))
             score = odds / odds.sum(axis=1, keepdims=True)
-        self._batches.append((positive.copy(), score.copy(), rows.copy()))
+        used = rows != 0  # of single labels of weight 0, the score may be NaN
+        self._batches.append((positive[used], score[used], rows[used]))
 
     def result(self) -> float:
         if not self._batches:
@@ -781,7 +783,7 @@ class R2(Metric):
 
     def reset(self) -> None:
         self._rows = 0
-        self._weight = 0.0
+        self._weight: Any = 0.0  # an array where outputs have weights of their own
         # y is counted from this, so that a constant y spreads by exactly 0.
         self._first: Array | None = None
         self._mean = self._spread = self._residual = np.zeros(1)
@@ -790,25 +792,32 @@ class R2(Metric):
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
         y_true, y_pred, weights = _counted_rows(self, y_true, y_pred, sample_weight)
         true, pred = _elementwise(self, y_true, y_pred)
-        outputs = math.prod(pred.shape[1:])
+        shape = pred.shape
+        outputs = math.prod(shape[1:])
         true = true.reshape(len(true), outputs)
         pred = pred.reshape(len(pred), outputs)
-        w = _per_element(weights, (len(true), 1))
-        weight = float(w.sum())
-        if not weight:
+        weight: Any
+        if weights is None or weights.ndim == 1:
+            w = _per_element(weights, (len(true), 1))
+            weight = float(w.sum())
+        else:  # each output has a weight of its own
+            w = _per_element(weights, shape).reshape(true.shape)
+            true = np.where(w == 0, 0.0, true)
+            pred = np.where(w == 0, 0.0, pred)
+            weight = w.sum(axis=0)
+        if not np.any(weight):
             return
         if self._first is None:
             self._first = true[0].copy()
         y = true - self._first
-        mean = (w * y).sum(axis=0) / weight
         total = self._weight + weight
+        mean = (w * y).sum(axis=0) / np.where(weight == 0, 1.0, weight)
+        share = weight / np.where(total == 0, 1.0, total)
         step = mean - self._mean
         self._spread = (
-            self._spread
-            + (w * (y - mean) ** 2).sum(axis=0)
-            + step**2 * (self._weight * weight / total)
+            self._spread + (w * (y - mean) ** 2).sum(axis=0) + step**2 * (self._weight * share)
         )
-        self._mean = self._mean + step * (weight / total)
+        self._mean = self._mean + step * share
         self._residual = self._residual + (w * (true - pred) ** 2).sum(axis=0)
         self._weight = total
         self._rows += len(true)
@@ -833,25 +842,35 @@ def _counted_rows(
 ) -> tuple[Array, Array, Array | None]:
     """Labels, outputs and weights of the rows that count; no weights for a metric without them.
 
-    Rows of weight 0 are left out: 0 times NaN would be NaN.
+    Rows of weight 0 are left out: 0 times NaN would be NaN. Weights of single labels keep their
+    shape, in rows of which any label counts.
     """
     y_true = np.asarray(y_true)
     y_pred = np.asarray(y_pred)
     if not metric.weighted or sample_weight is None:
         return y_true, y_pred, None
-    weights = np.asarray(sample_weight).reshape(-1)
-    used = weights != 0
+    weights = np.asarray(sample_weight)
+    while weights.ndim > 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    used = (weights != 0).any(axis=tuple(range(1, weights.ndim)))
     if used.all():
         return y_true, y_pred, weights
     return y_true[used], y_pred[used], weights[used]
 
 
 def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
-    """The weight of each row, for every element of the row; float64."""
+    """The weight of each row, or of each entry of the first axes, for every element; float64."""
     if sample_weight is None:
         return np.ones(shape)
-    rows = np.asarray(sample_weight, np.float64).reshape(-1, *[1] * (len(shape) - 1))
-    return np.broadcast_to(rows, shape)
+    weights = np.asarray(sample_weight, np.float64)
+    if weights.shape != shape[: weights.ndim] and weights.ndim > 1:
+        raise DataError(
+            f"sample_weight has shape {weights.shape}, and there are values of shape {shape} to"
+            " weight: pass one weight for each row, or for each label."
+        )
+    return np.broadcast_to(
+        weights.reshape(weights.shape + (1,) * (len(shape) - weights.ndim)), shape
+    )
 
 
 def _ratio(count: Array, whole: Array) -> Array:

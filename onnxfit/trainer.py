@@ -157,10 +157,11 @@ class Trainer(SavedTrainer):
 
         - `x`: an array, a dict or list of arrays, or a loader: anything re-iterable that gives
           batches (`onnxfit.DataLoader`, a torch DataLoader, a function that returns an iterator).
-        - `y`, `sample_weight`: labels, and a factor of the loss for each row; in `x` if that is a
-          loader. A factor may be negative. A row of weight 0 has no influence on loss, gradient
-          and weighted metrics: if it holds NaN or infinity, another row stands in for it. It still
-          counts as a row in means, in BatchNormalization and in metrics without weights.
+        - `y`, `sample_weight`: labels, and a factor of the loss for each row, shape `(n,)`, or each
+          label, `(n, tokens)`; in `x` if that is a loader. A factor may be negative. A row or label
+          of weight 0 has no influence on loss, gradient and weighted metrics: if it holds NaN or
+          infinity, another stands in for it. It still counts in the divisor of means, in
+          BatchNormalization and in metrics without weights.
         - `epochs`: the number of the last epoch, counted from 1; `initial_epoch` are done already.
         - `batch_size`: rows of a batch, if `x` is arrays.
         - `validation_data`: `(x, y)`, `(x, y, sample_weight)` or a loader, evaluated after epochs.

@@ -268,6 +268,15 @@ def function_cases() -> dict[str, Case]:
             onnxfit.ImageFolder,
             {"root": "folder", "size": (2, 2)},
         ),
+        **{
+            name: (lambda kind=kind, **a: list(kind(**a)), kind, {"X": [[1, 2], [3]], "y": [0, 1]})
+            for name, kind in (("Pad", onnxfit.Pad), ("Bucket", onnxfit.Bucket))
+        },
+        "Pad.split": (
+            onnxfit.Pad([[1], [2, 3]]).split,
+            onnxfit.Pad([[1]]).split,
+            {"fraction": 0.5},
+        ),
         "set_epoch": (DataLoader(X).set_epoch, DataLoader(X).set_epoch, {}),
         "load_state_dict": (DataLoader(X).load_state_dict, DataLoader(X).load_state_dict, {}),
         "permutation": (permutation, permutation, {"seed": 0, "epoch": 0, "rows": 3}),

@@ -12,16 +12,19 @@ from onnxfit.data.images import ImageFolder
 from onnxfit.data.loader import DataLoader, Loader
 from onnxfit.data.memory import validation_split
 from onnxfit.data.order import permutation
+from onnxfit.data.padding import Bucket, Pad
 from onnxfit.data.parquet import ParquetLoader
 from onnxfit.data.prefetch import Prefetch
 from onnxfit.data.source import Source
 
 __all__ = [
     "Batch",
+    "Bucket",
     "DataAdapter",
     "DataLoader",
     "ImageFolder",
     "Loader",
+    "Pad",
     "ParquetLoader",
     "Prefetch",
     "Source",

@@ -15,9 +15,11 @@ from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
 from onnxfit.data.structure import by_name, common_rows
 from onnxfit.data.weights import (
+    check_shape_of_weights,
     checked_class_weight,
-    row_weights,
+    checked_weights,
     weights_by_class,
+    without_weightless_labels,
     without_weightless_rows,
 )
 from onnxfit.errors import DataError, SettingError, warn_user
@@ -210,7 +212,7 @@ class DataAdapter:
         }
         weights = None
         if matched.sample_weight is not None:
-            weights = row_weights(matched.sample_weight)
+            weights = checked_weights(matched.sample_weight)
         label_arrays = [(_label_name(output), array) for output, array in labels.items()]
         rows = common_rows(
             [*zip(self.inputs, inputs), *label_arrays, (SAMPLE_WEIGHT, weights)], self.purpose
@@ -218,9 +220,13 @@ class DataAdapter:
         if self.class_weight is not None:
             weights = weights_by_class(next(iter(labels.values())), self.class_weight)
         if weights is not None:
+            check_shape_of_weights(weights, dict(label_arrays))
             arrays = without_weightless_rows([*inputs, *labels.values()], weights)
             inputs, label_values = arrays[: len(inputs)], arrays[len(inputs) :]
-            labels = dict(zip(labels, label_values))
+            labels = {
+                output: without_weightless_labels(array, weights)
+                for output, array in zip(labels, label_values)
+            }
         columns, scalars = self._convert_inputs(inputs, matched.inputs)
         columns += self._convert_labels(labels)
         if weights is not None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.augmentation import MODES, augmented, get_augmentation, to_picture
 from onnxfit.data.batch import Array
 from onnxfit.data.loader import Loader
+from onnxfit.data.memory import count_training_rows
 from onnxfit.data.optional import import_optional
-from onnxfit.data.order import batch_indices
+from onnxfit.data.order import batch_indices, permutation
+from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError
 from onnxfit.files import require_path
 from onnxfit.registry import check_arguments, shortened
@@ -25,10 +30,9 @@ SUFFIXES = frozenset(
 )
 # Pillow's names of these formats. It decodes others, some of them in programs that it starts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-class ImageFolder(Loader):
+class ImageFolder(Loader, Splittable):
     """Images in batches, each in the folder of its class: `root/cat/1.png` is of class "cat".
 
     Batches are `(x, y)`. `x` is float32 of shape `(batch, channels, height, width)`, with
@@ -42,6 +46,11 @@ class ImageFolder(Loader):
     - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
     - `crop`: scale and cut out the middle, so that proportions are kept; otherwise images are
       squeezed.
+    - `augment`: random changes to the images of training; validation, evaluation and prediction
+      see the images as they are. "flip" (left and right), "flip_vertical", "crop" (a part with 0.7
+      to 1 of each side); a transform of albumentations or torchvision; a function that gets an
+      image, uint8 of shape `(height, width, channels)`, and returns one; or a list of these. The
+      changes come before the image is scaled to `size`, and may change its size.
     - `classes`: the folders to read, in the order that numbers them. By default all, sorted.
     - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
     - `shuffle`: give the images a new order every epoch, which depends on `(seed, epoch)` only.
@@ -52,8 +61,16 @@ class ImageFolder(Loader):
 
     The attribute `files` lists the images, and `labels` has the index of each one's class.
 
+    An augmented image depends on the seed, the epoch and its row only. Transforms of albumentations
+    are given their random numbers. For those of torchvision, and for a function `(image)`, the
+    global generators of Python, NumPy and torch are seeded and restored, so that with `prefetch` no
+    other thread should use them meanwhile. A function with two parameters, `(image, rng)`, gets a
+    NumPy Generator instead. Results are uint8, or floats from 0 to 1; normalize with `mean` and
+    `std`.
+
     DataError: no images; while batches are made, an image that cannot be decoded, or has more than
-    8 bits a channel. The message names the file. SettingError: an impossible setting.
+    8 bits a channel, or that `augment` cannot change. The message names the file. SettingError: an
+    impossible setting.
     InstallationError: Pillow is missing.
 
         pictures = onnxfit.ImageFolder("pictures", (24, 32), mean=0.5, std=0.25, batch_size=16)
@@ -70,6 +87,7 @@ class ImageFolder(Loader):
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
         crop: bool = False,
+        augment: Any = None,
         classes: Sequence[str] | None = None,
         batch_size: int = 32,
         shuffle: bool = True,
@@ -85,6 +103,8 @@ class ImageFolder(Loader):
         self.size = _checked_size(size)
         self.channels = int(channels)  # True counts as 1
         self.crop = bool(crop)
+        self._augmentation = None if augment is None else get_augmentation(augment)
+        self._trainer_seed = 0
         self._mean = _per_channel("mean", mean, channels)
         self._std = _per_channel("std", std, channels)
         if not np.all(self._std > 0):
@@ -113,6 +133,59 @@ class ImageFolder(Loader):
             raise DataError(f"{str(self.root)!r} has no images ({', '.join(sorted(SUFFIXES))}).")
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
 
+    def bind(self, adapter: DataAdapter) -> ImageFolder:
+        loader = copy(self)
+        loader._trainer_seed = adapter.seed
+        if adapter.purpose != "training":
+            loader._augmentation = None
+        return loader
+
+    @check_arguments
+    def split(self, fraction: float, seed: int = 0) -> tuple[ImageFolder, ImageFolder]:
+        """Return two loaders, for training and for validation, that share no image.
+
+        The images of validation are chosen at random, as many of each class as the fraction asks
+        for. They keep their order, and are not augmented. `fit(pictures, validation_split=0.2)`
+        does the same.
+
+        - `fraction`: the fraction of the images that validates, above 0 and below 1.
+        - `seed`: decides the choice.
+
+        SettingError: a fraction that leaves no image on one side.
+        """
+        training_rows = count_training_rows(self.rows, fraction)
+        # The classes follow each other, so that equal steps take the same fraction of each.
+        order = np.arange(self.rows)
+        for block, label in enumerate(np.unique(self.labels), 1):
+            members = np.flatnonzero(self.labels == label)
+            order[members] = members[permutation(seed, 0, len(members), block)]
+        if not self.classes:
+            order = permutation(seed, 0, self.rows)
+        counts = np.arange(self.rows + 1) * (self.rows - training_rows) // self.rows
+        validates = np.zeros(self.rows, np.bool_)
+        validates[order] = np.diff(counts) == 1
+        training = self._select(~validates)
+        validation = self._select(validates)
+        validation._augmentation = None
+        validation.shuffle = validation.drop_last = False
+        return training, validation
+
+    def _select(self, chosen: Array) -> ImageFolder:
+        """Return a loader of the images where `chosen` is True, at its beginning."""
+        loader = copy(self)
+        loader.files = [file for file, wanted in zip(self.files, chosen) if wanted]
+        loader.labels = self.labels[chosen] if self.classes else self.labels
+        Loader.__init__(
+            loader,
+            len(loader.files),
+            self.batch_size,
+            self.shuffle,
+            self.seed,
+            self.drop_last,
+            self.prefetch,
+        )
+        return loader
+
     def _find_images(self) -> tuple[list[Path], Array]:
         """Return the images in the order of their classes, and the index of each one's class."""
         if not self.classes:
@@ -129,13 +202,34 @@ class ImageFolder(Loader):
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
             rows = np.arange(self.rows)[index]
-            x = np.stack([self._read(self.files[row]) for row in rows])
+            x = np.stack([self._read(row, epoch) for row in rows])
             yield (x, self.labels[rows]) if self.classes else (x,)
 
-    def _read(self, path: Path) -> Array:
+    def _read(self, row: int, epoch: int) -> Array:
         """Return one image as an array of shape `(channels, height, width)`."""
+        path = self.files[row]
+        image = self._decode(path)
+        if self._augmentation is not None:
+            seed = self._trainer_seed if self.seed is None else self.seed
+            array = np.array(image).reshape(image.height, image.width, self.channels)
+            image = to_picture(
+                augmented(self._augmentation, array, seed, epoch, int(row), str(path))
+            )
+        width_and_height = self.size[::-1]
         images = import_optional("PIL.Image", "images", "Pillow")
-        operations = import_optional("PIL.ImageOps", "images", "Pillow")
+        bilinear = images.Resampling.BILINEAR
+        if self.crop:
+            operations = import_optional("PIL.ImageOps", "images", "Pillow")
+            image = operations.fit(image, width_and_height, bilinear)
+        else:
+            image = image.resize(width_and_height, bilinear)
+        values = np.asarray(image, np.float32).reshape(*self.size, self.channels).transpose(2, 0, 1)
+        scaled: Array = (values / np.float32(255) - self._mean) / self._std
+        return scaled
+
+    def _decode(self, path: Path) -> Any:
+        """Return the image of a file, as Pillow has it, with its channels."""
+        images = import_optional("PIL.Image", "images", "Pillow")
         try:
             with images.open(path, formats=FORMATS) as file:
                 # A palette may have transparent colours.
@@ -145,20 +239,11 @@ class ImageFolder(Loader):
                         f"{str(path)!r} has more than 8 bits a channel (mode {image.mode}): convert"
                         " it first."
                     )
-                image = image.convert(MODES[self.channels])
+                return image.convert(MODES[self.channels])
         except DataError:
             raise
         except Exception as error:  # each format's decoder raises its own
             raise DataError(f"{str(path)!r} cannot be read as an image: {error}") from error
-        width_and_height = self.size[::-1]
-        bilinear = images.Resampling.BILINEAR
-        if self.crop:
-            image = operations.fit(image, width_and_height, bilinear)
-        else:
-            image = image.resize(width_and_height, bilinear)
-        values = np.asarray(image, np.float32).reshape(*self.size, self.channels).transpose(2, 0, 1)
-        scaled: Array = (values / np.float32(255) - self._mean) / self._std
-        return scaled
 
 
 def _images(root: Path, paths: Iterator[Path]) -> list[Path]:

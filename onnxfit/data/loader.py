@@ -87,6 +87,15 @@ class Loader(ABC):
         - `seed`: None keeps the order of the rows.
         """
 
+    def bind(self, adapter: DataAdapter) -> Loader:
+        """Return the loader that `fit`, `evaluate` or `predict` iterates: by default this one.
+
+        A loader whose batches depend on the model or the purpose overrides it, and returns a copy.
+
+        - `adapter`: has the model's `inputs` and `targets`, the `purpose` and the trainer's `seed`.
+        """
+        return self
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         return count_steps(self.rows, self.batch_size, self.drop_last)
@@ -176,7 +185,7 @@ class LoaderSource(RowSource, StreamSource):
             batching = Batching(data.batch_size, seed, data.drop_last)
             source = array_source(adapter, (data.X, data.y, data.sample_weight), batching)
         else:
-            source = cls(adapter, data, seed)
+            source = cls(adapter, data.bind(adapter), seed)
         return PrefetchedSource(source, data.prefetch, data) if data.prefetch else source
 
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> LoaderSource:
@@ -198,7 +207,8 @@ class DataLoader(Loader):
       path of a .npy file or an `np.memmap` can stand in the place of an array, and the path of a
       .npz in the place of a dict. Files may be larger than memory: only the rows of a batch are
       read.
-    - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`.
+    - `sample_weight`: weights of the rows, shape `(n,)` or `(n, 1)`, or of the labels, in their
+      shape.
     - `batch_size`: rows of a batch, 1 or more. The last one may be shorter, unless `drop_last`.
     - `shuffle`: give the rows a new order every epoch, a permutation that depends on `(seed,
       epoch)` only. Every row comes once an epoch. `Trainer.fit` counts the epochs itself;

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
-from onnxfit.data.source import Batching, RowSource, Source
+from onnxfit.data.source import Batching, RowSource, Source, Splittable
 from onnxfit.data.structure import common_rows, holds_arrays, map_arrays, named_arrays, select_rows
 from onnxfit.errors import SettingError
 from onnxfit.registry import is_number, shortened
@@ -69,7 +69,7 @@ def validation_split(
     """Return training and validation data, each as `(x, y, sample_weight)`.
 
     The last rows validate, in their order: of n rows, floor(n (1 - fraction)) are trained on, as
-    in Keras.
+    in Keras. An `ImageFolder` is divided by its `split`.
 
     - `x`, `y`, `sample_weight`: arrays, dicts or lists of arrays, paths of .npy and .npz files;
       `y` and `sample_weight` may be None.
@@ -83,11 +83,10 @@ def validation_split(
     >>> train[0], validation[0]
     (array([0, 1, 2]), array([3, 4, 5, 6]))
     """
-    if not (is_number(fraction) and 0 < fraction < 1):
-        raise SettingError(
-            "validation_split is a fraction of the rows, between 0 and 1, got"
-            f" {shortened(fraction)}."
-        )
+    check_fraction(fraction)
+    if isinstance(x, Splittable):
+        train_data, validation_data = x.split(fraction)
+        return (train_data, y, sample_weight), (validation_data, None, None)
     x = open_paths(x)
     y = open_paths(y)
     sample_weight = open_paths(sample_weight)
@@ -104,6 +103,27 @@ def validation_split(
         for array in named_arrays(value, name)
     ]
     rows = common_rows(arrays, "training")
+    train_rows = count_training_rows(rows, fraction)
+    train = slice(0, train_rows)
+    validation = slice(train_rows, rows)
+    return (
+        (_select(x, train), _select(y, train), _select(sample_weight, train)),
+        (_select(x, validation), _select(y, validation), _select(sample_weight, validation)),
+    )
+
+
+def check_fraction(fraction: float) -> None:
+    """SettingError unless `fraction` is a number between 0 and 1."""
+    if not (is_number(fraction) and 0 < fraction < 1):
+        raise SettingError(
+            "validation_split is a fraction of the rows, between 0 and 1, got"
+            f" {shortened(fraction)}."
+        )
+
+
+def count_training_rows(rows: int, fraction: float) -> int:
+    """Return how many of the rows are trained on. SettingError where no row is left on a side."""
+    check_fraction(fraction)
     # Rounded, since 10 * (1 - 0.9) is a little less than 1.
     train_rows = math.floor(round(rows * (1 - fraction), 9))
     if not 0 < train_rows < rows:
@@ -111,12 +131,7 @@ def validation_split(
             f"validation_split={fraction} of {rows} rows leaves no row for"
             f" {'validation' if train_rows else 'training'}."
         )
-    train = slice(0, train_rows)
-    validation = slice(train_rows, rows)
-    return (
-        (_select(x, train), _select(y, train), _select(sample_weight, train)),
-        (_select(x, validation), _select(y, validation), _select(sample_weight, validation)),
-    )
+    return train_rows
 
 
 def _select(data: Any, rows: slice) -> Any:

@@ -27,6 +27,14 @@ R = TypeVar("R", bound="RowSource")
 It = TypeVar("It", bound=Iterator[Any])
 
 
+class Splittable(ABC):
+    """Data that can divide itself, for `fit(validation_split=...)`."""
+
+    @abstractmethod
+    def split(self, fraction: float) -> tuple[Any, Any]:
+        """Return the data for training, and that for validation, a fraction of the rows."""
+
+
 class Source(ABC):
     """Data that gives batches, those of one epoch at a time.
 

@@ -1,4 +1,4 @@
-"""Weights of the rows: sample weights, or class weights looked up for each row."""
+"""Sample weights of rows or of single labels, or class weights looked up for each row."""
 
 from __future__ import annotations
 
@@ -20,27 +20,43 @@ EXPECTED = (
 )
 
 
-def row_weights(sample_weight: Any) -> Array:
-    """Return sample weights as float32 of shape `(rows,)`.
+def checked_weights(sample_weight: Any) -> Array:
+    """Return sample weights as float32 of shape `(rows,)` or `(rows, ...)`, without last axes of 1.
 
-    DataError for another shape, and for weights that are NaN, infinite or 0 in float32 only.
+    DataError for a single number, and for weights that are NaN, infinite or 0 in float32 only.
     Negative weights are allowed, as in Keras.
     """
     array = as_array(sample_weight, "sample_weight")
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
+    while array.ndim > 1 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim == 0:
         raise DataError(
-            f"sample_weight has one number a row, shape (n,) or (n, 1), got {array.shape}."
+            "sample_weight has one number for each row, shape (n,), or for each label, got a single"
+            " number."
         )
     with np.errstate(over="ignore", under="ignore"):
         weights = array.astype(np.float32, copy=False)
     wrong = ~np.isfinite(weights) | ((weights == 0) & (array != 0))
     if wrong.any():
-        row = int(wrong.argmax())
-        given = "NaN" if np.isnan(array[row]) else f"{array[row].item():g}"
-        raise DataError(f"sample_weight is {given} in row {row}, expected {EXPECTED}.")
+        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        given = "NaN" if np.isnan(array[place]) else f"{array[place].item():g}"
+        raise DataError(f"sample_weight is {given} in row {place[0]}, expected {EXPECTED}.")
     return weights
+
+
+def check_shape_of_weights(weights: Array, labels: Mapping[str, Array]) -> None:
+    """DataError where weights have another shape than the first axes of the labels.
+
+    - `labels`: name -> array. Labels with an axis of classes may have weights without it.
+    """
+    for name, array in labels.items():
+        shape = array.shape
+        without_classes = [shape[:axis] + shape[axis + 1 :] for axis in range(1, array.ndim)]
+        if weights.shape not in (shape[: weights.ndim], *without_classes):
+            raise DataError(
+                f"sample_weight has shape {weights.shape}, and {name} has {shape}: pass one weight"
+                f" for each row, shape ({len(weights)},), or one for each label."
+            )
 
 
 def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Array]:
@@ -48,9 +64,10 @@ def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Arr
 
     0 times infinity is NaN, so that such a row would have an influence after all. The first row
     with a weight stands in for it in all arrays, or zeros if there is none. Arrays without rows
-    stay as they are.
+    stay as they are. A row of which each label has its own weight counts if any of them does.
     """
-    weightless = np.flatnonzero(weights == 0)
+    counts = (weights != 0).any(axis=tuple(range(1, weights.ndim)))
+    weightless = np.flatnonzero(~counts)
     replaced = np.zeros(len(weightless), np.bool_)
     for array in arrays if weightless.size else ():
         if array.ndim and not _all_finite(array):
@@ -59,7 +76,20 @@ def without_weightless_rows(arrays: Sequence[Array], weights: Array) -> list[Arr
     rows = weightless[replaced]
     if not rows.size:
         return list(arrays)
-    return [_with_other_rows(array, rows, np.flatnonzero(weights)[:1]) for array in arrays]
+    return [_with_other_rows(array, rows, np.flatnonzero(counts)[:1]) for array in arrays]
+
+
+def without_weightless_labels(labels: Array, weights: Array) -> Array:
+    """Return labels with a finite one in the place of labels of weight 0 that are not finite.
+
+    - `weights`: of single labels. The first finite label stands in, or 0 if there is none.
+    """
+    if weights.ndim == 1 or weights.shape != labels.shape[: weights.ndim] or _all_finite(labels):
+        return labels
+    counts = weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim)) != 0
+    finite = np.isfinite(labels)
+    stand_in = labels.flat[finite.argmax()] if finite.any() else 0
+    return np.where(counts | finite, labels, stand_in).astype(labels.dtype, copy=False)
 
 
 def _all_finite(array: Array) -> bool:

@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NaN": ({"x": with_nan(X, 7), "y": Y}, r"x: float32\[N, 2\] is NaN in row 7"),
     "NaN label": ({"x": X, "y": with_nan(Y, 3)}, "y for out is NaN in row 3"),
     "NaN weight": ({"x": X, "y": Y, "sample_weight": with_nan(W, 2)}, "sample_weight is NaN in row 2"),
-    "weights of another shape": ({"x": X, "y": Y, "sample_weight": X}, r"one number a row, shape \(n,\) or \(n, 1\), got \(10, 2\)"),
+    "weights of another shape": ({"x": X, "y": Y, "sample_weight": X}, r"shape \(10, 2\), and y for out has \(10, 1\): pass one weight for each row"),
     "text": ({"x": np.array([["a", "b"]] * ROWS), "y": Y}, r"x: float32\[N, 2\] has element type <U1 \(text\)"),
     "class names": ({"x": X, "y": ["cat"] * ROWS}, r"y for out has element type <U3 \(text\).*return_inverse"),
     "objects": ({"x": X.astype(object), "y": Y}, r"element type object \(objects\)"),

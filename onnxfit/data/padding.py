@@ -1,0 +1,371 @@
+"""Rows of different lengths, such as tokens of texts, in batches that are padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxfit.data.adapter import LABEL_KEYS, DataAdapter
+from onnxfit.data.batch import Array
+from onnxfit.data.convert import as_array, is_float
+from onnxfit.data.loader import Loader
+from onnxfit.data.memory import count_training_rows
+from onnxfit.data.order import batch_indices, permutation
+from onnxfit.data.source import Splittable
+from onnxfit.data.structure import common_rows, length_of
+from onnxfit.errors import DataError, SettingError
+from onnxfit.registry import check_arguments, shortened
+
+__all__ = ["Bucket", "Pad"]
+
+TOKENS = "input_ids"
+MASK = "attention_mask"
+MAX_MULTIPLE = 2**16  # batches that are padded further would not fit into memory
+UNNAMED = ""  # the column of rows without names
+
+
+@dataclass(frozen=True)
+class RaggedColumn:
+    """The values of one input, of labels or of weights: an array for each row.
+
+    `lengths` are the sizes of the first axis, None where rows are not padded.
+    """
+
+    name: str
+    values: list[Array]
+    dtype: np.dtype[Any]
+    lengths: Array | None
+
+    @classmethod
+    def read(cls, name: str, values: Any) -> RaggedColumn:
+        """Return the column of a sequence with a value for each row. DataError for other data."""
+        if length_of(values) is None:
+            raise DataError(f"{name or 'the data'} is one value, expected one for each row.")
+        arrays = [as_array(value, f"{name} in row {row}") for row, value in enumerate(values)]
+        filled = [array for array in arrays if array.size] or arrays[:1]
+        for row, array in enumerate(arrays):
+            same_sizes = array.shape[1:] == filled[0].shape[1:] or not array.size
+            if array.ndim != filled[0].ndim or not same_sizes:
+                raise DataError(
+                    f"{name or 'the data'} has shape {filled[0].shape} in one row and"
+                    f" {array.shape} in row {row}: only the first axis may differ."
+                )
+        if not arrays:
+            return cls(name, arrays, np.dtype(np.float32), None)
+        lengths = np.array([len(array) for array in arrays]) if filled[0].ndim else None
+        dtype = np.result_type(*{array.dtype for array in filled})
+        if dtype == np.float64 and not hasattr(values[0], "__array__"):
+            dtype = np.dtype(np.float32)  # numbers of Python have no element type to keep
+        return cls(name, arrays, dtype, lengths)
+
+    def with_lengths_beside(self, lengths: Array) -> RaggedColumn:
+        """Return the column without lengths if its rows have one size of their own.
+
+        Rows of one size that are as long as their `lengths` in another column are padded with them.
+        """
+        own = self.lengths
+        if own is None or np.array_equal(own, lengths) or (own != own[0]).any():
+            return self
+        return replace(self, lengths=None)
+
+    def select(self, rows: Sequence[int] | Array) -> RaggedColumn:
+        """Return the column with some of the rows."""
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return RaggedColumn(self.name, [self.values[row] for row in rows], self.dtype, lengths)
+
+    def padded(self, rows: Array, length: int | None, fill: int) -> Array:
+        """Return some rows as one array, with `fill` after the end of shorter ones.
+
+        `length` is None where all rows have the same shape.
+        """
+        values = [self.values[row] for row in rows]
+        if length is None:
+            return np.stack(values).astype(self.dtype, copy=False)
+        rest = next((value.shape[1:] for value in values if value.size), values[0].shape[1:])
+        # Labels may be of a type that does not have the fill, such as uint8 and -100.
+        dtype = np.result_type(self.dtype, np.min_scalar_type(fill))
+        array = np.full((len(values), length, *rest), fill, dtype)
+        for target, value in zip(array, values):
+            target[: len(value)] = value
+        return array
+
+
+class Pad(Loader, Splittable):
+    """Rows of different lengths in batches, each padded to its longest row.
+
+    - `X`: the rows: a list of sequences, of dicts input name -> sequence (as a Hugging Face dataset
+      gives them), or a dict name -> list of sequences (as its tokenizers return). A sequence is a
+      list of numbers or an array, of which only the first axis may differ between rows. Inputs with
+      one number in each row, or with one size of their own, are left as they are.
+    - `y`: labels: a list with one number or one sequence for each row, or a dict output -> list.
+      Labels among the dicts of `X`, called "labels", "label", "y" or like an output, do as well.
+    - `sample_weight`: a list with one number for each row, or one sequence, padded with 0.
+    - `pad_to_multiple_of`: make the padded length a multiple of this number, so that there are
+      fewer shapes to compile; None for the longest row itself.
+    - `pad_token_id`: fills the rows of `input_ids`, or of the first input with lengths. The other
+      inputs are filled with 0.
+    - `label_pad_token_id`: fills labels that are sequences. Give the loss `ignore_index=-100`.
+    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: those of `DataLoader`.
+
+    If the model has an input `attention_mask` and the data has none, the mask is made: 1 for tokens
+    of a row, 0 for padding. Iterating without a trainer gives named rows a mask. `predict` returns
+    the rows in their order; outputs of batches with shorter rows have zeros at their end.
+
+    DataError: rows that are no numbers or differ in more than the first axis; labels that are
+    sequences of floats, without weights of their lengths. SettingError: an impossible setting.
+
+    >>> loader = Pad([[5, 6, 7], [8]], [1, 0], shuffle=False, pad_to_multiple_of=4)
+    >>> x, y = next(iter(loader))
+    >>> x.tolist(), y.tolist()
+    ([[5, 6, 7, 0], [8, 0, 0, 0]], [1, 0])
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int | None = None,
+        drop_last: bool = False,
+        prefetch: int = 0,
+        pad_to_multiple_of: int | None = None,
+        pad_token_id: int = 0,
+        label_pad_token_id: int = -100,
+    ) -> None:
+        if pad_to_multiple_of is not None and not 1 <= pad_to_multiple_of <= MAX_MULTIPLE:
+            raise SettingError(
+                f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got"
+                f" {shortened(pad_to_multiple_of)}."
+            )
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.pad_token_id = pad_token_id
+        self.label_pad_token_id = label_pad_token_id
+        self._inputs = _read_columns(X, "X")
+        self._labels = {} if y is None else _read_columns(y, "y")
+        self._weights = None
+        if sample_weight is not None:
+            self._weights = RaggedColumn.read("sample_weight", sample_weight)
+        self._label_names = set(LABEL_KEYS)
+        self._makes_mask = MASK not in self._inputs and UNNAMED not in self._inputs
+        columns = [*self._inputs.values(), *self._labels.values()]
+        columns += [self._weights] if self._weights is not None else []
+        rows = common_rows([(column.name, column.values) for column in columns], "loader's")
+        self._lengths = self._find_lengths()
+        self._inputs = self._with_lengths(self._inputs)
+        self._labels = self._with_lengths(self._labels)
+        if self._weights is not None:
+            self._weights = self._weights.with_lengths_beside(self._lengths)
+        self._check_labels()
+        super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+
+    def bind(self, adapter: DataAdapter) -> Pad:
+        loader = copy(self)
+        names = [spec.name for spec in adapter.inputs]
+        others = [name for name in names if name != MASK]
+        if UNNAMED in self._inputs and MASK in names and len(others) == 1:
+            loader._inputs = {others[0]: self._inputs[UNNAMED]}
+        loader._makes_mask = MASK in names and MASK not in self._inputs
+        loader._label_names = self._label_names | set(adapter.targets)
+        loader._label_names |= {target.input for target in adapter.targets.values()}
+        loader._check_labels()
+        return loader
+
+    @check_arguments
+    def split(self, fraction: float) -> tuple[Pad, Pad]:
+        """Return two loaders, for training and for validation: the last rows validate, in order.
+
+        `fit(loader, validation_split=0.2)` does the same.
+
+        - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+
+        SettingError: a fraction that leaves no row on one side.
+        """
+        train_rows = count_training_rows(self.rows, fraction)
+        training = self._select(range(train_rows))
+        validation = self._select(range(train_rows, self.rows))
+        validation.shuffle = validation.drop_last = False
+        return training, validation
+
+    def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
+        for rows in self.batch_rows(epoch, skip, seed):
+            x: Any = self._padded(self._inputs, rows)
+            if self._makes_mask and UNNAMED not in x:
+                lengths = self._lengths[rows]
+                x[MASK] = (np.arange(self._padded_length(lengths)) < lengths[:, None]).astype(
+                    np.int64
+                )
+            y: Any = self._padded(self._labels, rows)
+            elements = [x.get(UNNAMED, x), y.get(UNNAMED, y) if y else None]
+            if self._weights is not None:
+                elements.append(self._padded_column(self._weights, rows, 0))
+            elif not y:
+                elements.pop()
+            yield tuple(elements)
+
+    def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
+        """Return the numbers of the rows of each batch of an epoch, without the first `skip`.
+
+        - `epoch`, `seed`: decide the order; with `seed` None the rows keep theirs.
+        """
+        numbers = np.arange(self.rows)
+        indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
+        return (numbers[index] for index in indices)
+
+    def _find_lengths(self) -> Array:
+        """Return the length of each row, in the column that decides it."""
+        columns = [c for name, c in self._inputs.items() if name not in (MASK, *LABEL_KEYS)]
+        columns.sort(key=lambda column: column.name != TOKENS)
+        self._main = next((c.name for c in columns if c.lengths is not None), None)
+        for column in columns:
+            if column.name == self._main and column.lengths is not None:
+                return column.lengths
+        raise DataError(
+            f"{type(self).__name__} pads rows that are sequences, and there are none: use"
+            " DataLoader."
+        )
+
+    def _check_labels(self) -> None:
+        """DataError for labels of floats whose padding nothing tells from a label."""
+        weighted = self._weights is not None and self._weights.lengths is not None
+        inside = [c for name, c in self._inputs.items() if name in self._label_names]
+        for column in (*self._labels.values(), *inside):
+            if is_float(column.dtype) and column.lengths is not None and not weighted:
+                raise DataError(
+                    f"{column.name or 'y'} has sequences of floats, whose padding would count as"
+                    " labels: pass sample_weight, one sequence for each row, which is padded"
+                    " with 0."
+                )
+
+    def _with_lengths(self, columns: Mapping[str, RaggedColumn]) -> dict[str, RaggedColumn]:
+        return {name: c.with_lengths_beside(self._lengths) for name, c in columns.items()}
+
+    def _padded_length(self, lengths: Array) -> int:
+        multiple = self.pad_to_multiple_of or 1
+        # A row without tokens still needs a place.
+        return -(-max(int(lengths.max()), 1) // multiple) * multiple
+
+    def _padded(self, columns: Mapping[str, RaggedColumn], rows: Array) -> dict[str, Array]:
+        padded = {}
+        for name, column in columns.items():
+            if columns is self._labels or name in self._label_names:
+                fill = 0 if is_float(column.dtype) else self.label_pad_token_id
+            else:
+                fill = self.pad_token_id if column.name == self._main else 0
+            padded[name] = self._padded_column(column, rows, fill)
+        return padded
+
+    def _padded_column(self, column: RaggedColumn, rows: Array, fill: int) -> Array:
+        length = None
+        if column.lengths is not None:
+            length = self._padded_length(column.lengths[rows])
+        return column.padded(rows, length, fill)
+
+    def _select(self, rows: Sequence[int]) -> Pad:
+        """Return a loader of some of the rows, at its beginning."""
+        index = np.array(rows)
+        loader = copy(self)
+        loader._inputs = {name: column.select(index) for name, column in self._inputs.items()}
+        loader._labels = {name: column.select(index) for name, column in self._labels.items()}
+        loader._weights = None if self._weights is None else self._weights.select(index)
+        loader._lengths = self._lengths[index]
+        Loader.__init__(
+            loader,
+            len(index),
+            self.batch_size,
+            self.shuffle,
+            self.seed,
+            self.drop_last,
+            self.prefetch,
+        )
+        return loader
+
+
+class Bucket(Pad):
+    """Rows of different lengths in padded batches of similar lengths, which need less padding.
+
+    In training, the rows are shuffled and divided into pools; the rows of a pool are sorted by
+    length and divided into batches; the batches come in a random order, a shorter one last. Every
+    row comes once an epoch, and the order depends on `(seed, epoch)` only. Validation, evaluation
+    and prediction keep the order of the rows, and pad as `Pad` does.
+
+    - `pool`: the batches of a pool. More of them need less padding, and mix rows less.
+    - The other arguments are those of `Pad`; there is no `shuffle`.
+
+    >>> rows = [[1] * length for length in (9, 2, 9, 2, 9, 2)]
+    >>> loader = Bucket(rows, batch_size=3)
+    >>> sorted(x.shape for (x,) in loader)
+    [(3, 2), (3, 9)]
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int = 32,
+        pool: int = 50,
+        seed: int | None = None,
+        drop_last: bool = False,
+        prefetch: int = 0,
+        pad_to_multiple_of: int | None = None,
+        pad_token_id: int = 0,
+        label_pad_token_id: int = -100,
+    ) -> None:
+        if pool < 1:
+            raise SettingError(f"Bucket needs pool >= 1, got {pool}.")
+        self.pool = pool
+        super().__init__(
+            X,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            pad_to_multiple_of=pad_to_multiple_of,
+            pad_token_id=pad_token_id,
+            label_pad_token_id=label_pad_token_id,
+        )
+
+    def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
+        if seed is None:
+            return super().batch_rows(epoch, skip, seed)
+        size = self.batch_size
+        order = permutation(seed, epoch, self.rows)[: len(self) * size]
+        pools = [order[i : i + size * self.pool] for i in range(0, len(order), size * self.pool)]
+        sorted_rows = np.concatenate(
+            [pool[np.argsort(self._lengths[pool], kind="stable")] for pool in pools]
+        )
+        full = len(order) // size
+        numbers = [*permutation(seed, epoch, full, 1).tolist(), *range(full, len(self))]
+        return (sorted_rows[number * size : (number + 1) * size] for number in numbers[skip:])
+
+
+def _read_columns(data: Any, name: str) -> dict[str, RaggedColumn]:
+    """Return the columns of data by name; rows without names are one column called `UNNAMED`."""
+    if isinstance(data, Mapping):
+        return {str(key): RaggedColumn.read(str(key), values) for key, values in data.items()}
+    if length_of(data) is None:
+        raise DataError(f"{name} is a list of rows or a dict of lists, got {type(data).__name__}.")
+    rows = list(data)
+    if not (rows and isinstance(rows[0], Mapping)):
+        return {UNNAMED: RaggedColumn.read(UNNAMED, rows)}
+    keys = list(rows[0])
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or set(row) != set(keys):
+            given = ", ".join(map(repr, row)) if isinstance(row, Mapping) else type(row).__name__
+            raise DataError(
+                f"Row {number} has {given}, and row 0 has {', '.join(map(repr, keys))}: all rows"
+                " need the same."
+            )
+    return {str(key): RaggedColumn.read(str(key), [row[key] for row in rows]) for key in keys}
