@@ -7,6 +7,7 @@ from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
 from onnxfit.data import DataLoader, ImageFolder, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
 from onnxfit.errors import (
+    ArgumentError,
     CheckpointError,
     DataError,
     DivergenceError,
@@ -29,6 +30,7 @@ from onnxfit.trainer import Trainer
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "CheckpointError",
     "DataError",
     "DataLoader",

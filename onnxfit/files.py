@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import reprlib
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
 MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
@@ -185,13 +185,6 @@ class ValueType:
     accepts: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that a float can hold, infinities included."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= sys.float_info.max or value in (math.inf, -math.inf)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
@@ -208,9 +201,9 @@ STEP = ValueType(
     "a number of steps, or -1",
     lambda value: _is_count(value) or (type(value) is int and value == -1),
 )
-NUMBER = ValueType("a number", _is_number)
-FIGURE = ValueType("a number or NaN", lambda value: _is_number(value) or _is_nan(value))
-RATE = ValueType("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
+NUMBER = ValueType("a number", is_float)
+FIGURE = ValueType("a number or NaN", lambda value: is_float(value) or _is_nan(value))
+RATE = ValueType("a finite number >= 0", lambda value: is_float(value) and 0 <= value < math.inf)
 FLAG = ValueType("true or false", lambda value: isinstance(value, bool))
 TEXT = ValueType("text", lambda value: isinstance(value, str))
 ARRAY = ValueType("an array of numbers", lambda value: isinstance(value, np.ndarray))

@@ -43,7 +43,15 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_finite, is_number, lookup, registry, shortened
+from onnxfit.registry import (
+    ChecksArguments,
+    check_number,
+    is_finite,
+    is_number,
+    lookup,
+    registry,
+    shortened,
+)
 
 __all__ = [
     "NLL",
@@ -80,7 +88,7 @@ CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
+class Loss(ChecksArguments, ABC):
     r"""Base class of every loss.
 
     A subclass returns $\ell$, one value per sample or per element, shape `(batch, ...)`. With

@@ -21,7 +21,7 @@ from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import check_arguments, shortened
+from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
@@ -90,6 +90,7 @@ class Trainer(SavedTrainer):
     {'slope': 3.0, 'bias': 1.0}
     """
 
+    @checks_names
     def __init__(
         self,
         model_onnx: ModelSource,
