@@ -9,6 +9,7 @@ A message says what happened, what was given, what was expected, and how to fix 
     │   ├── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
     │   └── ArgumentError    (TypeError)     a call has an unknown, surplus or missing argument
     ├── UnsupportedError     (TypeError)     an object cannot do what was asked of it
+    │   └── MissingAttributeError (AttributeError)  an object lacks an attribute
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
     ├── InstallationError    (RuntimeError)  the installed onnxruntime cannot do it
@@ -35,6 +36,7 @@ __all__ = [
     "DivergenceError",
     "GradientError",
     "InstallationError",
+    "MissingAttributeError",
     "ModelError",
     "OnnxfitError",
     "SettingError",
@@ -166,6 +168,10 @@ class ArgumentError(SettingError, TypeError):
 
 class UnsupportedError(OnnxfitError, TypeError):
     """An object cannot do what was asked: a Trainer cannot be pickled, logs cannot be changed."""
+
+
+class MissingAttributeError(UnsupportedError, AttributeError):
+    """An object lacks an attribute; the message says what to use."""
 
 
 class DataError(OnnxfitError, ValueError):

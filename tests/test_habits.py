@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from onnxfit import OnnxfitError, Trainer
@@ -18,7 +20,7 @@ from onnxfit.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from onnxfit.losses import Huber
 from onnxfit.optimizers import SGD, Adam, RMSprop
 from onnxfit.schedules import Cosine
-from tests.models import linear, mlp
+from tests.models import linear, mlp, two_outputs
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -49,6 +51,31 @@ def build(**settings: Any) -> Trainer:
     return Trainer(linear(4), **{"loss": "mse", "optimizer": 0.1, **settings})
 
 
+DOUBLE = """<ir_version: 8, opset_import: ["": 17]> double (float[N, 1] x) => (float[N, 1] y)
+{ y = Add(x, x) }"""
+SEQUENCES = """<ir_version: 8, opset_import: ["": 17]> line (float[N, T, 1] x) => (float[N, T, 1] y)
+<float[1, 1] w = {2}> { y = MatMul(x, w) }"""
+
+
+def sequences() -> Trainer:
+    return Trainer(onnx.parser.parse_model(SEQUENCES))
+
+
+def classified(class_weight: Any, labels: Any = CLASSES) -> list[float]:
+    trainer = Trainer(mlp((4, 3)), loss="cross_entropy", optimizer=0.1)
+    return trainer.fit(X, labels, class_weight=class_weight, verbose=0).history["loss"]
+
+
+def inverse_frequencies() -> dict[int, float]:
+    return {c: 40 / 3 / int((c == CLASSES).sum()) for c in range(3)}
+
+
+def weights_set(weights: Any) -> Any:
+    trainer = Trainer(linear(4))
+    trainer.set_weights(weights)
+    return trainer.get_weights()["w"]
+
+
 WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
     "a loss by its name in PyTorch": (
         lambda _: build(loss="MSELoss").objectives["y"].loss,
@@ -57,6 +84,86 @@ WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
     "a loss with hyphens": (
         lambda _: build(loss="mean-squared-error").objectives["y"].loss,
         lambda loss: type(loss).__name__ == "MeanSquaredError",
+    ),
+    # ------------------------------------------------------------------ Keras's arguments
+    "predict(verbose=)": (
+        lambda b: b.regression.predict(X, verbose=0),
+        lambda y: y.shape == (40, 1),
+    ),
+    "predict(steps=)": (
+        lambda b: b.regression.predict(X, batch_size=8, steps=2),
+        lambda y: y.shape == (16, 1),
+    ),
+    "evaluate(verbose=, return_dict=)": (
+        lambda b: b.regression.evaluate(X, Y, verbose=0, return_dict=True),
+        lambda figures: list(figures) == ["loss", "mae"],
+    ),
+    "evaluate as a list": (
+        lambda b: [b.regression.evaluate(X, Y, return_dict=flag) for flag in (False, True)],
+        lambda results: results[0] == list(results[1].values()),
+    ),
+    "evaluate as a number": (
+        lambda b: b.classification.evaluate(X, CLASSES, return_dict=False),
+        lambda loss: isinstance(loss, float),
+    ),
+    "evaluate(steps=)": (
+        lambda b: (
+            b.regression.evaluate(X, Y, batch_size=8, steps=1),
+            b.regression.evaluate(X[:8], Y[:8]),
+        ),
+        lambda both: both[0] == both[1],
+    ),
+    "fit(validation_batch_size=, validation_steps=)": (
+        lambda b: (
+            b.fit(validation_data=(X, Y), validation_batch_size=4, validation_steps=1),
+            b.regression.evaluate(X[:4], Y[:4])["loss"],
+        ),
+        lambda both: both[0].history["val_loss"] == [both[1]],
+    ),
+    "fit(class_weight='balanced')": (
+        lambda _: [classified(weight) for weight in ("balanced", inverse_frequencies())],
+        lambda losses: losses[0] == losses[1],
+    ),
+    "one-hot labels, balanced": (
+        lambda _: [classified("balanced", labels) for labels in (CLASSES, np.eye(3)[CLASSES])],
+        lambda losses: np.allclose(*losses),
+    ),
+    # ------------------------------------------------------------------ prediction alone
+    "predict without a loss": (
+        lambda _: Trainer(linear(4, w=1.0)).predict(X),
+        lambda y: np.allclose(y, Y, atol=1e-5),
+    ),
+    "predict with a model in a file": (
+        lambda _: (onnx.save(linear(4, w=1.0), "m.onnx"), Trainer("m.onnx").predict(X))[1],
+        lambda y: np.allclose(y, Y, atol=1e-5),
+    ),
+    "predict with a model without weights": (
+        lambda _: Trainer(onnx.parser.parse_model(DOUBLE)).predict(X[:, :1]),
+        lambda y: np.array_equal(y, 2 * X[:, :1]),
+    ),
+    "export without a loss": (
+        lambda _: Trainer(linear(4)).export(),
+        lambda model: model.graph.output[0].name == "y",
+    ),
+    "the graphs of a trainer without a loss": (
+        lambda _: Trainer(linear(4)).save_onnx_graph(bytes),
+        lambda graphs: list(graphs) == ["model", "trained", "predict"],
+    ),
+    "sequences of several lengths": (
+        lambda _: sequences().predict([(np.ones((2, n, 1), np.float32),) for n in (3, 5)]),
+        lambda y: [part.shape for part in y] == [(2, 3, 1), (2, 5, 1)],
+    ),
+    "sequences of one length": (
+        lambda _: sequences().predict([(np.ones((2, 3, 1), np.float32),) for _ in range(2)]),
+        lambda y: y.shape == (4, 3, 1),
+    ),
+    "NaN in set_weights": (
+        lambda _: weights_set({"w": np.full((4, 1), np.nan)}),
+        lambda w: np.isnan(w).all(),
+    ),
+    "float64 and whole numbers in set_weights": (
+        lambda _: [weights_set({"w": np.ones((4, 1), dtype)}) for dtype in (np.float64, np.int64)],
+        lambda both: all((w == 1).all() for w in both),
     ),
 }
 REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
@@ -93,6 +200,88 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
         "'save_best_only'?",
     ),
     "ReduceLROnPlateau(epsilon=)": (lambda _: ReduceLROnPlateau(epsilon=0.1), "'min_delta'?"),
+    "fit with the batch size third": (lambda b: b.regression.fit(X, Y, 64), "batch_size=64?"),
+    "evaluate with the batch size third": (lambda b: b.regression.evaluate(X, Y, 64), "=64?"),
+    # ------------------------------------------------------------------ values
+    "epochs=2.0": (lambda b: b.fit(epochs=2.0), "epochs to be a whole number"),
+    "epochs='2'": (lambda b: b.fit(epochs="2"), "epochs to be a whole number"),
+    "epochs=-1": (lambda b: b.fit(epochs=-1), "at least 0"),
+    "batch_size=0": (lambda b: b.fit(batch_size=0), "at least 1"),
+    "batch_size=None": (lambda b: b.fit(batch_size=None), "batch_size to be a whole number"),
+    "validation_batch_size=0": (
+        lambda b: b.fit(validation_data=(X, Y), validation_batch_size=0),
+        "at least 1",
+    ),
+    "validation_split=20": (lambda b: b.fit(validation_split=20), "between 0 and 1"),
+    "steps=0": (lambda b: b.regression.predict(X, steps=0), "steps is at least 1"),
+    "verbose='yes'": (lambda b: b.fit(verbose="yes"), "0, 1, 2 or 'auto'"),
+    "predict(verbose='yes')": (lambda b: b.regression.predict(X, verbose="yes"), "or 'auto'"),
+    "shuffle='batch'": (lambda b: b.fit(shuffle="batch"), "True or False"),
+    "class_weight='balance'": (lambda b: b.fit(class_weight="balance"), "or 'balanced'"),
+    "class_weight as a list": (lambda b: b.fit(class_weight=[1.0, 2.0]), "a dict that maps"),
+    "balanced without classes": (lambda b: b.fit(class_weight="balanced"), "integer classes"),
+    "balanced with a loader": (
+        lambda b: b.regression.fit([(X, Y)], class_weight="balanced"),
+        "pass y as an array",
+    ),
+    "loss_weights as a list": (
+        lambda _: Trainer(two_outputs(), loss={"a": "mse"}, loss_weights=[1.0]),
+        "a dict output name -> number",
+    ),
+    "one loss for two outputs": (lambda _: Trainer(two_outputs(), loss="mse"), "loss={'a'"),
+    "seed=None": (lambda _: build(seed=None), "whole number"),
+    "device='gpu'": (lambda _: build(device="gpu"), "'cuda'"),
+    "fit without a loss": (lambda _: Trainer(linear(4)).fit(X, Y), "loss='mean_squared_error'"),
+    "evaluate without a loss": (lambda _: Trainer(linear(4)).evaluate(X, Y), "has no loss"),
+    "metrics without a loss": (lambda _: Trainer(linear(4), metrics=["mae"]), "loss=None"),
+    # ------------------------------------------------------------------ data
+    "no labels": (lambda b: b.regression.fit(X), "pass y"),
+    "data and labels in one tuple": (lambda b: b.regression.fit((X, Y)), "2 arrays for 1 input"),
+    "too few labels": (lambda b: b.regression.fit(X, Y[:3]), "y for y has 3"),
+    "too many features": (
+        lambda b: b.regression.fit(np.ones((3, 5), np.float32), Y[:3]),
+        "x: float32[N, 4] got an array of shape (3, 5)",
+    ),
+    "labels as text": (
+        lambda b: b.classification.fit(X, np.array(["a"] * 40)),
+        "return_inverse=True",
+    ),
+    "labels from 1": (lambda b: b.classification.fit(X, CLASSES + 1), "from 0 to 2"),
+    "labels as scores": (lambda b: b.classification.fit(X, X[:, 0]), "class indices"),
+    "NaN in the data": (lambda b: b.regression.fit(X * np.nan, Y), "NaN in row 0"),
+    "no rows": (lambda b: b.regression.fit(X[:0], Y[:0]), "0 rows"),
+    "an input misspelt": (lambda b: b.regression.fit({"X": X}, Y), "Expected: x"),
+    "validation_data without labels": (lambda b: b.fit(validation_data=X), "pass y"),
+    # ------------------------------------------------------------------ weights
+    "set_weights of a wrong name": (lambda b: b.regression.set_weights({"W": X}), "'w'?"),
+    "set_weights of a wrong shape": (
+        lambda b: b.regression.set_weights({"w": np.ones((1, 4))}),
+        "w is float32[4, 1]",
+    ),
+    "set_weights of a list": (lambda b: b.regression.set_weights([X]), "a dict that maps"),
+    "set_weights of text": (lambda b: b.regression.set_weights({"w": "a"}), "float32[4, 1]"),
+    "set_weights of complex numbers": (
+        lambda b: b.regression.set_weights({"w": np.ones((4, 1), complex)}),
+        "float32[4, 1]",
+    ),
+    "set_weights of rows of several lengths": (
+        lambda b: b.regression.set_weights({"w": [[1], [1, 2]]}),
+        "float32[4, 1]",
+    ),
+    "set_weights beyond float32": (
+        lambda b: b.regression.set_weights({"w": np.full((4, 1), 1e300)}),
+        "beyond the range of float32",
+    ),
+    # ------------------------------------------------------------------ attributes
+    "trainer.compile": (lambda b: b.regression.compile("adam"), "Trainer(model, loss="),
+    "trainer.train": (lambda b: b.regression.train(), "fit(x, y) trains"),
+    "trainer.eval": (lambda b: b.regression.eval(), "no mode to set"),
+    "trainer.parameters": (lambda b: b.regression.parameters(), "get_weights()"),
+    "trainer.load_state_dict": (lambda b: b.regression.load_state_dict({}), "set_weights"),
+    "trainer.save_weights": (lambda b: b.regression.save_weights("a"), "export(path)"),
+    "trainer.predict_proba": (lambda b: b.regression.predict_proba(X), "OnnxClassifier"),
+    "trainer.lr": (lambda b: b.regression.lr, "learning_rate"),
+    "trainer.evalute": (lambda b: b.regression.evalute(X, Y), "'evaluate'?"),
     # ------------------------------------------------------------------ names
     "a loss misspelt": (lambda _: build(loss="mean_sqared_error"), "'mean_squared_error'?"),
     "many known names": (lambda _: build(loss="mean_sqared_error"), " more."),

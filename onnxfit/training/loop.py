@@ -16,8 +16,9 @@ from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.step.forward import constant_batch_norms
 from onnxfit.step.tracker import Figures
-from onnxfit.training.base import BaseTrainer, scalar_logs
+from onnxfit.training.base import scalar_logs
 from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 
 
@@ -66,7 +67,7 @@ class FitLoop:
 
     def __init__(
         self,
-        trainer: BaseTrainer,
+        trainer: InferenceTrainer,
         batches: EpochIterator,
         validation: Validation | None,
         callbacks: CallbackList,

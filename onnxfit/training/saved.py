@@ -22,12 +22,12 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
-from onnxfit.training.base import BaseTrainer
+from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.summary import summary, trainer_html
 
 
-class SavedTrainer(BaseTrainer):
+class SavedTrainer(InferenceTrainer):
     """Writes and reads the training state, and writes the model and its graphs."""
 
     def __getstate__(self) -> dict[str, Any]:
