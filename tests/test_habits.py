@@ -16,7 +16,13 @@ import onnx.parser
 import pytest
 
 from onnxfit import OnnxfitError, Trainer
-from onnxfit.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from onnxfit.callbacks import (
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+)
 from onnxfit.losses import Huber
 from onnxfit.optimizers import SGD, Adam, RMSprop
 from onnxfit.schedules import Cosine
@@ -74,6 +80,59 @@ def weights_set(weights: Any) -> Any:
     trainer = Trainer(linear(4))
     trainer.set_weights(weights)
     return trainer.get_weights()["w"]
+
+
+SEEN: list[int] = []
+
+
+class Older(Callback):
+    """Keras's older names of the hooks of a batch."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.events.append(f"begin {batch}")
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.events.append(f"end {batch}")
+        if batch == 1:
+            self.model.stop_training = True
+
+
+class StopByModel(Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = self.model is self.trainer
+
+
+class OwnModel(Callback):
+    def __init__(self) -> None:
+        self.model = "mine"
+
+    def on_train_end(self, logs: Any) -> None:
+        assert self.model == "mine"
+
+
+class LogsByDefault(Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert logs.get("loss") > 0
+
+
+class Misspelt(Callback):
+    def on_epoch_ends(self, epoch: int, logs: Any) -> None: ...
+
+
+class Lightning(Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None: ...
+
+
+class WithoutLogs(Callback):
+    def on_epoch_end(self, epoch: int) -> None: ...
+
+
+def called(bench: Bench, callback: Any) -> Any:
+    bench.fit(callbacks=callback, batch_size=10)
+    return callback
 
 
 WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
@@ -156,6 +215,35 @@ WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
     "sequences of one length": (
         lambda _: sequences().predict([(np.ones((2, 3, 1), np.float32),) for _ in range(2)]),
         lambda y: y.shape == (4, 3, 1),
+    ),
+    # ------------------------------------------------------------------ callbacks
+    "EarlyStopping(verbose=)": (lambda _: EarlyStopping(verbose=1).verbose, lambda v: v == 1),
+    "on_batch_begin and on_batch_end": (
+        lambda b: called(b, Older()).events,
+        lambda events: events == ["begin 0", "end 0", "begin 1", "end 1"],
+    ),
+    "self.model.stop_training": (
+        lambda b: b.fit(callbacks=StopByModel(), epochs=5).epoch,
+        lambda epochs: epochs == [0],
+    ),
+    "an attribute called model": (
+        lambda b: b.fit(callbacks=OwnModel(), epochs=1).epoch,
+        lambda epochs: epochs == [0],
+    ),
+    "logs=None in a hook": (
+        lambda b: b.fit(callbacks=LogsByDefault(), epochs=1).epoch,
+        lambda epochs: epochs == [0],
+    ),
+    "LambdaCallback(on_batch_end=)": (
+        lambda b: b.fit(
+            callbacks=LambdaCallback(on_batch_end=lambda batch, logs: SEEN.append(batch)),
+            batch_size=20,
+        ),
+        lambda _: SEEN == [0, 1],
+    ),
+    "one callback without a list": (
+        lambda b: b.fit(callbacks=EarlyStopping("loss"), epochs=1).epoch,
+        lambda epochs: epochs == [0],
     ),
     "NaN in set_weights": (
         lambda _: weights_set({"w": np.full((4, 1), np.nan)}),
@@ -252,6 +340,31 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "no rows": (lambda b: b.regression.fit(X[:0], Y[:0]), "0 rows"),
     "an input misspelt": (lambda b: b.regression.fit({"X": X}, Y), "Expected: x"),
     "validation_data without labels": (lambda b: b.fit(validation_data=X), "pass y"),
+    # ------------------------------------------------------------------ callbacks
+    "EarlyStopping('val_los')": (
+        lambda b: b.fit(callbacks=EarlyStopping("val_los"), validation_split=0.2),
+        "'val_loss'?",
+    ),
+    "EarlyStopping without validation data": (
+        lambda b: b.fit(callbacks=EarlyStopping()),
+        "validation_split, or monitor 'loss'",
+    ),
+    "ModelCheckpoint('val_acc')": (
+        lambda b: b.fit(callbacks=ModelCheckpoint("a", monitor="acc", save_best_only=True)),
+        "metrics=[...]",
+    ),
+    "a callback's class": (lambda b: b.fit(callbacks=[EarlyStopping]), "EarlyStopping(...)"),
+    "a function as a callback": (lambda b: b.fit(callbacks=[print]), "instances of"),
+    "on_epoch_ends": (lambda b: b.fit(callbacks=Misspelt()), "on_epoch_end?"),
+    "on_train_epoch_end": (lambda b: b.fit(callbacks=Lightning()), "on_epoch_end?"),
+    "on_epoch_end without logs": (
+        lambda b: b.fit(callbacks=WithoutLogs()),
+        "on_epoch_end(self, epoch, logs)",
+    ),
+    "LambdaCallback(on_epoch_ends=)": (
+        lambda _: LambdaCallback(on_epoch_ends=print),
+        "'on_epoch_end'?",
+    ),
     # ------------------------------------------------------------------ weights
     "set_weights of a wrong name": (lambda b: b.regression.set_weights({"W": X}), "'w'?"),
     "set_weights of a wrong shape": (

@@ -79,6 +79,10 @@ class FitLoop:
         # with the number of its data epoch, the position says that a fit has begun
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
+        figures = list(trainer._tracker.figures())
+        validated = [f"val_{name}" for name in figures] if validation is not None else []
+        callbacks.batch_figures = [*figures, "batch_loss"]
+        callbacks.figures = [*figures, *validated, "learning_rate"]
 
     def run(self, epochs: int, history: History) -> History:
         """Train up to epoch number `epochs`, and return `history`."""
