@@ -23,7 +23,7 @@ from onnxfit.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from onnxfit.losses import Huber
+from onnxfit.losses import NLL, BinaryCrossEntropy, CrossEntropy, Huber
 from onnxfit.optimizers import SGD, Adam, RMSprop
 from onnxfit.schedules import Cosine
 from tests.models import linear, mlp, two_outputs
@@ -82,6 +82,44 @@ def weights_set(weights: Any) -> Any:
     return trainer.get_weights()["w"]
 
 
+def ended_trainer(operator: str, loss: Any) -> Trainer:
+    """Return a trainer of a model that ends with an operator."""
+    model = mlp((4, 3))
+    model.graph.node[-1].output[0] = "scores"
+    model.graph.node.add(op_type=operator, input=["scores"], output=["y"])
+    return Trainer(model, loss=loss)
+
+
+def ended(operator: str, loss: str) -> list[float]:
+    """Return the loss of a model that ends with an operator, and of its scores without it."""
+    labels = np.eye(3, dtype=np.float32)[CLASSES]
+    raw = BinaryCrossEntropy(from_logits=True) if loss == "bce" else CrossEntropy(from_logits=True)
+    trainers = ended_trainer(operator, loss), Trainer(mlp((4, 3)), loss=raw)
+    return [trainer.evaluate(X, labels)["loss"] for trainer in trainers]
+
+
+def sklearn_loss() -> Any:
+    return pytest.importorskip("sklearn.metrics").mean_squared_error
+
+
+class OwnModule:
+    """A loss as PyTorch's users write it."""
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def forward(self, predicted: Any, target: Any) -> Any:
+        return (predicted - target) ** 2
+
+    __call__ = forward
+
+
+def of_torch(predicted: Any, target: Any, size_average: Any = None) -> Any:
+    return predicted.size() if size_average else target
+
+
+of_torch.__module__ = "torch.nn.functional"
+of_torch.__name__ = "mse_loss"
 SEEN: list[int] = []
 
 
@@ -216,6 +254,26 @@ WORKS: dict[str, tuple[Callable[[Bench], Any], Callable[[Any], bool]]] = {
         lambda _: sequences().predict([(np.ones((2, 3, 1), np.float32),) for _ in range(2)]),
         lambda y: y.shape == (4, 3, 1),
     ),
+    # ------------------------------------------------------------------ losses
+    "a name, and a Softmax at the end": (
+        lambda _: ended("Softmax", "cross_entropy"),
+        lambda losses: losses[0] == pytest.approx(losses[1]),
+    ),
+    "a name, and a Sigmoid at the end": (
+        lambda _: ended("Sigmoid", "bce"),
+        lambda losses: losses[0] == pytest.approx(losses[1]),
+    ),
+    "labels of class indices in a column": (
+        lambda b: b.classification.evaluate(X, CLASSES[:, None]),
+        lambda figures: figures["loss"] > 0,
+    ),
+    "labels of floats and one-hot labels": (
+        lambda b: [
+            b.classification.evaluate(X, y)["loss"]
+            for y in (CLASSES.astype(np.float32), np.eye(3, dtype=np.float32)[CLASSES])
+        ],
+        lambda losses: losses[0] == pytest.approx(losses[1]),
+    ),
     # ------------------------------------------------------------------ callbacks
     "EarlyStopping(verbose=)": (lambda _: EarlyStopping(verbose=1).verbose, lambda v: v == 1),
     "on_batch_begin and on_batch_end": (
@@ -340,6 +398,30 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "no rows": (lambda b: b.regression.fit(X[:0], Y[:0]), "0 rows"),
     "an input misspelt": (lambda b: b.regression.fit({"X": X}, Y), "Expected: x"),
     "validation_data without labels": (lambda b: b.fit(validation_data=X), "pass y"),
+    # ------------------------------------------------------------------ losses
+    "a loss of NumPy": (
+        lambda _: build(loss=lambda op, y_true, y_pred: np.abs(y_true - y_pred)),
+        "op.Abs(y_true - y_pred)",
+    ),
+    "a loss with np.mean": (
+        lambda _: build(loss=lambda op, y_true, y_pred: np.mean((y_true - y_pred) ** 2)),
+        "op.Abs(y_true - y_pred)",
+    ),
+    "a loss with methods of tensors": (
+        lambda _: build(loss=lambda op, y_true, y_pred: ((y_true - y_pred) ** 2).mean()),
+        "op.Abs(y_true - y_pred)",
+    ),
+    "a loss without op": (lambda _: build(loss=lambda a, b: (a - b) ** 2), "(op, y_true, y_pred)"),
+    "a loss that returns nothing": (
+        lambda _: build(loss=lambda op, y_true, y_pred: None),
+        "a loss is a Value of floats",
+    ),
+    "a function of PyTorch": (lambda _: build(loss=of_torch), "loss='mean_squared_error'"),
+    "a module of one's own": (lambda _: build(loss=OwnModule()), "op.Abs(y_true - y_pred)"),
+    "a loss of scikit-learn": (
+        lambda _: build(loss=sklearn_loss()),
+        "loss='mean_squared_error'",
+    ),
     # ------------------------------------------------------------------ callbacks
     "EarlyStopping('val_los')": (
         lambda b: b.fit(callbacks=EarlyStopping("val_los"), validation_split=0.2),
@@ -424,3 +506,56 @@ def test_a_habit_is_refused_with_its_fix(name: str, bench: Bench) -> None:
     assert fix in message
     assert len(message.splitlines()) <= MAX_LINES
     np.testing.assert_equal((bench.regression.get_weights(), bench.regression.global_step), before)
+
+
+WARNED = {
+    "CrossEntropy(from_logits=True) of a Softmax": (
+        lambda: ended_trainer("Softmax", CrossEntropy(from_logits=True)),
+        "set from_logits=False",
+    ),
+    "bce_with_logits of a Sigmoid": (
+        lambda: ended_trainer("Sigmoid", "bce_with_logits"),
+        "set from_logits=False",
+    ),
+    "NLL of a Softmax": (lambda: ended_trainer("Softmax", NLL()), "use CrossEntropy"),
+    "NLL of scores": (lambda: Trainer(mlp((4, 3)), loss="nll"), "use CrossEntropy"),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_loss_that_does_not_fit_is_warned_of_once_at_the_users_line(name: str) -> None:
+    build_it, fix = WARNED[name]
+    labels = np.eye(3)[CLASSES] if "bce" in name else CLASSES
+    with pytest.warns(UserWarning, match=fix) as warned:
+        build_it().fit(X, labels, verbose=0)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_warnings_of_every_call_point_at_the_users_line() -> None:
+    data = X.astype(np.float64)
+    trainer = build()
+    evaluating = LambdaCallback(on_train_begin=lambda logs: trainer.evaluate(data, Y))
+    calls = (
+        lambda: trainer.fit(data, Y, verbose=0),
+        lambda: trainer.evaluate(data, Y),
+        lambda: trainer.predict(data),
+        lambda: trainer.train_on_batch(data, Y),
+        lambda: trainer.fit(X, Y, verbose=0, callbacks=evaluating),
+    )
+    for call in calls:
+        with pytest.warns(UserWarning, match="was converted to float32") as warned:
+            call()
+        assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_warnings_of_estimators_point_at_the_users_line() -> None:
+    sklearn_model_selection = pytest.importorskip("sklearn.model_selection")
+    from onnxfit.sklearn import OnnxRegressor
+
+    class Helper(Callback):
+        def on_anything(self) -> None: ...
+
+    estimator = OnnxRegressor(linear(4), epochs=1, callbacks=[Helper()])
+    with pytest.warns(UserWarning, match="is no hook") as warned:
+        sklearn_model_selection.cross_val_score(estimator, X, Y.ravel(), cv=2)
+    assert {warning.filename for warning in warned} == {__file__}

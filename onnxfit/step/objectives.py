@@ -171,12 +171,14 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     This is decided here, where the whole model is known: a step in parts has the loss in a graph of
     its own.
     """
+    # A copy for each trainer, since a loss warns once of an output that it should not take. It is
+    # no new instance, as the constructor of a subclass may take other arguments than the fields.
+    loss = copy.copy(loss)
+    vars(loss).pop("_has_warned", None)
     if not hasattr(loss, "from_logits"):
         return Objective(loss, weight)
     decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
     if loss.from_logits is None:
-        # A copy, as the constructor of a subclass may take other arguments than the fields.
-        loss = copy.copy(loss)
         object.__setattr__(loss, "from_logits", decision.logits)
     return Objective(loss, weight, decision)
 
