@@ -8,6 +8,7 @@ import os
 import reprlib
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
+CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
 MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
 
 
@@ -68,6 +70,34 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
+
+
+def kind_of_file(file: BinaryIO) -> str | None:
+    """Return what a file is, if it is a checkpoint or the model of another library; else None.
+
+    - `file`: an open file; its position changes.
+
+    >>> import io
+    >>> kind_of_file(io.BytesIO(b"\\x89HDF..."))
+    'HDF5'
+    """
+    start = file.read(4)
+    if start == b"\x89HDF":
+        return "HDF5"
+    if start[:1] == b"\x80":
+        return "pickle"
+    if start != b"PK\x03\x04":
+        return None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return "zip"
+    if CHECKPOINT_ENTRY in names:
+        return "checkpoint"
+    if any(name.endswith("data.pkl") for name in names):
+        return "PyTorch"
+    return "Keras" if "config.json" in names else "zip"
 
 
 def append_whole(file: BinaryIO, data: bytes) -> None:

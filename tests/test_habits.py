@@ -6,8 +6,11 @@ that its error names: an OnnxfitError of at most four lines.
 
 from __future__ import annotations
 
+import pickle
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +53,35 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("habits"))
-        yield Bench()
+        bench = Bench()
+        write_files(bench)
+        yield bench
+
+
+def write_files(bench: Bench) -> None:
+    bench.regression.save("a.ckpt")
+    onnx.save(linear(4), "model.onnx")
+    with zipfile.ZipFile("net.pt", "w") as archive:
+        archive.writestr("net/data.pkl", b"")
+    Path("net.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64))
+    Path("net.pkl").write_bytes(pickle.dumps({"weight": 1}))
+    Path("damaged.onnx").write_bytes(b"\xff" * 64)
+
+
+class Network:
+    """What a module of PyTorch has."""
+
+    def state_dict(self) -> None: ...
+
+    def forward(self) -> None: ...
+
+
+class Estimator:
+    """What an estimator of scikit-learn has."""
+
+    def get_params(self) -> None: ...
+
+    def fit(self) -> None: ...
 
 
 def build(**settings: Any) -> Trainer:
@@ -376,7 +407,9 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     ),
     "one loss for two outputs": (lambda _: Trainer(two_outputs(), loss="mse"), "loss={'a'"),
     "seed=None": (lambda _: build(seed=None), "whole number"),
-    "device='gpu'": (lambda _: build(device="gpu"), "'cuda'"),
+    "device='gpu'": (lambda _: build(device="gpu"), "Did you mean 'cuda'?"),
+    "device='mps'": (lambda _: build(device="mps"), "'cpu', 'cuda' or 'cuda:N'"),
+    "a device that is not there": (lambda _: build(device="cuda:99"), "or leave device='cpu'"),
     "fit without a loss": (lambda _: Trainer(linear(4)).fit(X, Y), "loss='mean_squared_error'"),
     "evaluate without a loss": (lambda _: Trainer(linear(4)).evaluate(X, Y), "has no loss"),
     "metrics without a loss": (lambda _: Trainer(linear(4), metrics=["mae"]), "loss=None"),
@@ -467,6 +500,29 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
         lambda b: b.regression.set_weights({"w": np.full((4, 1), 1e300)}),
         "beyond the range of float32",
     ),
+    # ------------------------------------------------------------------ files
+    "a file that is not there": (lambda _: Trainer("modle.onnx"), "Did you mean 'model.onnx'?"),
+    "a folder that is not there": (lambda _: Trainer("no/m.onnx"), "there is no folder 'no'"),
+    "a folder as a model": (lambda _: Trainer("."), "model.onnx."),
+    "a checkpoint as a model": (lambda _: Trainer("a.ckpt"), "Trainer.load('a.ckpt')"),
+    "a checkpoint's bytes as a model": (
+        lambda _: Trainer(Path("a.ckpt").read_bytes()),
+        "checkpoint of a Trainer",
+    ),
+    "a file of PyTorch": (lambda _: Trainer("net.pt"), "torch.onnx.export(module"),
+    "a file of Keras": (lambda _: Trainer("net.h5"), "format='onnx'"),
+    "a pickle": (lambda _: Trainer("net.pkl"), "torch.onnx.export(module"),
+    "a damaged model": (lambda _: Trainer("damaged.onnx"), "not an ONNX model"),
+    "no model": (lambda _: Trainer(None), "a path, bytes or an onnx.ModelProto"),
+    "a module of PyTorch": (lambda _: Trainer(Network()), "torch.onnx.export(module"),
+    "an estimator": (lambda _: Trainer(Estimator()), "skl2onnx.to_onnx"),
+    "Trainer.load of a model": (lambda _: Trainer.load("model.onnx"), "Trainer('model.onnx', loss"),
+    "restore of a model": (lambda b: b.regression.restore("model.onnx"), "is an ONNX model"),
+    "Trainer.load of nothing": (lambda _: Trainer.load("no/a.ckpt"), "no checkpoint 'no/a.ckpt'"),
+    "Trainer.load(lr=)": (lambda _: Trainer.load("a.ckpt", lr=0.1), "learning_rate=0.001"),
+    "save('m.onnx')": (lambda b: b.regression.save("m.onnx"), "export('m.onnx')"),
+    "export into a folder": (lambda b: b.regression.export("."), "it is a folder"),
+    "ModelCheckpoint('m.onnx')": (lambda _: ModelCheckpoint("m.onnx"), "save_weights_only=True"),
     # ------------------------------------------------------------------ attributes
     "trainer.compile": (lambda b: b.regression.compile("adam"), "Trainer(model, loss="),
     "trainer.train": (lambda b: b.regression.train(), "fit(x, y) trains"),

@@ -40,8 +40,16 @@ class SavedTrainer(InferenceTrainer):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the whole training state into the file `path`, atomically.
 
-        It holds model, weights, slots, counters, settings, history and callbacks' states.
+        It holds model, weights, slots, counters, settings, history and callbacks' states. A
+        checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
+        `export`.
         """
+        require_path(path)
+        if os.fspath(path).endswith(".onnx"):
+            raise SettingError(
+                f"save writes a checkpoint, which is no ONNX model, got {os.fspath(path)!r}. Write"
+                f" the model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
+            )
         return self.snapshot().write(path)
 
     def snapshot(self) -> checkpoint.Snapshot:
