@@ -46,8 +46,11 @@ __all__ = [
 ]
 
 MAX_NAMES_LISTED = 5  # names that an error lists
-# Folders of Python's own modules and of installed packages, such as scikit-learn
-LIBRARY_FOLDERS = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+# Beginnings of the paths of Python's own modules and of installed packages, such as scikit-learn
+LIBRARY_FOLDERS = (
+    "<frozen ",
+    *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")},
+)
 
 # Names that other libraries have for an argument -> ours, of which the first fits that exists
 OTHER_NAMES = {

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
@@ -291,8 +291,8 @@ def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> No
     missing = [name for name in types if name not in values]
     if missing:
         raise CheckpointError(
-            f"{place} lacks {', '.join(missing)}; it has"
-            f" {', '.join(map(str, values)) or 'nothing'}."
+            f"{place} lacks {listed_names(missing)}; it has"
+            f" {listed_names(values, missing[0]) or 'nothing'}."
         )
     for name, kind in types.items():
         if not kind.accepts(values[name]):

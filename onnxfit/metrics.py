@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import CheckpointError, DataError, SettingError, warn_user
+from onnxfit.errors import CheckpointError, DataError, SettingError, listed_names, warn_user
 from onnxfit.registry import (
     ChecksArguments,
     is_finite,
@@ -132,8 +132,8 @@ class Metric(ChecksArguments, ABC):
         foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
         if not own <= set(state) or foreign:
             raise CheckpointError(
-                f"The metric {self.name!r} keeps {', '.join(sorted(own)) or 'nothing'}; the"
-                f" checkpoint has {', '.join(sorted(state)) or 'nothing'}."
+                f"The metric {self.name!r} keeps {listed_names(sorted(own)) or 'nothing'}; the"
+                f" checkpoint has {listed_names(sorted(state)) or 'nothing'}."
             )
         vars(self).update(state)
 

@@ -44,7 +44,7 @@ class Trainer(SavedTrainer):
     - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
       every float initializer that is a weight. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
-      loss; None if the model has a scalar output `loss` of its own.
+      loss; None if the model has a scalar output `loss` of its own, or only predicts.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.

@@ -377,6 +377,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
         "'save_best_only'?",
     ),
     "ReduceLROnPlateau(epsilon=)": (lambda _: ReduceLROnPlateau(epsilon=0.1), "'min_delta'?"),
+    "predict by position": (lambda b: b.regression.predict(X, 32), "by name: batch_size"),
     "fit with the batch size third": (lambda b: b.regression.fit(X, Y, 64), "batch_size=64?"),
     "evaluate with the batch size third": (lambda b: b.regression.evaluate(X, Y, 64), "=64?"),
     # ------------------------------------------------------------------ values

@@ -11,7 +11,7 @@ from typing import Any, Union
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
@@ -140,7 +140,7 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
         return floats
     if len(outputs) > 1:
         raise SettingError(
-            f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which"
+            f"The model has {len(outputs)} outputs ({listed_names(outputs)}): say which has which"
             f" loss, loss={{{next(iter(outputs))!r}: ...}}."
         )
     return outputs

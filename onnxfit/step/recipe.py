@@ -254,6 +254,6 @@ def _refuse_reserved_names(recipe: Recipe) -> None:
     conflicts += sorted(node_names.difference(conflicts))
     if conflicts:
         raise ModelError(
-            f"The model has tensors or nodes called {', '.join(conflicts)}, names that a training"
-            " step needs itself: rename them."
+            f"The model has tensors or nodes called {listed_names(conflicts)}, names that a"
+            " training step needs itself: rename them."
         )
