@@ -8,11 +8,13 @@ from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Pr
 from onnxfit.drawing import draw
 from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
 from onnxfit.errors import (
+    ArgumentError,
     CheckpointError,
     DataError,
     DivergenceError,
     GradientError,
     InstallationError,
+    MissingAttributeError,
     ModelError,
     OnnxfitError,
     SettingError,
@@ -30,6 +32,7 @@ from onnxfit.trainer import Trainer
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "Bucket",
     "CheckpointError",
     "DataError",
@@ -39,6 +42,7 @@ __all__ = [
     "GraphBuilder",
     "ImageFolder",
     "InstallationError",
+    "MissingAttributeError",
     "ModelError",
     "OnnxfitError",
     "Pad",

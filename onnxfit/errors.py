@@ -6,8 +6,10 @@ A message says what happened, what was given, what was expected, and how to fix 
     ├── ModelError           (ValueError)    the model cannot be read, converted or trained
     │   └── GradientError                    operators on the gradient path have no gradient
     ├── SettingError         (ValueError)    an argument names or sets something impossible
-    │   └── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
+    │   ├── UnknownNameError (KeyError)      a name is unknown; the nearest known one is suggested
+    │   └── ArgumentError    (TypeError)     a call has an unknown, surplus or missing argument
     ├── UnsupportedError     (TypeError)     an object cannot do what was asked of it
+    │   └── MissingAttributeError (AttributeError)  an object lacks an attribute
     ├── DataError            (ValueError)    a batch, a label or a shape does not fit the model
     ├── CheckpointError      (ValueError)    a checkpoint cannot be written or read
     ├── InstallationError    (RuntimeError)  the installed onnxruntime cannot do it
@@ -20,16 +22,21 @@ The class in brackets is a base class, too, so that `except ValueError` works as
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
+import sysconfig
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from types import FrameType
 
 __all__ = [
+    "ArgumentError",
     "CheckpointError",
     "DataError",
     "DivergenceError",
     "GradientError",
     "InstallationError",
+    "MissingAttributeError",
     "ModelError",
     "OnnxfitError",
     "SettingError",
@@ -38,7 +45,85 @@ __all__ = [
     "UnsupportedError",
 ]
 
-MAX_NAMES_LISTED = 100  # names that an error lists in full
+MAX_NAMES_LISTED = 5  # names that an error lists
+# Beginnings of the paths of Python's own modules and of installed packages, such as scikit-learn
+LIBRARY_FOLDERS = (
+    "<frozen ",
+    *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")},
+)
+
+# Names that other libraries have for an argument -> ours, of which the first fits that exists
+OTHER_NAMES = {
+    "accumulate_grad_batches": ("accumulate",),
+    "batch": ("batch_size",),
+    "bs": ("batch_size",),
+    "criterion": ("loss",),
+    "cuda": ("device",),
+    "data": ("x",),
+    "dirpath": ("filepath", "log_dir"),
+    "epsilon": ("eps", "min_delta"),
+    "eta": ("learning_rate",),
+    "eta0": ("learning_rate",),
+    "eval_set": ("validation_data",),
+    "filename": ("filename", "filepath"),
+    "gpu": ("device",),
+    "gradient_accumulation_steps": ("accumulate",),
+    "gradient_clip_val": ("clip_norm",),
+    "clipnorm": ("clip_norm",),
+    "global_clipnorm": ("clip_norm",),
+    "max_grad_norm": ("clip_norm",),
+    "clipvalue": ("clip_value",),
+    "inputs": ("x",),
+    "labels": ("y",),
+    "learning_rate_init": ("learning_rate",),
+    "loss_fn": ("loss",),
+    "lr": ("learning_rate",),
+    "max_epochs": ("epochs",),
+    "max_iter": ("epochs",),
+    "model": ("model_onnx",),
+    "n_iter_no_change": ("patience",),
+    "n_jobs": ("threads",),
+    "net": ("model_onnx",),
+    "objective": ("loss",),
+    "path": ("filepath", "log_dir"),
+    "period": ("every_n_epochs", "save_freq"),
+    "random_state": ("seed",),
+    "regularizer": ("penalty",),
+    "rho": ("rho", "alpha"),
+    "target": ("y",),
+    "targets": ("y",),
+    "threshold": ("min_delta",),
+    "tol": ("min_delta",),
+    "use_ema": ("ema_momentum",),
+    "val_data": ("validation_data",),
+    **dict.fromkeys(("beta_1", "beta_2", "beta1", "beta2"), ("betas",)),
+}
+# Names of arguments that belong elsewhere -> the place
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("lr", "learning_rate", "momentum", "weight_decay"),
+        "It is a setting of the optimizer: Trainer(..., optimizer=Adam(learning_rate=0.001)).",
+    ),
+    **dict.fromkeys(
+        ("loss", "optimizer", "metrics", "loss_weights", "penalty", "accumulate", "seed"),
+        "It is a setting of the Trainer: Trainer(model, loss=..., optimizer=..., metrics=...).",
+    ),
+    **dict.fromkeys(
+        ("clipnorm", "clip_norm", "global_clipnorm", "max_grad_norm", "clipvalue", "clip_value"),
+        "The Trainer clips gradients: Trainer(..., clip_norm=...) or clip_value=....",
+    ),
+    **dict.fromkeys(
+        ("epochs", "batch_size", "callbacks", "validation_data", "validation_split", "verbose"),
+        "It is an argument of fit: trainer.fit(x, y, ...).",
+    ),
+    **dict.fromkeys(
+        ("workers", "num_workers", "max_queue_size", "use_multiprocessing"),
+        "onnxfit.Prefetch prepares batches in the background.",
+    ),
+    "decay": "A rate that decays is learning_rate=onnxfit.schedules.InverseTime(...); the weights"
+    " decay by weight_decay.",
+    "params": "The Trainer tells the optimizer which weights there are: leave it out.",
+}
 
 
 class OnnxfitError(Exception):
@@ -70,19 +155,26 @@ class UnknownNameError(SettingError, KeyError):
 
     def __init__(self, kind: str, given: object, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(str(given), known, n=5, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        if len(known) > MAX_NAMES_LISTED:
-            known = [*(near or known[:5]), f"… ({len(known)} in all)"]
-        self.message = f"No {kind} is called {given!r}.{hint} Known: {', '.join(known) or 'none'}."
+        near = nearest_name(given, known)
+        hint = f" Did you mean {near!r}?" if near else ""
+        listed = listed_names(known, given) or "none"
+        self.message = f"No {kind} is called {given!r}.{hint} Known: {listed}."
         super().__init__(self.message)
 
     def __str__(self) -> str:  # KeyError would print the repr
         return self.message
 
 
+class ArgumentError(SettingError, TypeError):
+    """A call has an argument of an unknown name, too many arguments, or too few."""
+
+
 class UnsupportedError(OnnxfitError, TypeError):
     """An object cannot do what was asked: a Trainer cannot be pickled, logs cannot be changed."""
+
+
+class MissingAttributeError(UnsupportedError, AttributeError):
+    """An object lacks an attribute; the message says what to use."""
 
 
 class DataError(OnnxfitError, ValueError):
@@ -105,9 +197,107 @@ class DivergenceError(OnnxfitError, RuntimeError):
     """The loss became NaN or infinite."""
 
 
+def nearest_name(given: object, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """Return the name in `known` that is most like `given`, whatever the case; None if none is."""
+    by_lower_case = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(given).lower(), by_lower_case, 1, cutoff)
+    return by_lower_case[near[0]] if near else None
+
+
+def listed_names(names: Iterable[object], given: object = None) -> str:
+    """Return names for a message: all, or five of them and the number of the others.
+
+    Many names are represented by those nearest to `given`, or by the first ones.
+
+    >>> listed_names(["adam", "sgd"]), listed_names("abcdefgh", given="g")
+    ('adam, sgd', 'g, a, b, c, d and 3 more')
+    """
+    listed = [str(name) for name in names]
+    if len(listed) <= MAX_NAMES_LISTED:
+        return ", ".join(listed)
+    if given is not None:
+        compared = difflib.SequenceMatcher(None, "", str(given).lower())
+        similarity = {}
+        for name in listed:
+            compared.set_seq1(name.lower())
+            similarity[name] = compared.ratio()
+        listed.sort(key=lambda name: -similarity[name])
+    shown = ", ".join(listed[:MAX_NAMES_LISTED])
+    return f"{shown} and {len(listed) - MAX_NAMES_LISTED} more"
+
+
+def argument_error(
+    owner: str, signature: inspect.Signature, positional: int, named: Collection[str]
+) -> ArgumentError:
+    """Return the error for a call that does not fit a signature.
+
+    - `owner`: the function or class that was called.
+    - `positional`, `named`: the number of arguments by position, and the names of the others.
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    by_position = [name for name, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    has_self = by_position[:1] in (["self"], ["cls"])
+    known = [name for name in parameters if not (has_self and name == by_position[0])]
+    unknown = [name for name in named if name not in parameters]
+    if unknown:
+        return ArgumentError(_unknown_argument(owner, unknown[0], known))
+    if positional > len(by_position):
+        taken = by_position[has_self:]
+        others = [name for name in known if name not in taken]
+        hint = f" Give the others by name: {listed_names(others)}." if others else ""
+        count = f"{len(taken)} argument{'s' * (len(taken) != 1)}"
+        return ArgumentError(
+            f"{owner} takes {count} by position ({listed_names(taken) or 'none'}), got"
+            f" {positional - has_self}.{hint}"
+        )
+    twice = [name for name in by_position[:positional] if name in named]
+    if twice:
+        return ArgumentError(f"{owner} got {twice[0]!r} twice: by position and by name.")
+    missing = [
+        name
+        for name in known
+        if parameters[name].default is inspect.Parameter.empty
+        and name not in (*named, *by_position[:positional])
+    ]
+    return ArgumentError(f"{owner} lacks {listed_names(missing)}, which has no default.")
+
+
+def _unknown_argument(owner: str, given: str, known: Collection[str]) -> str:
+    """Return the message for an argument of an unknown name."""
+    message = f"{owner} got an unexpected keyword argument {given!r}."
+    ours = [name for name in OTHER_NAMES.get(given, ()) if name in known]
+    if not ours and given in ELSEWHERE:
+        return f"{message} {ELSEWHERE[given]}"
+    near = ours[0] if ours else nearest_name(given, known, cutoff=0.6)
+    if near:
+        message += f" Did you mean {near!r}?"
+    return f"{message} It takes {listed_names(known, near or given) or 'nothing'}."
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the line of the user's code that led here, outside of onnxfit."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("onnxfit"):
+    """Issue a warning at the line of the user's code that led here.
+
+    That is the innermost line outside of onnxfit, of Python's library and of installed packages, or
+    outside of onnxfit alone if every other line is theirs.
+    """
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    fallback = None
+    while frame is not None:
+        if not _is_own(frame):
+            fallback = fallback or level
+            if not frame.f_code.co_filename.startswith(LIBRARY_FOLDERS):
+                break
         level, frame = level + 1, frame.f_back
+    if frame is None:
+        level = fallback or level
     warnings.warn(message, category, stacklevel=level)
+
+
+def _is_own(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__"))
+    return module == "onnxfit" or module.startswith("onnxfit.")

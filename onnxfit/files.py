@@ -6,9 +6,9 @@ import errno
 import math
 import os
 import reprlib
-import sys
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError, SettingError, listed_names
+from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
+CHECKPOINT_ENTRY = "onnxfit.json"  # in the zip archive of a checkpoint
 MAX_COUNT = 2**62  # so that adding to a count does not leave the range of int64
 
 
@@ -68,6 +70,34 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
+
+
+def kind_of_file(file: BinaryIO) -> str | None:
+    """Return what a file is, if it is a checkpoint or the model of another library; else None.
+
+    - `file`: an open file; its position changes.
+
+    >>> import io
+    >>> kind_of_file(io.BytesIO(b"\\x89HDF..."))
+    'HDF5'
+    """
+    start = file.read(4)
+    if start == b"\x89HDF":
+        return "HDF5"
+    if start[:1] == b"\x80":
+        return "pickle"
+    if start != b"PK\x03\x04":
+        return None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return "zip"
+    if CHECKPOINT_ENTRY in names:
+        return "checkpoint"
+    if any(name.endswith("data.pkl") for name in names):
+        return "PyTorch"
+    return "Keras" if "config.json" in names else "zip"
 
 
 def append_whole(file: BinaryIO, data: bytes) -> None:
@@ -185,13 +215,6 @@ class ValueType:
     accepts: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that a float can hold, infinities included."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= sys.float_info.max or value in (math.inf, -math.inf)
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
@@ -208,9 +231,9 @@ STEP = ValueType(
     "a number of steps, or -1",
     lambda value: _is_count(value) or (type(value) is int and value == -1),
 )
-NUMBER = ValueType("a number", _is_number)
-FIGURE = ValueType("a number or NaN", lambda value: _is_number(value) or _is_nan(value))
-RATE = ValueType("a finite number >= 0", lambda value: _is_number(value) and 0 <= value < math.inf)
+NUMBER = ValueType("a number", is_float)
+FIGURE = ValueType("a number or NaN", lambda value: is_float(value) or _is_nan(value))
+RATE = ValueType("a finite number >= 0", lambda value: is_float(value) and 0 <= value < math.inf)
 FLAG = ValueType("true or false", lambda value: isinstance(value, bool))
 TEXT = ValueType("text", lambda value: isinstance(value, str))
 ARRAY = ValueType("an array of numbers", lambda value: isinstance(value, np.ndarray))
@@ -268,8 +291,8 @@ def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> No
     missing = [name for name in types if name not in values]
     if missing:
         raise CheckpointError(
-            f"{place} lacks {', '.join(missing)}; it has"
-            f" {', '.join(map(str, values)) or 'nothing'}."
+            f"{place} lacks {listed_names(missing)}; it has"
+            f" {listed_names(values, missing[0]) or 'nothing'}."
         )
     for name, kind in types.items():
         if not kind.accepts(values[name]):

@@ -28,7 +28,13 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import SettingError, warn_user
+from onnxfit.errors import (
+    SettingError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest_name,
+    warn_user,
+)
 from onnxfit.graph import names
 from onnxfit.graph.labels import (
     adopt_sizes,
@@ -40,10 +46,24 @@ from onnxfit.graph.labels import (
     refuse_where,
 )
 from onnxfit.graph.opset import OPSET
-from onnxfit.graph.probabilities import decide_logits, probability_operator, without_mask
+from onnxfit.graph.probabilities import (
+    any_number_operator,
+    decide_logits,
+    probability_operator,
+    without_mask,
+)
 from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import check_number, is_finite, is_number, lookup, registry, shortened
+from onnxfit.registry import (
+    ChecksArguments,
+    check_number,
+    is_finite,
+    is_number,
+    lookup,
+    registry,
+    shortened,
+    snake_case,
+)
 
 __all__ = [
     "NLL",
@@ -76,11 +96,13 @@ LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
 GREATEST_EXPONENT = 40.0
+# Their losses are no formulas of ONNX operators
+OTHER_LIBRARIES = ("jax", "keras", "numpy", "optax", "sklearn", "tensorflow", "tf_keras", "torch")
 CLASS_LIMIT = 2**63  # class indices are int64 in the graph
 
 
 @dataclass(frozen=True)
-class Loss(ABC):
+class Loss(ChecksArguments, ABC):
     r"""Base class of every loss.
 
     A subclass returns $\ell$, one value per sample or per element, shape `(batch, ...)`. With
@@ -346,6 +368,7 @@ def get_loss(spec: LossLike) -> Loss:
         return spec
     if isinstance(spec, type) and issubclass(spec, Loss):
         return spec()
+    _refuse_other_library(spec)
     if callable(spec) and not isinstance(spec, type):
         try:
             inspect.signature(spec).bind(None, None, None)
@@ -363,6 +386,25 @@ def get_loss(spec: LossLike) -> Loss:
     )
 
 
+def _refuse_other_library(spec: Any) -> None:
+    """Raise SettingError for a loss of PyTorch, Keras or scikit-learn, with ours of its name."""
+    module = str(getattr(spec, "__module__", None) or "")
+    library = module.split(".")[0]
+    is_module = hasattr(spec, "forward") and hasattr(spec, "parameters")
+    if library not in OTHER_LIBRARIES and not is_module:
+        return
+    name = getattr(spec, "__name__", None) or type(spec).__name__
+    try:
+        ours = snake_case(type(get_loss(name)).__name__)
+    except UnknownNameError:
+        known = registry(__name__, Loss)  # type: ignore[type-abstract]
+        ours = nearest_name(name, known) or "mean_squared_error"
+    raise SettingError(
+        f"{name} computes on arrays or tensors, and a loss here builds ONNX nodes. Name the loss,"
+        f" loss={ours!r}, or write a function: lambda op, y_true, y_pred: op.Abs(y_true - y_pred)."
+    )
+
+
 @dataclass(frozen=True)
 class FunctionLoss(Loss):
     """A function `(op, y_true, y_pred) -> Value` as a Loss.
@@ -376,7 +418,15 @@ class FunctionLoss(Loss):
     function: LossFunction
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
-        loss = self.function(op, y_true, y_pred)
+        try:
+            loss = self.function(op, y_true, y_pred)
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedError(
+                f"{_name(self)} failed on the values of the graph: {error}\nA loss of your own is"
+                " built of op's ONNX operators and of + - * / ** abs, as in lambda op, y_true,"
+                " y_pred: op.Abs(y_true - y_pred). Functions of NumPy and PyTorch do not take"
+                " these values."
+            ) from error
         if not isinstance(loss, Value) or loss.dtype.kind != "f":
             raise SettingError(f"{_name(self)} returned {loss!r}: a loss is a Value of floats.")
         return loss
@@ -1006,6 +1056,14 @@ class NLL(ClassLoss):
     aliases = ("nll_loss", "negative_log_likelihood")
 
     def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        output = without_mask(y_pred.ir)
+        operator = probability_operator(output) or any_number_operator(output)
+        if operator not in (None, "LogSoftmax"):
+            _warn_once(
+                self,
+                f"takes log-probabilities, and the model's output comes from a {operator}: use"
+                " CrossEntropy, or end the model with LogSoftmax.",
+            )
         return -self.pick(op, y_pred, y_true)
 
 
@@ -1276,8 +1334,18 @@ def _takes_logits(loss: Any, y_pred: Value) -> bool:
         )
     else:
         return logits
-    warn_user(f"{type(loss).__name__}(from_logits={logits}) {text}")
+    _warn_once(loss, text, f"(from_logits={logits})")
     return logits
+
+
+def _warn_once(loss: Loss, text: str, setting: str = "") -> None:
+    """Warn of the output that a loss was put on.
+
+    One object warns once, since a Trainer builds several graphs, and has an object of its own.
+    """
+    if not vars(loss).get("_has_warned"):
+        object.__setattr__(loss, "_has_warned", True)
+        warn_user(f"{type(loss).__name__}{setting} {text}")
 
 
 # ---------------------------------------------------------------------- labels and settings

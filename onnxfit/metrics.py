@@ -12,8 +12,16 @@ from typing import Any, ClassVar, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import CheckpointError, DataError, SettingError, warn_user
-from onnxfit.registry import is_finite, is_number, lookup, registry, shortened, snake_case
+from onnxfit.errors import CheckpointError, DataError, SettingError, listed_names, warn_user
+from onnxfit.registry import (
+    ChecksArguments,
+    is_finite,
+    is_number,
+    lookup,
+    registry,
+    shortened,
+    snake_case,
+)
 
 __all__ = [
     "AUC",
@@ -42,7 +50,7 @@ MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
 
 
 @dataclass
-class Metric(ABC):
+class Metric(ChecksArguments, ABC):
     """Base class of every metric: `reset`, then `update` for each batch, then `result`.
 
     - `weighted`: count every row, or every label, by its sample weight, and put `weighted_` before
@@ -115,16 +123,18 @@ class Metric(ABC):
         return {name: value for name, value in vars(self).items() if name.startswith("_")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state` that `state_dict` returned. CheckpointError for one of another
-        form: nothing but the attributes that begin with an underscore is set.
+        """Continue from a `state` that `state_dict` returned.
+
+        Only attributes that begin with an underscore are set. CheckpointError for a state of
+        another form.
         """
         self.reset()
         own = {name for name in vars(self) if name.startswith("_")}
         foreign = [n for n in state if not n.startswith("_") or hasattr(type(self), n)]
         if not own <= set(state) or foreign:
             raise CheckpointError(
-                f"The metric {self.name!r} keeps {', '.join(sorted(own)) or 'nothing'}; the"
-                f" checkpoint has {', '.join(sorted(state)) or 'nothing'}."
+                f"The metric {self.name!r} keeps {listed_names(sorted(own)) or 'nothing'}; the"
+                f" checkpoint has {listed_names(sorted(state)) or 'nothing'}."
             )
         vars(self).update(state)
 

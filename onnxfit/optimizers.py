@@ -22,6 +22,7 @@ from onnxfit.errors import SettingError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.registry import (
+    ChecksArguments,
     check_number,
     is_finite,
     is_number,
@@ -54,7 +55,7 @@ OptimizerLike = Union[str, float, "Optimizer"]
 
 
 @dataclass(frozen=True)
-class Optimizer(ABC):
+class Optimizer(ChecksArguments, ABC):
     r"""Base class of every optimizer.
 
     - `learning_rate` $\eta \ge 0$: a number, a Schedule, or a callable that takes the number of

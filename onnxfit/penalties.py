@@ -15,13 +15,21 @@ import onnx
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.registry import is_finite, is_number, lookup, name_list, registry, shortened
+from onnxfit.registry import (
+    ChecksArguments,
+    is_finite,
+    is_number,
+    lookup,
+    name_list,
+    registry,
+    shortened,
+)
 
 __all__ = ["L1", "L2", "ElasticNet", "Penalty", "get_penalty", "penalties_for"]
 
 
 @dataclass(frozen=True)
-class Penalty(ABC):
+class Penalty(ChecksArguments, ABC):
     """Base class of every penalty: the cost of one weight, a scalar that is added to the loss.
 
     To write a penalty, subclass with a frozen dataclass whose `__call__` is the formula; the

@@ -24,7 +24,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 
-from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError
+from onnxfit.errors import OnnxfitError, SettingError, UnknownNameError, argument_error
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,15 +64,24 @@ def registry(module: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) -> T:
-    """Return an instance, with these `settings`, of the class that `known` has under `name`, under
-    the name in snake case or in lower case.
+    """Return an instance, with these `settings`, of the class that `known` has under `name`.
 
-    UnknownNameError with the nearest name; `kind` says in the message what was looked for.
+    Case, underscores, hyphens, spaces and a "loss" at the end do not matter, so that PyTorch's
+    "MSELoss" is "mse". UnknownNameError with the nearest name; `kind` says in the message what was
+    looked for.
     """
     for key in (name, snake_case(name), name.lower()):
         if key in known:
             return known[key](**settings)
+    bare = {_bare(key): cls for key, cls in known.items()}
+    if _bare(name) in bare:
+        return bare[_bare(name)](**settings)
     raise UnknownNameError(kind, name, known)
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case, without what libraries write differently."""
+    return re.sub(r"[-_ ]", "", name.lower()).removesuffix("loss")
 
 
 # ---------------------------------------------------------------------- settings
@@ -81,6 +90,11 @@ def lookup(kind: str, name: str, known: dict[str, type[T]], /, **settings: Any) 
 def is_number(value: object) -> bool:
     """Return whether `value` is a real number of Python or NumPy; a bool is not one."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def is_float(value: Any) -> bool:
+    """Return whether `value` is a real number that a float can hold, infinities included."""
+    return is_number(value) and (is_finite(value) or abs(value) == math.inf)
 
 
 def is_finite(value: float) -> bool:
@@ -176,7 +190,8 @@ def check_arguments(function: F) -> F:
         try:
             given = signature.bind(*positional, **named).arguments
         except TypeError:
-            return function(*positional, **named)  # which names the function in its TypeError
+            owner = _owner(function, positional)
+            raise argument_error(owner, signature, len(positional), named) from None
         for name, value in given.items():
             kind = kinds()[name]
             if not _fits(value, kind):
@@ -189,9 +204,53 @@ def check_arguments(function: F) -> F:
     return typing.cast("F", checked)
 
 
+class ChecksArguments:
+    """Base of classes whose constructor explains an argument that it does not take.
+
+    It serves dataclasses, whose constructors are generated and so have no decorator.
+    """
+
+    def __new__(cls: type[T], *positional: Any, **named: Any) -> T:
+        signature = _constructor_signature(cls.__init__)
+        try:
+            # A copy is made without arguments, and gets its attributes afterwards.
+            if positional or named:
+                signature.bind(None, *positional, **named)
+        except TypeError:
+            raise argument_error(cls.__name__, signature, len(positional) + 1, named) from None
+        return object.__new__(cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _constructor_signature(constructor: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(constructor)
+
+
+def checks_names(function: F) -> F:
+    """Explain arguments that a function does not take; the function checks their values itself.
+
+    - `function`: a function, method or constructor.
+
+    ArgumentError: an argument has an unknown name, is one too many, or is missing.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*positional: Any, **named: Any) -> Any:
+        try:
+            signature.bind(*positional, **named)
+        except TypeError:
+            owner = _owner(function, positional)
+            raise argument_error(owner, signature, len(positional), named) from None
+        return function(*positional, **named)
+
+    return typing.cast("F", checked)
+
+
 def name_list(setting: str, names: Any) -> list[str]:
-    """Return one name or several as a list. SettingError, which names the `setting`, for anything
-    else.
+    """Return one name or several as a list.
+
+    SettingError, which names the `setting`, for anything else.
     """
     listed = [names] if isinstance(names, str) else names
     if not _fits(listed, Sequence[str]):
@@ -279,10 +338,6 @@ def _describe(kind: Any) -> str:
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def _is_float(value: Any) -> bool:
-    return is_number(value) and (is_finite(value) or abs(value) == math.inf)
-
-
 def _is_flag(value: Any) -> bool:
     return isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1))
 
@@ -294,7 +349,7 @@ _PLAIN_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     type(None): (lambda value: value is None, "None"),
     bool: (_is_flag, "True or False"),
     int: (lambda value: isinstance(value, numbers.Integral), "a whole number"),
-    float: (_is_float, "a number"),
+    float: (is_float, "a number"),
     str: (lambda value: isinstance(value, str), "a string"),
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Union
 
 from onnxfit.errors import SettingError
-from onnxfit.registry import check_number, is_finite, is_number, shortened
+from onnxfit.registry import ChecksArguments, check_number, is_finite, is_number, shortened
 
 __all__ = [
     "Constant",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Schedule(ABC):
+class Schedule(ChecksArguments, ABC):
     """Base class of every schedule: `schedule(step)` is the learning rate of update number `step`,
     counted from 0.
 

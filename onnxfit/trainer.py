@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
-
-import numpy.typing as npt
 
 from onnxfit.callbacks.callback import Callback, CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
-from onnxfit.data import Batch, Source
 from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
+from onnxfit.data.weights import balanced_class_weight
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.quantized import warn_of_quantized
@@ -24,7 +22,7 @@ from onnxfit.graph.sharing import warn_of_merged_weights
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
-from onnxfit.registry import check_arguments, shortened
+from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
 from onnxfit.runtime.device import Device
@@ -32,8 +30,8 @@ from onnxfit.step.objectives import Losses, Metrics
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
-from onnxfit.training.adapting import adapter_for
 from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.saved import SavedTrainer, matching_this_version
 
@@ -49,7 +47,7 @@ class Trainer(SavedTrainer):
     - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
       every float initializer that is a weight. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
-      loss; None if the model has a scalar output `loss` of its own.
+      loss; None if the model has a scalar output `loss` of its own, or only predicts.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
       `{"l1": a, "l2": b}`.
     - `optimizer`: a name, an Optimizer, or a number: SGD with that learning rate.
@@ -96,6 +94,7 @@ class Trainer(SavedTrainer):
     {'slope': 3.0, 'bias': 1.0}
     """
 
+    @checks_names
     def __init__(
         self,
         model_onnx: ModelSource,
@@ -146,11 +145,12 @@ class Trainer(SavedTrainer):
         validation_split: float = 0.0,
         validation_freq: int | Sequence[int] = 1,
         callbacks: Callback | Iterable[Callback] | None = (),
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: Mapping[int, float] | str | None = None,
         shuffle: bool = True,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
         verbose: int | str = "auto",
     ) -> History:
         """Train, and return the History; every argument means what it means in Keras.
@@ -168,20 +168,22 @@ class Trainer(SavedTrainer):
         - `validation_split`: fraction of the rows, the last ones, in the place of that.
         - `validation_freq`: n for every n-th epoch, or a list of epochs counted from 1.
         - `callbacks`: Callbacks, called in the order of their phases.
-        - `class_weight`: label -> factor of the loss for its rows.
+        - `class_weight`: label -> factor of the loss for its rows; or "balanced", rows / (classes *
+          rows of the label), if `y` is an array.
         - `shuffle`: whether each epoch has an order of rows of its own.
         - `initial_epoch`: epochs to count as done.
         - `steps_per_epoch`, `validation_steps`: number of batches, if not all of the data.
+        - `validation_batch_size`: rows of a batch of the validation data, if not `batch_size`.
         - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch; "auto" 1 in a terminal or
           notebook, else 2.
 
         A DataError or SettingError is raised before the first step; weights, optimizer and history
         are then as before.
         """
-        if validation_steps is not None and not 1 <= validation_steps < 2**63:
-            raise SettingError(
-                f"validation_steps is at least 1, got {shortened(validation_steps)}."
-            )
+        check_steps("validation_steps", validation_steps)
+        refuse_number(sample_weight, "fit")
+        if epochs < 0:
+            raise SettingError(f"epochs is at least 0, got {shortened(epochs)}.")
         if validation_split:
             if validation_data is not None:
                 raise SettingError("Give validation_data or validation_split, not both.")
@@ -189,6 +191,8 @@ class Trainer(SavedTrainer):
                 x, y, sample_weight, validation_split
             )
         is_due = validation_due(validation_freq)
+        if isinstance(class_weight, str):
+            class_weight = balanced_class_weight(class_weight, y)
         with self._training.fitting(), ExitStack() as stack:
             training = stack.enter_context(
                 self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
@@ -196,7 +200,8 @@ class Trainer(SavedTrainer):
             validation = None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
-                data = stack.enter_context(self._source(*arrays, batch_size, "validation"))
+                size = batch_size if validation_batch_size is None else validation_batch_size
+                data = stack.enter_context(self._source(*arrays, size, "validation"))
                 validation = Validation(data, is_due, validation_steps)
             callbacks = as_list(callbacks)
             for callback in callbacks:
@@ -217,41 +222,6 @@ class Trainer(SavedTrainer):
             called = CallbackList(self, [*callbacks, history, *bars], params, pending.callbacks)
             return FitLoop(self, batches, validation, called, pending).run(epochs, history)
 
-    @check_arguments
-    def evaluate(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        *,
-        batch_size: int = 32,
-        callbacks: Callback | Iterable[Callback] | None = (),
-    ) -> dict[str, Any]:
-        """Return loss and metrics over a data set, exact whatever the batch size.
-
-        A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
-        `x`, `y`, `sample_weight`, `batch_size` and `callbacks` are as in `fit`. The figures are
-        floats; a confusion matrix is an array.
-        """
-        with (
-            self._source(x, y, sample_weight, batch_size, "evaluation") as data,
-            self._calling(callbacks) as called,
-        ):
-            return dict(self._evaluate_source(data, called))
-
-    @check_arguments
-    def predict(
-        self, x: Any, *, batch_size: int = 32, callbacks: Callback | Iterable[Callback] | None = ()
-    ) -> Any:
-        """Return the model's outputs for every row, in the order of the rows.
-
-        `x`, `batch_size` and `callbacks` are as in `fit`. One output is an array, several are a
-        dict. The trained model is compiled for it, so that it predicts as the exported file does;
-        `predict_on_batch` does not compile.
-        """
-        with self._source(x, None, None, batch_size, "prediction") as data:
-            return self._predict(data, callbacks, self._backend.deployed)
-
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Take one step on the rows of `x`, `y`, `sample_weight`.
 
@@ -263,19 +233,6 @@ class Trainer(SavedTrainer):
                 tracker.reset()
                 self._step(batch, self.learning_rate, tracker)
             return tracker.results()
-
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
-        with (
-            self._single_batches.source("evaluation", x, y, sample_weight) as data,
-            self._calling(()) as called,
-        ):
-            return dict(self._evaluate_source(data, called))
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
-        with self._single_batches.source("prediction", x) as data:
-            return self._predict(data, (), lambda: self._backend.predict)
 
     # ------------------------------------------------------------------ training by hand
 
@@ -345,43 +302,6 @@ class Trainer(SavedTrainer):
         return trainer
 
     # ------------------------------------------------------------------ inside
-
-    def _source(
-        self,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        batch_size: int,
-        purpose: str,
-        shuffle: bool = False,
-        class_weight: Mapping[int, float] | None = None,
-    ) -> Source:
-        adapter = adapter_for(self._recipe, purpose, self.seed, class_weight)
-        return adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
-
-    def _predict(
-        self,
-        data: Source,
-        callbacks: Callback | Iterable[Callback] | None,
-        make_run: Callable[[], Callable[[Batch], dict[str, npt.NDArray[Any]]]],
-    ) -> Any:
-        with self._calling(callbacks) as called:
-            outputs = self._predict_source(data, called, make_run)
-        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
-
-    @contextmanager
-    def _calling(self, callbacks: Callback | Iterable[Callback] | None) -> Iterator[CallbackList]:
-        """Call the callbacks of an evaluation or prediction, and close them at its end."""
-        outer = self._thread.callbacks  # a callback of a fit may evaluate
-        inner = self._thread.callbacks = CallbackList(self, as_list(callbacks))
-        try:
-            yield inner
-        except BaseException as error:
-            inner.on_exception(error)
-            raise
-        finally:
-            self._thread.callbacks = outer
-            inner.on_close()
 
     def _require_manual(self) -> ManualTraining:
         if self._manual is None:

@@ -1029,7 +1029,7 @@ def test_an_unknown_name_suggests_the_nearest():
         UnknownNameError,
         match=(
             r"^No loss is called 'cross_entrpy'. Did you mean 'cross_entropy'\? Known:"
-            r" absolute_error, "
+            r" cross_entropy, .* and \d+ more\.$"
         ),
     ):
         get_loss("cross_entrpy")
@@ -1113,6 +1113,21 @@ def test_probabilities_taken_for_logits_are_noticed(loss, op_type, message):
     else:
         with pytest.warns(UserWarning, match=message):
             loss.reduce(op, y_true, y_pred, None)
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Neg"])
+def test_only_log_probabilities_are_right_for_nll(op_type, recwarn):
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="g"))
+    y_pred = getattr(op, op_type)(op.input("x", np.float32, (5, 4)))
+    y_true = op.input("y_true", np.int64, (5,))
+    loss = NLL()
+    loss.reduce(op, y_true, y_pred, None)
+    loss.reduce(op, y_true, y_pred, None)
+    messages = [str(warning.message) for warning in recwarn]
+    expected = "NLL takes log-probabilities, and the model's output comes from a Softmax"
+    assert [message.startswith(expected) for message in messages] == (
+        [True] if op_type == "Softmax" else []
+    )
 
 
 def test_logits_taken_for_probabilities_are_noticed():

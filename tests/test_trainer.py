@@ -519,11 +519,6 @@ class TestRefusals:
                 r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'",
             ),
             (
-                {},
-                SettingError,
-                r"loss=None needs a model with a scalar output 'loss'; its outputs are y",
-            ),
-            (
                 {"loss": "mse", "metrics": ["mse", "mse"]},
                 SettingError,
                 r"Two metrics are called 'mse'",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Union
 
 from onnxfit.callbacks.background import SavingCallback
 from onnxfit.callbacks.checks import require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import CheckpointError
+from onnxfit.errors import CheckpointError, warn_user
 from onnxfit.files import remove_leftovers, require_path
 from onnxfit.registry import check_arguments
 
@@ -99,10 +98,8 @@ class BackupAndRestore(SavingCallback):
             try:
                 trainer.restore(path)
             except CheckpointError as error:
-                warnings.warn(
-                    f"The backup {str(path)!r} cannot be read; the one before is tried. {error}",
-                    UserWarning,
-                    stacklevel=3,
+                warn_user(
+                    f"The backup {str(path)!r} cannot be read; the one before is tried. {error}"
                 )
             else:
                 self._readable = [path]

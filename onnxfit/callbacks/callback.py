@@ -21,15 +21,15 @@ The loop calls the hooks in this order:
 
 from __future__ import annotations
 
-import difflib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy.typing as npt
 
+from onnxfit.callbacks.hooks import TrainerByOtherName, check_hooks, older_hook
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, warn_user
 from onnxfit.runtime.backends import get_backend
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Callback:
 
     Before the first hook runs, three attributes are set:
 
-    - `trainer`: the Trainer.
+    - `trainer`: the Trainer. `model` is another name for it, as in Keras.
     - `params`: `{"epochs", "steps", "verbose"}` of the running `fit`; `steps` is None where the
       number of batches is unknown.
     - `callbacks`: the CallbackList in which this callback runs.
@@ -55,6 +55,9 @@ class Callback:
     - `epoch`, `batch`: integers that count from 0.
     - `logs`: a read-only mapping of metric names to Python floats. `self.trainer.log(name, value)`
       adds a value for every callback that comes later in the list.
+
+    Keras's older `on_batch_begin` and `on_batch_end` are called too, in the place of
+    `on_train_batch_begin` and `on_train_batch_end`.
 
     `phase` is a class attribute: "monitor", "checkpoint", "backup" or "logger". Callbacks run in
     the order of their phases, and within a phase in the order of the list.
@@ -67,9 +70,13 @@ class Callback:
 
     phase: ClassVar[str] = "monitor"
 
+    # Whether a callback of onnxfit adds figures to the logs; every other callback may.
+    logs_figures: ClassVar[bool] = False
+
     trainer: Trainer
     params: dict[str, Any]
     callbacks: CallbackList
+    model = TrainerByOtherName()
 
     @property
     def state_key(self) -> str:
@@ -108,7 +115,9 @@ class Callback:
 
         - `hook`: the name of a hook, such as "on_train_batch_end".
         """
-        return getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook)
+        if getattr(getattr(self, hook), "__func__", None) is not getattr(Callback, hook):
+            return True
+        return older_hook(self, hook) is not None
 
     def prepare(self, trainer: Trainer) -> None:
         """Act before `fit` decides at which epoch and batch to begin, e.g. call `trainer.restore`.
@@ -134,12 +143,18 @@ class Callback:
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         """Called before every training `batch`, counted from 0; `logs` is empty."""
+        older = older_hook(self, "on_train_batch_begin")
+        if older is not None:
+            older(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         """Called after every training `batch`.
 
         `logs` has the means since the epoch began, and `batch_loss`, the loss of this batch alone.
         """
+        older = older_hook(self, "on_train_batch_end")
+        if older is not None:
+            older(batch, logs)
 
     def on_test_begin(self, logs: Logs) -> None:
         """Called before every evaluation or validation; `logs` is empty."""
@@ -183,7 +198,12 @@ class Callback:
         """Called last, whether training ended normally or not: the place to close files."""
 
 
-HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+# Hook -> names of its arguments
+HOOKS = {
+    name: tuple(inspect.signature(method).parameters)[1:]
+    for name, method in vars(Callback).items()
+    if name.startswith("on_")
+}
 
 
 class CallbackList:
@@ -194,14 +214,20 @@ class CallbackList:
     - `params`: the dict that every callback gets as its attribute.
     - `states`: state_key -> state, loaded into the callbacks it names.
 
+    `figures` are the names that the logs of an epoch's end will have, and `batch_figures` those of
+    a batch's end; None where `fit` has not said so. Callbacks may log others.
+
     `on_train_begin` and the other hooks call the hook of every callback; `epoch`, `batch`, `logs`,
     `gradients` and `exception` are its arguments. For every hook there is a tuple of the methods
     that listen to it: `train_batch_end` for `on_train_batch_end`. Where the tuple is empty, the
     loop need not prepare logs.
 
     SettingError: an entry is not a Callback, two have the same state_key, or a callback overrides a
-    hook that `trainer.backend` never calls.
+    hook that `trainer.backend` never calls, misspells a hook, or does not take its arguments.
     """
+
+    figures: Collection[str] | None = None
+    batch_figures: Collection[str] | None = None
 
     train_begin: tuple[Callable[[Logs], None], ...]
     train_end: tuple[Callable[[Logs], None], ...]
@@ -397,11 +423,7 @@ class CallbackList:
         if errors and not self._failed:
             raise errors[0][1]
         for callback, failure in errors:
-            warnings.warn(
-                f"{type(callback).__name__}.{hook} failed with {failure!r}.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warn_user(f"{type(callback).__name__}.{hook} failed with {failure!r}.", RuntimeWarning)
 
 
 def as_list(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
@@ -423,13 +445,7 @@ def _check(callbacks: list[Any], backend: str) -> None:
             raise SettingError(
                 f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."
             )
-        for method in {method for method in dir(callback) if method.startswith("on_")} - set(HOOKS):
-            near = difflib.get_close_matches(method, HOOKS, 1, 0)[0]
-            warnings.warn(
-                f"{name}.{method} is no hook and is never called; did you mean {near}?",
-                UserWarning,
-                stacklevel=4,
-            )
+        check_hooks(callback, HOOKS)
         if callback.state_key in keys:
             raise SettingError(
                 f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint"

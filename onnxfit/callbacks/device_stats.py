@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from time import monotonic, process_time
+from typing import ClassVar
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
@@ -25,6 +26,8 @@ class DeviceStats(Callback):
 
     >>> stats = DeviceStats()
     """
+
+    logs_figures: ClassVar[bool] = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
         self._samples_before = self.trainer.samples_seen

@@ -39,7 +39,8 @@ class EarlyStopping(StatefulCallback):
     Afterwards `stopped_epoch` is the epoch that stopped training, from 0 (0 if none did), `best`
     and `best_epoch` are the best value and its epoch (None before the first), and
     `trainer.stop_reason` gives the reason with the numbers. Every `fit` begins with a fresh state
-    unless a saved state was loaded. SettingError: a setting is out of its range.
+    unless a saved state was loaded. SettingError: a setting is out of its range, or, before the
+    first step, nothing that the `fit` computes can ever be called `monitor`.
 
     >>> stopping = EarlyStopping("val_accuracy", patience=3, restore_best_weights=True)
     >>> EarlyStopping(patience=-1)
@@ -98,6 +99,7 @@ class EarlyStopping(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         require_weights(self, "best_weights", self.best_weights or {})
+        self.monitor.require(self.callbacks)
         self.monitor.start(self.trainer)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

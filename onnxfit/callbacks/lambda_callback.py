@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onnxfit.callbacks.callback import HOOKS, Callback
+from onnxfit.callbacks.hooks import OLDER_NAMES
 from onnxfit.errors import UnknownNameError
 from onnxfit.registry import check_arguments
 
@@ -30,7 +31,7 @@ class LambdaCallback(Callback):
     @check_arguments
     def __init__(self, **hooks: Callable[..., Any] | None) -> None:
         for name, function in hooks.items():
-            if name not in HOOKS:
+            if name not in HOOKS and name not in OLDER_NAMES.values():
                 raise UnknownNameError("hook", name, HOOKS)
             if function is not None:
                 setattr(self, name, function)

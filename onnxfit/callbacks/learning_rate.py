@@ -88,7 +88,8 @@ class ReduceLROnPlateau(StatefulCallback):
     - `min_lr` >= 0: the learning rate never goes below this.
 
     Every `fit` begins with a fresh state unless a saved state was loaded. SettingError (a
-    ValueError): a setting is out of its range. TypeError, before training: a Schedule drives the
+    ValueError): a setting is out of its range, or, before the first step, nothing that the `fit`
+    computes can ever be called `monitor`. TypeError, before training: a Schedule drives the
     optimizer's learning rate.
 
     >>> reduce = ReduceLROnPlateau(factor=0.5, patience=3)
@@ -138,6 +139,7 @@ class ReduceLROnPlateau(StatefulCallback):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         _require_constant_rate(self, "ReduceLROnPlateau")
+        self.monitor.require(self.callbacks)
         self.monitor.start(self.trainer)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError
@@ -21,6 +23,8 @@ class LearningRateMonitor(Callback):
 
     >>> rates = LearningRateMonitor()
     """
+
+    logs_figures: ClassVar[bool] = True
 
     @check_arguments
     def __init__(self, name: str = "lr") -> None:

@@ -71,7 +71,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     is after the epoch, this one included. Every `fit` begins with a fresh state unless a saved
     state was loaded.
 
-    SettingError: a setting is out of its range. UnknownNameError (a KeyError) at the first save:
+    SettingError: a setting is out of its range, or, before the first step, no figure that decides
+    what is saved can ever be called `monitor`. UnknownNameError (a KeyError) at the first save:
     the template names a metric that the logs lack. CheckpointError: a file could not be written;
     with `background=True` it is raised by the next save or at the end of training.
 
@@ -228,8 +229,18 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
             ) from error
 
     def listens(self, hook: str) -> bool:
-        by_batch = self.every_n_steps is not None or self.save_freq != "epoch"
-        return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
+        if hook == "on_train_batch_end" and not self._saves_at_batches:
+            return False
+        return super().listens(hook)
+
+    @property
+    def _saves_at_batches(self) -> bool:
+        return self.every_n_steps is not None or self.save_freq != "epoch"
+
+    @property
+    def _monitor_decides(self) -> bool:
+        """Whether the monitored metric decides what is saved."""
+        return bool(self.save_best_only or self.top_k or self.initial_value_threshold is not None)
 
     def reset(self) -> None:
         self.best_model_path: str | None = None
@@ -242,6 +253,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
+        if self._monitor_decides:
+            self.monitor.require(self.callbacks, at_batches=self._saves_at_batches)
         self.monitor.start(self.trainer)
         remove_leftovers(Path(self.last_path).parent)
         # A loaded state whose step is the trainer's was read from one of the files of that step:
@@ -323,7 +336,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
 
         The monitor warns of an absent metric only where the metric decides what is saved.
         """
-        decides = self.save_best_only or self.top_k or self.initial_value_threshold is not None
+        decides = self._monitor_decides
         score = self.monitor.read(logs) if decides else logs.get(self.monitor.name)
         return None if score is None or math.isnan(score) else score
 

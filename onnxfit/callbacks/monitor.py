@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING
 
+from onnxfit.callbacks.callback import HOOKS
 from onnxfit.callbacks.checks import require_at_least
 from onnxfit.callbacks.logs import Logs
-from onnxfit.errors import SettingError
+from onnxfit.errors import SettingError, listed_names, nearest_name, warn_user
 
 if TYPE_CHECKING:
+    from onnxfit.callbacks.callback import Callback, CallbackList
     from onnxfit.trainer import Trainer
 
 __all__: list[str] = []  # no class of the public package
@@ -49,17 +50,44 @@ class Monitor:
         self.direction = trainer.monitor_mode(self.name) if self.mode == "auto" else self.mode
         self._warned = False
 
+    def require(self, callbacks: CallbackList, *, at_batches: bool = False) -> None:
+        """Raise SettingError if the running `fit` can never compute the metric.
+
+        A metric that another callback may log passes, and so does one that is computed after some
+        epochs only.
+
+        - `callbacks`: those of the `fit`.
+        - `at_batches`: the metric is read at the ends of batches, not of epochs.
+        """
+        figures = callbacks.batch_figures if at_batches else callbacks.figures
+        if figures is None or self.name in figures or any(map(may_log, callbacks)):
+            return
+        own = self.name.removeprefix("val_")
+        if own != self.name and own in figures:
+            problem = "this fit has no validation data"
+            fix = "pass validation_data or validation_split"
+            if at_batches:
+                problem = "batches have no validation figures"
+                fix = "save after epochs"
+            raise SettingError(
+                f"{self.owner} monitors {self.name!r}, and {problem}: {fix}, or monitor {own!r}."
+            )
+        near = nearest_name(self.name, figures)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise SettingError(
+            f"{self.owner} monitors {self.name!r}, which this fit never computes.{hint} It computes"
+            f" {listed_names(figures, self.name)}; Trainer(..., metrics=[...]) adds metrics."
+        )
+
     def read(self, logs: Logs) -> float | None:
         """Return the metric's value, or None, with one warning a `fit`, where `logs` lack it."""
         if self.name in logs:
             return logs[self.name]
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"{self.owner} monitors {self.name!r}, which was not computed here; available:"
-                f" {', '.join(logs) or 'nothing'}. Such epochs are passed over.",
-                UserWarning,
-                stacklevel=2,
+                f" {', '.join(logs) or 'nothing'}. Such epochs are passed over."
             )
         return None
 
@@ -78,3 +106,15 @@ class Monitor:
     def worse(self, value: float, threshold: float) -> bool:
         """Return whether `value` is strictly worse than `threshold`; `min_delta` plays no role."""
         return value > threshold if self.direction == "min" else value < threshold
+
+
+def may_log(callback: Callback) -> bool:
+    """Return whether a callback may add figures to the logs.
+
+    Those of onnxfit say so; every hook that is written elsewhere may.
+    """
+    if callback.logs_figures:
+        return True
+    hooks = [getattr(callback, hook) for hook in HOOKS if callback.listens(hook)]
+    modules = [getattr(hook, "__module__", None) or "" for hook in hooks]
+    return not all(module.startswith("onnxfit.") for module in modules)

@@ -18,7 +18,8 @@ class ThresholdStop(Callback):
       nothing.
     - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
 
-    `trainer.stop_reason` names the metric. SettingError: an unknown mode.
+    `trainer.stop_reason` names the metric. SettingError: an unknown mode, or, before the first
+    step, a `monitor` that the `fit` can never compute.
 
     >>> stop = ThresholdStop("val_accuracy", threshold=0.95)
     """
@@ -33,6 +34,7 @@ class ThresholdStop(Callback):
         return f"ThresholdStop({self.monitor.name}, {self.threshold})"
 
     def on_train_begin(self, logs: Logs) -> None:
+        self.monitor.require(self.callbacks)
         self.monitor.start(self.trainer)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:

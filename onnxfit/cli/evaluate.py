@@ -8,7 +8,7 @@ import click
 
 from onnxfit.cli import arrays, options, settings
 from onnxfit.cli.config import config_option
-from onnxfit.cli.models import is_checkpoint
+from onnxfit.cli.models import is_checkpoint, require_loss
 from onnxfit.trainer import Trainer
 
 __all__ = ["evaluate"]
@@ -47,7 +47,7 @@ def evaluate(
     if metrics:
         trainer_settings["metrics"] = settings.parse_metrics(metrics)
     make_trainer = Trainer.load if is_checkpoint(model) else Trainer
-    trainer = make_trainer(model, **trainer_settings)
+    trainer = require_loss(make_trainer(model, **trainer_settings))
     request = arrays.DataRequest(arrays.inputs_of(trainer.model), list(trainer.objectives), label)
     figures = trainer.evaluate(*arrays.read(data, request), batch_size=batch_size)
     options.print_figures(figures, as_json)

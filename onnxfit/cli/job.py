@@ -26,6 +26,7 @@ from onnxfit.callbacks import (
     file_template,
 )
 from onnxfit.cli import arrays, settings
+from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import write_atomically
@@ -218,7 +219,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
 
 
 def _trainer(fit_options: Options) -> Trainer:
-    return Trainer(
+    trainer = Trainer(
         fit_options["model"],
         weights=list(fit_options["weights"]) or None,
         loss=settings.parse_loss(fit_options["loss"]),
@@ -227,6 +228,7 @@ def _trainer(fit_options: Options) -> Trainer:
         metrics=settings.parse_metrics(fit_options["metrics"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     )
+    return require_loss(trainer)
 
 
 def _early_stopping(fit_options: Options) -> EarlyStopping | None:

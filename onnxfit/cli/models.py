@@ -12,7 +12,8 @@ import onnx
 
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
-from onnxfit.errors import ModelError
+from onnxfit.errors import ModelError, SettingError
+from onnxfit.graph.names import LOSS
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.tensors import write_model
 from onnxfit.graph.weights import all_weights
@@ -21,6 +22,7 @@ from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import join_batches
+from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
 # Settings that a checkpoint cannot hold if they were classes of the user's own: it holds no code.
@@ -70,3 +72,13 @@ def predict(
             for name, array in run_on(session, batch).prediction().items():
                 batches[name].append(array)
     return {name: join_batches(arrays) for name, arrays in batches.items()}
+
+
+def require_loss(trainer: Trainer) -> Trainer:
+    """Return the trainer; SettingError if it has no loss, before its data is read."""
+    if not trainer.objectives and all(v.name != LOSS for v in trainer.model.graph.output):
+        raise SettingError(
+            f"The model has no output {LOSS!r} of its own. Name a loss, such as --loss"
+            " cross_entropy."
+        )
+    return trainer

@@ -138,10 +138,39 @@ def checked_class_weight(
     return weights
 
 
-def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
-    """Return a float32 weight for each row by its class, 1 for classes without a weight.
+def balanced_class_weight(word: str, labels: Any) -> dict[int, float]:
+    """Return the weight of each class that gives all classes the same weight in sum.
 
-    The class is the integer label, or the position of the 1 in a one-hot row.
+    It is `rows / (classes * rows of the class)`, as in scikit-learn. SettingError for another
+    `word` than "balanced", or where `labels` are no array. DataError for labels that are no
+    classes.
+    """
+    if word != "balanced":
+        raise SettingError(
+            f"class_weight is a dict class number -> weight, or 'balanced', got {word!r}."
+        )
+    if isinstance(labels, Mapping) and len(labels) == 1:
+        labels = next(iter(labels.values()))
+    if labels is None or isinstance(labels, (Mapping, tuple)):
+        raise SettingError(
+            "class_weight='balanced' counts the classes in y, which is no array here: pass y as an"
+            " array, or a dict class number -> weight."
+        )
+    classes, counts = np.unique(class_numbers(as_array(labels, "y")), return_counts=True)
+    weights = counts.sum() / (len(classes) * counts)
+    return {int(label): float(weight) for label, weight in zip(classes, weights)}
+
+
+def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
+    """Return a float32 weight for each row by its class, 1 for classes without a weight."""
+    classes, inverse = np.unique(class_numbers(labels), return_inverse=True)
+    return np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)[inverse]
+
+
+def class_numbers(labels: Array) -> Array:
+    """Return the class of each row: its integer label, or the position of the 1 in a one-hot row.
+
+    DataError for other labels.
     """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -153,8 +182,7 @@ def weights_by_class(labels: Array, class_weight: Mapping[int, float]) -> Array:
             "class_weight needs integer classes (n,) or one-hot rows (n, classes), got"
             f" {labels.dtype} of shape {labels.shape}."
         )
-    classes, inverse = np.unique(labels, return_inverse=True)
-    return np.array([class_weight.get(int(c), 1.0) for c in classes], np.float32)[inverse]
+    return labels
 
 
 def _is_one_hot(labels: Array) -> bool:

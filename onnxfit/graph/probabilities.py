@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-# Operators whose result is probabilities if their first input is.
-PRESERVING = {
+# Operators that move, copy, round or average numbers: their result is probabilities if their first
+# input is, and any number if that is.
+MOVING = {
+    "AveragePool",
     "Cast",
-    "Div",
+    "CastLike",
+    "DepthToSpace",
+    "DequantizeLinear",
+    "Dropout",
+    "Expand",
     "Flatten",
     "Gather",
+    "GatherElements",
+    "GatherND",
+    "GlobalAveragePool",
     "Identity",
     "LpNormalization",
+    "QuantizeLinear",
+    "ReduceMean",
     "Reshape",
+    "Resize",
     "Slice",
+    "Split",
     "Squeeze",
+    "Tile",
     "Transpose",
     "Unsqueeze",
+    "Upsample",
 }
+# The same of probabilities only
+PRESERVING = {*MOVING, "Clip", "Div"}
 # Operators whose result may be any number.
 ANY_NUMBER = {"Add", "Conv", "ConvTranspose", "Gemm", "LogSoftmax", "MatMul"}
 ARITHMETIC = {"Add", "Div", "Mul", "Sub"}
+MAX_DEPTH = 8  # sums and products between an output and the operators that bound it
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -79,34 +99,119 @@ def without_mask(value: ir.Value) -> ir.Value:
     return node.inputs[1] or value
 
 
+def any_number_operator(value: ir.Value | None) -> str | None:
+    """Return the operator after which a value may be any number, or None where that is unknown."""
+    node = _any_number(value)
+    return None if node is None else node.op_type
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """A bound of a value without negative elements.
+
+    `largest` bounds the elements. `operator` and `node` make them of probabilities; both are None
+    for a constant.
+    """
+
+    largest: float
+    operator: str | None = None
+    node: ir.Node | None = None
+
+
 def _probabilities(value: ir.Value | None) -> tuple[str, ir.Node] | None:
     """Return the operator that makes a value probabilities, and its node."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain != "":
+    bounded = _bounded(value, MAX_DEPTH)
+    if bounded is None or bounded.operator is None or bounded.node is None:
         return None
+    is_probable = bounded.largest <= 1 + ROUNDING
+    return (bounded.operator, bounded.node) if is_probable else None
+
+
+def _bounded(value: ir.Value | None, depth: int) -> _Bounded | None:
+    """Return a bound of a value that is computed from probabilities, or is a constant."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        number = float(tensor.numpy().reshape(-1)[0]) if tensor.size == 1 else -1.0
+        return _Bounded(number) if number >= 0 else None
+    node = None if value is None else value.producer()
+    if node is None or node.domain != "" or not depth:
+        return None
+    operator = _softmax_or_sigmoid(node)
+    if operator is not None:
+        return _Bounded(1.0, operator, node)
+    if node.op_type in PRESERVING:
+        return _quotient(node, depth) if node.op_type == "Div" else _bounded(node.inputs[0], depth)
+    if node.op_type == "Sub" and _is_constant(node.inputs[0]):
+        other = _probabilities(node.inputs[1])
+        return _Bounded(1.0, *other) if other else None  # 1 - p, the first of two classes
+    return _combined(node, depth - 1)
+
+
+def _softmax_or_sigmoid(node: ir.Node) -> str | None:
+    """Return "Softmax" or "Sigmoid" if a node computes one, perhaps spelled out."""
     first = node.inputs[0] if node.inputs else None
     if node.op_type in ("Sigmoid", "Softmax"):
-        return node.op_type, node
+        return node.op_type
     if node.op_type == "Reciprocal" and any(_computes(v, "Exp") for v in _summands(first)):
-        return "Sigmoid", node  # 1 / (1 + e^(-x))
-    if node.op_type == "Div" and _computes(first, "Add"):
-        # Converters add a small number to the divisor, so that it is never 0.
-        return _probabilities(_summands(first)[0])
-    if node.op_type in PRESERVING:
-        return _probabilities(first)
-    if node.op_type == "Sub" and _is_constant(first):
-        return _probabilities(node.inputs[1])  # 1 - p, the first of two classes
-    if node.op_type == "Concat":
-        operators = [_probabilities(v) for v in dict.fromkeys(node.inputs)]
-        return operators[0] if all(operators) else None
+        return "Sigmoid"  # 1 / (1 + e^(-x))
+    if node.op_type == "Exp" and _computes(first, "LogSoftmax"):
+        return "Softmax"
+    if node.op_type == "Div" and _computes(first, "Exp") and _sums(node.inputs[1], first):
+        return "Softmax"  # e^x / sum e^x
     return None
+
+
+def _quotient(node: ir.Node, depth: int) -> _Bounded | None:
+    """Return the bound of a Div, which is taken to normalize unless it divides by a constant."""
+    first, second = node.inputs
+    if _computes(first, "Add"):
+        # Converters add a small number to the divisor, so that it is never 0.
+        summand = _probabilities(_summands(first)[0])
+        if summand is not None:
+            return _Bounded(1.0, *summand)
+    bounded = _bounded(first, depth)
+    if bounded is None or bounded.operator is None:
+        return None
+    divisor = _bounded(second, depth)
+    if bounded.largest > 1 and divisor is not None and divisor.operator is None:
+        return replace(bounded, largest=bounded.largest / max(divisor.largest, ROUNDING))
+    return replace(bounded, largest=min(bounded.largest, 1.0))
+
+
+def _combined(node: ir.Node, depth: int) -> _Bounded | None:
+    """Return the bound of a mean, a sum, a product or a choice of bounded values."""
+    inputs = node.inputs[1:] if node.op_type == "Where" else node.inputs
+    if node.op_type not in ("Add", "Concat", "MatMul", "Mean", "Mul", "Sum", "Where"):
+        return None
+    bounds = []
+    for value in inputs:
+        bounded = _bounded(value, depth)
+        if bounded is None or (node.op_type == "Concat" and bounded.operator is None):
+            return None
+        bounds.append(bounded)
+    source = next((one for one in bounds if one.operator is not None), None)
+    if source is None:
+        return None
+    numbers = [one.largest for one in bounds]
+    if node.op_type == "MatMul":
+        # The rows of a Softmax sum up to 1, so that the product is a weighted mean.
+        if not _computes(node.inputs[0], "Softmax"):
+            return None
+        return replace(source, largest=numbers[1])
+    largest = {
+        "Mul": math.prod(numbers),
+        "Mean": sum(numbers) / len(numbers),
+        "Concat": max(numbers),
+        "Where": max(numbers),
+    }.get(node.op_type, sum(numbers))
+    return replace(source, largest=largest)
 
 
 def _any_number(value: ir.Value | None) -> ir.Node | None:
     """Return the node whose result may be any number, if only changes of shape follow it."""
     node = None if value is None else value.producer()
-    while node is not None and node.domain == "" and node.op_type in PRESERVING - {"Div"}:
-        first = node.inputs[0] if node.inputs else None
+    while node is not None and node.domain == "" and node.op_type in {*MOVING, "Where"}:
+        first = node.inputs[node.op_type == "Where"] if node.inputs else None
         node = None if first is None else first.producer()
     if node is None or node.domain != "" or node.op_type not in ANY_NUMBER:
         return None
@@ -147,6 +252,12 @@ def _computes(value: ir.Value | None, op_type: str) -> bool:
     """Return whether an operator of this type computes a value."""
     node = None if value is None else value.producer()
     return node is not None and (node.op_type, node.domain) == (op_type, "")
+
+
+def _sums(value: ir.Value | None, summed: ir.Value | None) -> bool:
+    """Return whether a ReduceSum over `summed` computes a value."""
+    node = None if value is None else value.producer()
+    return node is not None and node.op_type == "ReduceSum" and node.inputs[0] is summed
 
 
 def _summands(value: ir.Value | None) -> tuple[ir.Value | None, ...]:

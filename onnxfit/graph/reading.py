@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, BinaryIO, Union
 
 import google.protobuf.message
 import numpy as np
@@ -13,11 +14,21 @@ import onnx
 import onnx.checker
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError
+from onnxfit.errors import ModelError, listed_names, nearest_name
+from onnxfit.files import kind_of_file
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import all_nodes, checkable, complete, complete_outputs
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_valid
+
+KINDS = {"HDF5": "Keras (HDF5)", "pickle": "PyTorch or scikit-learn (a pickle)", "zip": "zip"}
+# Library -> a call that writes a model as ONNX
+EXPORTERS = {
+    "HDF5": "model.export('model.onnx', format='onnx')",
+    "Keras": "model.export('model.onnx', format='onnx')",
+    "PyTorch": "torch.onnx.export(module, inputs, 'model.onnx')",
+    "scikit-learn": "skl2onnx.to_onnx(estimator, X)",
+}
 
 ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 
@@ -78,18 +89,27 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
             model.CopyFrom(source)
         elif isinstance(source, (bytes, bytearray, memoryview)):
             description = f"the {len(source)} bytes given"
-            model.ParseFromString(bytes(source))
+            data = bytes(source)
+            _refuse_other_kind(io.BytesIO(data), description)
+            model.ParseFromString(data)
         elif isinstance(source, (str, os.PathLike)):
             description = str(Path(source))
+            with open(description, "rb") as file:
+                _refuse_other_kind(file, description)
             model = onnx.load(description)
         else:
             raise ModelError(
-                f"A model is a path, bytes or an onnx.ModelProto, got {type(source).__name__}."
+                "A model is a path, bytes or an onnx.ModelProto, got"
+                f" {type(source).__name__}.{_export_hint(source)}"
             )
     except ModelError:
         raise
     except FileNotFoundError:
-        raise ModelError(f"There is no file {os.fspath(source)!r}.") from None
+        raise ModelError(_missing_file(Path(description))) from None
+    except IsADirectoryError:
+        raise ModelError(
+            f"{description} is a folder, expected an ONNX file. {_onnx_files(Path(description))}"
+        ) from None
     except google.protobuf.message.DecodeError as error:
         raise ModelError(f"{description} is not an ONNX model: {error}.") from None
     # onnx raises a ValueError for external data whose offset or length is no number of the file.
@@ -105,6 +125,48 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         if "GroupNormalization is deprecated" not in str(error):
             raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
     return model, description
+
+
+def _refuse_other_kind(file: BinaryIO, description: str) -> None:
+    """Raise ModelError for a checkpoint, and for a model of another library."""
+    kind = kind_of_file(file)
+    if kind is None:
+        return
+    if kind == "checkpoint":
+        raise ModelError(
+            f"{description} is a checkpoint of a Trainer, not an ONNX model:"
+            f" Trainer.load({description!r}) goes on from it."
+        )
+    raise ModelError(
+        f"{description} is a file of {KINDS.get(kind, kind)}, not an ONNX model. Export the model"
+        f" first, such as by {EXPORTERS.get(kind, EXPORTERS['PyTorch'])}."
+    )
+
+
+def _export_hint(source: object) -> str:
+    """Return how to export a model of another library; "" for any other object."""
+    if hasattr(source, "state_dict") and hasattr(source, "forward"):
+        return f" Export it first: {EXPORTERS['PyTorch']}."
+    if hasattr(source, "get_params") and hasattr(source, "fit"):
+        return f" Export it first: {EXPORTERS['scikit-learn']}."
+    if hasattr(source, "layers") and hasattr(source, "fit"):
+        return f" Export it first: {EXPORTERS['Keras']}."
+    return ""
+
+
+def _missing_file(path: Path) -> str:
+    """Return the message for a path without a file."""
+    if not path.parent.is_dir():
+        return f"There is no file {str(path)!r}: there is no folder {str(path.parent)!r}."
+    files = [p.name for p in path.parent.glob("*.onnx")]
+    near = nearest_name(path.name, files)
+    hint = f" Did you mean {str(path.with_name(near))!r}?" if near else ""
+    return f"There is no file {str(path)!r}.{hint}"
+
+
+def _onnx_files(folder: Path) -> str:
+    files = sorted(p.name for p in folder.glob("*.onnx"))
+    return f"It has {listed_names(files)}." if files else "It has no .onnx file."
 
 
 def to_ir(model: onnx.ModelProto) -> ir.Model:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from onnxruntime.capi import _pybind_state as C
 
-from onnxfit.errors import DataError, StepError
+from onnxfit.errors import DataError, StepError, listed_names
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.values import Array, array_view, ort_value
 
@@ -68,6 +68,17 @@ class Buffer:
 
 
 BufferPair = tuple[Buffer, Buffer]
+
+
+def _cast(array: Array, dtype: npt.DTypeLike, name: str) -> Array:
+    """Return an array in another type. DataError for numbers beyond the range of the type."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, copy=False)
+    except FloatingPointError:
+        raise DataError(
+            f"{name} got {array.dtype} values beyond the range of {np.dtype(dtype)}."
+        ) from None
 
 
 class DoubleBufferedState:
@@ -189,14 +200,22 @@ class DoubleBufferedState:
         checked = {}
         for name, value in arrays.items():
             if name not in self._pairs:
-                raise DataError(f"There is no weight {name!r}; there are {', '.join(self._pairs)}.")
-            array = np.asarray(value)
+                raise DataError(
+                    f"There is no weight {name!r}; there are {listed_names(self._pairs, name)}."
+                )
             old = self.buffer(name).array
+            try:
+                array = np.asarray(value)
+            except Exception as error:  # NumPy, PyTorch and others each raise their own
+                raise DataError(
+                    f"{name} is {old.dtype}{list(old.shape)}, and {type(value).__name__} is no"
+                    f" array: {error}"
+                ) from error
             if array.shape != old.shape or not np.can_cast(array.dtype, old.dtype, "same_kind"):
                 raise DataError(
                     f"{name} is {old.dtype}{list(old.shape)}, got {array.dtype}{list(array.shape)}."
                 )
-            checked[name] = array
+            checked[name] = _cast(array, old.dtype, name)
         self.version += 1
         self._undoable.clear()
         for name, array in checked.items():

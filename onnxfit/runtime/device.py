@@ -32,7 +32,9 @@ class Device:
         """
         match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
         if match is None:
-            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.")
+            is_gpu = isinstance(name, str) and name.lower().startswith(("gpu", "cuda", "nvidia"))
+            hint = " Did you mean 'cuda'?" if is_gpu else ""
+            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.{hint}")
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:
@@ -40,10 +42,12 @@ class Device:
                 raise RuntimeError(f"this installation offers {', '.join(offered)}")
             C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, device.handle)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            # onnxruntime begins with the place in its sources.
+            reason = re.sub(r"^\S+\.cc:\d+ .*?\) ", "", str(error).splitlines()[0]).rstrip(".")
             raise InstallationError(
                 f"device={name!r} needs onnxruntime's {device.provider}, which is not available"
-                f" here: {reason}."
+                f" here: {reason}. Install onnxruntime's build for this device with the libraries"
+                " that it needs, or leave device='cpu'."
             ) from None
         return device
 

@@ -11,7 +11,7 @@ from typing import Any, Union
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.model import tensor_outputs
 from onnxfit.graph.probabilities import LogitsDecision, decide_logits
@@ -140,7 +140,7 @@ def _only_output(outputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
         return floats
     if len(outputs) > 1:
         raise SettingError(
-            f"The model has {len(outputs)} outputs ({', '.join(outputs)}): say which has which"
+            f"The model has {len(outputs)} outputs ({listed_names(outputs)}): say which has which"
             f" loss, loss={{{next(iter(outputs))!r}: ...}}."
         )
     return outputs
@@ -171,12 +171,14 @@ def _objective(loss: Loss, weight: float, output: ir.Value) -> Objective:
     This is decided here, where the whole model is known: a step in parts has the loss in a graph of
     its own.
     """
+    # A copy for each trainer, since a loss warns once of an output that it should not take. It is
+    # no new instance, as the constructor of a subclass may take other arguments than the fields.
+    loss = copy.copy(loss)
+    vars(loss).pop("_has_warned", None)
     if not hasattr(loss, "from_logits"):
         return Objective(loss, weight)
     decision = decide_logits(loss.from_logits, output, loss.assumes_logits)
     if loss.from_logits is None:
-        # A copy, as the constructor of a subclass may take other arguments than the fields.
-        loss = copy.copy(loss)
         object.__setattr__(loss, "from_logits", decision.logits)
     return Objective(loss, weight, decision)
 

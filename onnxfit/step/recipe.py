@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError, SettingError
+from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.gradients import GradientSource, gradient_source, reachable
 from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
 from onnxfit.graph import names, tensors
@@ -19,7 +20,7 @@ from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.training_form import updated_statistics
-from onnxfit.graph.weights import select_weights
+from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
 from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
@@ -89,8 +90,8 @@ class Recipe:
     ) -> Recipe:
         """Return the recipe for training `model`, or raise the error that says why it cannot train.
 
-        `needs_loss=False` allows a model without any loss, for a caller who brings gradients.
-        Raises ModelError, GradientError, SettingError or UnknownNameError.
+        A model without any loss only predicts; but with `needs_loss=False` it trains, for a caller
+        who brings gradients. Raises ModelError, GradientError, SettingError or UnknownNameError.
         """
         from onnxfit.step.differentiation import (
             check_gradient,  # late: it builds graphs from a recipe
@@ -101,14 +102,18 @@ class Recipe:
         outputs = tensor_outputs(normalized)
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
-        objectives = get_objectives(
-            settings.loss, settings.loss_weights, normalized, needed=needs_loss
-        )
+        objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
         metrics = get_output_metrics(settings.metrics, objectives)
         differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]
+        trains = bool(differentiated) or not needs_loss
         if not differentiated:
             differentiated = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
-        weights = _trained_weights(normalized, settings.weights, differentiated)
+        if trains:
+            weights = _trained_weights(normalized, settings.weights, differentiated)
+        elif settings.weights is None:
+            weights = all_weights(normalized)  # a model without weights predicts, too
+        else:
+            weights = select_weights(normalized, settings.weights)
         initializers = graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
         penalties = penalties_for(settings.penalty, weights)
@@ -133,7 +138,8 @@ class Recipe:
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
         )
         _refuse_reserved_names(recipe)
-        check_gradient(recipe)
+        if trains:
+            check_gradient(recipe)
         return recipe
 
     @property
@@ -149,7 +155,7 @@ class Recipe:
         for name in self.weights:
             _, multiplier = optimizer_for(self.optimizer, name)
             rates.append(largest(spec_of(initializers[name]).dtype) / max(multiplier, 1.0))
-        return min(rates)
+        return min(rates, default=math.inf)
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -221,12 +227,12 @@ def _trained_weights(
     trained = [name for name in selected if name in reaching]
     if not trained:
         raise ModelError(
-            f"No weight has a gradient path to the loss; the weights are {', '.join(selected)}."
+            f"No weight has a gradient path to the loss; the weights are {listed_names(selected)}."
         )
     unreached = [name for name in selected if name not in reaching]
     if patterns is not None and unreached:
         raise SettingError(
-            f"No loss depends on {', '.join(unreached)}: leave them out of weights=, or give the"
+            f"No loss depends on {listed_names(unreached)}: leave them out of weights=, or give the"
             " output they lead to a loss."
         )
     return trained
@@ -248,6 +254,6 @@ def _refuse_reserved_names(recipe: Recipe) -> None:
     conflicts += sorted(node_names.difference(conflicts))
     if conflicts:
         raise ModelError(
-            f"The model has tensors or nodes called {', '.join(conflicts)}, names that a training"
-            " step needs itself: rename them."
+            f"The model has tensors or nodes called {listed_names(conflicts)}, names that a"
+            " training step needs itself: rename them."
         )

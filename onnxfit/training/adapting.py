@@ -17,7 +17,9 @@ def adapter_for(
     """Return the adapter of data to a recipe. SettingError for a purpose that needs a loss."""
     if not recipe.loss_outputs and purpose != "prediction":
         raise SettingError(
-            f"This trainer has no loss, which {purpose} needs: give it loss=..., or train by"
+            f"This trainer has no loss, which {purpose} needs: name one, Trainer(...,"
+            " loss='mean_squared_error'), or give the model a scalar output 'loss'. Without a"
+            " loss it predicts and exports; with backend='forward_backward' it also trains by"
             " forward, backward and apply_gradients."
         )
     return DataAdapter(

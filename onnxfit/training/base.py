@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import count, islice
+from itertools import count
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,22 @@ import onnx
 from onnxfit.callbacks.callback import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
-from onnxfit.data import Batch, Source
+from onnxfit.data import Batch
 from onnxfit.data.order import checked_batch_size
-from onnxfit.errors import DataError, SettingError, UnknownNameError, UnsupportedError
+from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError
 from onnxfit.graph import names
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
-from onnxfit.runtime.values import join_batches
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
 from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.guard import TrainingGuard
+from onnxfit.training.hints import missing_attribute
 from onnxfit.training.position import PendingFit
 from onnxfit.training.state import COUNTERS, TrainerState, require_same_form
 
@@ -105,6 +105,14 @@ class BaseTrainer:
         self._pending_fit = PendingFit()  # from which the next fit resumes
         self._training = TrainingGuard()
         self._thread = ThreadState()
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise the error for an attribute that does not exist, which names the one to use."""
+        if name.startswith("_") or hasattr(type(self), name):
+            return object.__getattribute__(
+                self, name
+            )  # raises the error of Python or of a property
+        raise missing_attribute(type(self), name)
 
     # ------------------------------------------------------------------ settings that may change
 
@@ -304,7 +312,8 @@ class BaseTrainer:
         """Replace some of the weights; `weights` maps names to arrays.
 
         All are checked before the first is changed: UnknownNameError for a name, DataError for a
-        shape or a type that does not fit.
+        shape, a type, or a number beyond the range of the weight's type. NaN and infinities that
+        are given are set.
         """
         known = self._recipe.state
         for name in weights:
@@ -407,57 +416,6 @@ class BaseTrainer:
             group = state.group(name)
             if state.changes[group] != changes[group]:
                 state.buffer(name).write(state.buffer(name, current=False).read())
-
-    def _evaluate_source(
-        self, source: Source, callbacks: CallbackList, steps: int | None = None
-    ) -> Figures:
-        """Return loss and metrics over the data, or over its first `steps` batches."""
-        tracker = self._new_tracker()
-        callbacks.on_test_begin(Logs())
-        for index, batch in enumerate(islice(source.batches(0), steps)):
-            if callbacks.test_batch_begin:
-                callbacks.on_test_batch_begin(index, Logs())
-            result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
-            loss = tracker.update(result, batch)
-            if callbacks.test_batch_end:
-                logs = scalar_logs({**tracker.figures(), "batch_loss": loss})
-                callbacks.on_test_batch_end(index, logs)
-        if not tracker.rows:
-            raise DataError("The evaluation data gave no batch.")
-        results = tracker.results()
-        callbacks.on_test_end(scalar_logs(results))
-        return results
-
-    def _predict_source(
-        self,
-        source: Source,
-        callbacks: CallbackList,
-        make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
-    ) -> dict[str, Array]:
-        """Return output -> array of all rows.
-
-        `make_run` returns the function that computes the outputs of a batch. It is called after
-        `on_predict_begin`, which may change the weights.
-        """
-        outputs: dict[str, list[Array]] = {}
-        outer = self.predicted  # a callback of a prediction may predict
-        callbacks.on_predict_begin(Logs())
-        run = make_run()
-        try:
-            for index, batch in enumerate(source.batches(0)):
-                if callbacks.predict_batch_begin:
-                    callbacks.on_predict_batch_begin(index, Logs())
-                predicted = self._thread.predicted = run(batch)
-                for name, array in predicted.items():
-                    outputs.setdefault(name, []).append(array)
-                if callbacks.predict_batch_end:
-                    callbacks.on_predict_batch_end(index, Logs())
-        finally:
-            self._thread.predicted = outer
-        callbacks.on_predict_end(Logs())
-        if not outputs:
-            raise DataError("The prediction data gave no batch.")
-        return {name: join_batches(arrays) for name, arrays in outputs.items()}
 
     # ------------------------------------------------------------------ the running fit
 

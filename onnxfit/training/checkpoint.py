@@ -27,6 +27,7 @@ import safetensors
 from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import (
+    CHECKPOINT_ENTRY,
     FIGURE,
     LIST,
     MAPPING,
@@ -56,7 +57,7 @@ from onnxfit.training.state import COUNTER_TYPES
 
 FORMAT = 1
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
-INFO, MODEL, DATA, STATE = "onnxfit.json", "model.onnx", "model.onnx.data", "state.safetensors"
+INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
 REGISTRIES = tuple(
     f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules")
 )
@@ -181,6 +182,11 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
     except FileNotFoundError:
         raise CheckpointError(f"There is no checkpoint {name!r}.") from None
     except DAMAGE as error:
+        if name.endswith(".onnx"):
+            raise CheckpointError(
+                f"{name!r} is an ONNX model, and a checkpoint is what save wrote. Train the model"
+                f" anew: Trainer({name!r}, loss=..., optimizer=...)."
+            ) from None
         raise CheckpointError(f"{name!r} is not a whole onnxfit checkpoint: {error}") from None
     try:
         _check_description(info, name)

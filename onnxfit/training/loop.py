@@ -16,8 +16,9 @@ from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.step.forward import constant_batch_norms
 from onnxfit.step.tracker import Figures
-from onnxfit.training.base import BaseTrainer, scalar_logs
+from onnxfit.training.base import scalar_logs
 from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 
 
@@ -66,7 +67,7 @@ class FitLoop:
 
     def __init__(
         self,
-        trainer: BaseTrainer,
+        trainer: InferenceTrainer,
         batches: EpochIterator,
         validation: Validation | None,
         callbacks: CallbackList,
@@ -78,6 +79,10 @@ class FitLoop:
         # with the number of its data epoch, the position says that a fit has begun
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
+        figures = list(trainer._tracker.figures())
+        validated = [f"val_{name}" for name in figures] if validation is not None else []
+        callbacks.batch_figures = [*figures, "batch_loss"]
+        callbacks.figures = [*figures, *validated, "learning_rate"]
 
     def run(self, epochs: int, history: History) -> History:
         """Train up to epoch number `epochs`, and return `history`."""

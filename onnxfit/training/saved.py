@@ -22,12 +22,12 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
-from onnxfit.training.base import BaseTrainer
+from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.summary import summary, trainer_html
 
 
-class SavedTrainer(BaseTrainer):
+class SavedTrainer(InferenceTrainer):
     """Writes and reads the training state, and writes the model and its graphs."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -40,8 +40,16 @@ class SavedTrainer(BaseTrainer):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the whole training state into the file `path`, atomically.
 
-        It holds model, weights, slots, counters, settings, history and callbacks' states.
+        It holds model, weights, slots, counters, settings, history and callbacks' states. A
+        checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
+        `export`.
         """
+        require_path(path)
+        if os.fspath(path).endswith(".onnx"):
+            raise SettingError(
+                f"save writes a checkpoint, which is no ONNX model, got {os.fspath(path)!r}. Write"
+                f" the model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
+            )
         return self.snapshot().write(path)
 
     def snapshot(self) -> checkpoint.Snapshot:

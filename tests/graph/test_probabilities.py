@@ -20,6 +20,19 @@ PROBABILITIES = {
     "Squeeze": "h = MatMul(x, v) p = Sigmoid(h) y = Squeeze(p, axis)",
     "Transpose": "h = MatMul(x, w) t = Transpose<perm=[1, 0]>(h) p = Softmax<axis=0>(t) y = Transpose<perm=[1, 0]>(p)",
     "the first of two classes": "h = MatMul(x, v) p = Sigmoid(h) q = Sub(one, p) y = Concat<axis=1>(q, p)",
+    "a mixture": "h = MatMul(x, w) p = Softmax(h) a = Mul(p, half) q = Sigmoid(h) b = Mul(q, half) y = Add(a, b)",
+    "label smoothing": "h = MatMul(x, v) p = Sigmoid(h) a = Mul(p, half) b = Mul(a, half) y = Add(half, b)",
+    "a mixture of experts": "p = Softmax(x) s = Sigmoid(w) y = MatMul(p, s)",
+    "a mean of models": "h = MatMul(x, w) p = Softmax(h) q = Sigmoid(h) y = Mean(p, q)",
+    "half of a sum": "h = MatMul(x, w) p = Softmax(h) q = Sigmoid(h) s = Sum(p, q) y = Mul(s, half)",
+    "a product": "h = MatMul(x, w) p = Softmax(h) q = Sigmoid(h) y = Mul(p, q)",
+    "a part": "h = MatMul(x, w) p = Softmax(h) y = Mul(half, p)",
+    "a mask": "h = MatMul(x, w) p = Softmax(h) m = Greater(h, half) y = Where(m, p, half)",
+    "a bound": "h = MatMul(x, w) p = Softmax(h) y = Clip(p, half, one)",
+    "a quantized model": "h = MatMul(x, w) p = Softmax(h) q = QuantizeLinear(p, half) y = DequantizeLinear(q, half)",
+    "e to the LogSoftmax": "h = MatMul(x, w) l = LogSoftmax(h) y = Exp(l)",
+    "a softmax spelled out": "h = MatMul(x, w) e = Exp(h) s = ReduceSum(e, axis) y = Div(e, s)",
+    "an average over positions": "h = MatMul(x, w) p = Softmax(h) y = ReduceMean<keepdims=0>(p)",
     "a sigmoid spelled out": "h = MatMul(x, v) n = Neg(h) e = Exp(n) s = Add(e, one) y = Reciprocal(s)",
 }
 LOGITS = {
@@ -28,15 +41,19 @@ LOGITS = {
     "Add": "h = MatMul(x, w) y = Add(h, one)",
     "Reshape": "h = MatMul(x, w) y = Reshape(h, shape)",
     "LogSoftmax": "h = MatMul(x, w) y = LogSoftmax(h)",
+    "a mask": "h = MatMul(x, w) m = Greater(h, half) y = Where(m, h, half)",
+    "a quantized model": "h = MatMul(x, w) q = QuantizeLinear(h, half) y = DequantizeLinear(q, half)",
     "after attention": "p = Softmax(x) y = MatMul(p, w)",
 }
 UNDECIDED = {
     "Relu": "h = MatMul(x, w) y = Relu(h)",
     "Mul": "h = MatMul(x, w) y = Mul(h, half)",
     "the input": "y = Identity(x)",
-    "a mixture": "h = MatMul(x, w) p = Softmax(h) a = Mul(p, half) q = Sigmoid(h) b = Mul(q, half) y = Add(a, b)",
-    "label smoothing": "h = MatMul(x, v) p = Sigmoid(h) a = Mul(p, half) b = Mul(a, half) y = Add(half, b)",
-    "a mixture of experts": "p = Softmax(x) s = Sigmoid(w) y = MatMul(p, s)",
+    "a sum of probabilities": "h = MatMul(x, w) p = Softmax(h) q = Sigmoid(h) y = Add(p, q)",
+    "a difference": "h = MatMul(x, w) p = Softmax(h) q = Sigmoid(h) y = Sub(p, q)",
+    "a gate": "h = MatMul(x, w) p = Sigmoid(h) y = Mul(h, p)",
+    "a temperature": "h = MatMul(x, w) p = Softmax(h) s = Add(one, one) y = Mul(p, s)",
+    "an exponential": "h = MatMul(x, w) y = Exp(h)",
 }
 CASES = [
     (text, logits)

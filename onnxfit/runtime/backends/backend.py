@@ -83,7 +83,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]  # for `Trainer(backend=)`
-    needs_loss: ClassVar[bool] = True  # False for a backend that can be used without a loss
+    needs_loss: ClassVar[bool] = True  # False for a backend that can train without a loss
     shows_gradients: ClassVar[bool] = False  # whether `on_gradients` is called
     steps_by_hand: ClassVar[bool] = False  # whether `ManualTraining` can use it
     kinds: ClassVar[tuple[str, ...]]  # graphs that are compiled for the shapes of a batch
@@ -270,7 +270,8 @@ class Backend(ABC):
         of the training step are for the last batch that was run; GradientError if there was none.
         """
         try:
-            graphs = self.step_graphs(batch)
+            trains = self.recipe.loss_outputs or not self.needs_loss
+            graphs = self.step_graphs(batch) if trains else {}
         except GradientError as error:
             if not self._last_shapes:
                 raise GradientError(

@@ -1,0 +1,245 @@
+"""A trainer's evaluations and predictions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy.typing as npt
+from tqdm import tqdm
+
+from onnxfit.callbacks.callback import Callback, CallbackList, as_list
+from onnxfit.callbacks.logs import Logs
+from onnxfit.callbacks.progress import print_line
+from onnxfit.data import Batch, Source
+from onnxfit.errors import DataError, SettingError
+from onnxfit.registry import check_arguments, shortened
+from onnxfit.runtime.values import join_batches
+from onnxfit.step.tracker import Figures
+from onnxfit.training.adapting import adapter_for
+from onnxfit.training.base import BaseTrainer, scalar_logs
+
+Array = npt.NDArray[Any]
+
+
+class InferenceTrainer(BaseTrainer):
+    """Evaluates and predicts, over a data set or for one batch."""
+
+    @check_arguments
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        callbacks: Callback | Iterable[Callback] | None = (),
+        verbose: int | str = 0,
+        return_dict: bool = True,
+    ) -> Any:
+        """Return loss and metrics over a data set, exact whatever the batch size.
+
+        A loss of `reduction="sum"` is the sum over all rows. Penalties are added once.
+
+        - `x`, `y`, `sample_weight`, `batch_size`, `callbacks`: as in `fit`.
+        - `steps`: the number of batches, if not all of the data.
+        - `verbose`: 0 silent, 1 a progress bar, 2 a line at the end, "auto" 1 in a terminal, else
+          0.
+        - `return_dict`: True for a dict name -> figure. False for Keras's list of the figures, or
+          for the loss alone if there are no others.
+
+        The figures are floats; a confusion matrix is an array.
+        """
+        check_steps("steps", steps)
+        refuse_number(sample_weight, "evaluate")
+        with (
+            self._source(x, y, sample_weight, batch_size, "evaluation") as data,
+            self._calling(callbacks) as called,
+        ):
+            results = dict(self._evaluate_source(data, called, steps, verbose))
+        if return_dict:
+            return results
+        return list(results.values()) if len(results) > 1 else results["loss"]
+
+    @check_arguments
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        callbacks: Callback | Iterable[Callback] | None = (),
+        verbose: int | str = 0,
+    ) -> Any:
+        """Return the model's outputs for every row, in the order of the rows.
+
+        - `x`, `batch_size`, `callbacks`: as in `fit`.
+        - `steps`, `verbose`: as in `evaluate`.
+
+        One output is an array, several are a dict. An output whose sizes beyond the rows differ
+        between batches, as with sequences of several lengths, is a list of arrays, one for each
+        batch. A trainer without a loss predicts, too.
+
+        The trained model is compiled for it, so that it predicts as the exported file does;
+        `predict_on_batch` does not compile.
+        """
+        check_steps("steps", steps)
+        with self._source(x, None, None, batch_size, "prediction") as data:
+            return self._predict(data, callbacks, self._backend.deployed, steps, verbose)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
+        """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
+        with (
+            self._single_batches.source("evaluation", x, y, sample_weight) as data,
+            self._calling(()) as called,
+        ):
+            return dict(self._evaluate_source(data, called))
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
+        with self._single_batches.source("prediction", x) as data:
+            return self._predict(data, (), lambda: self._backend.predict)
+
+    # ------------------------------------------------------------------ inside
+
+    def _source(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int,
+        purpose: str,
+        shuffle: bool = False,
+        class_weight: Mapping[int, float] | None = None,
+    ) -> Source:
+        adapter = adapter_for(self._recipe, purpose, self.seed, class_weight)
+        return adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
+
+    def _predict(
+        self,
+        data: Source,
+        callbacks: Callback | Iterable[Callback] | None,
+        make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
+        steps: int | None = None,
+        verbose: int | str = 0,
+    ) -> Any:
+        with self._calling(callbacks) as called:
+            outputs = self._predict_source(data, called, make_run, steps, verbose)
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    @contextmanager
+    def _calling(self, callbacks: Callback | Iterable[Callback] | None) -> Iterator[CallbackList]:
+        """Call the callbacks of an evaluation or prediction, and close them at its end."""
+        outer = self._thread.callbacks  # a callback of a fit may evaluate
+        trainer: Any = self  # a Trainer, the only class that is built
+        inner = self._thread.callbacks = CallbackList(trainer, as_list(callbacks))
+        try:
+            yield inner
+        except BaseException as error:
+            inner.on_exception(error)
+            raise
+        finally:
+            self._thread.callbacks = outer
+            inner.on_close()
+
+    def _evaluate_source(
+        self,
+        source: Source,
+        callbacks: CallbackList,
+        steps: int | None = None,
+        verbose: int | str = 0,
+    ) -> Figures:
+        """Return loss and metrics over the data, or over its first `steps` batches."""
+        tracker = self._new_tracker()
+        callbacks.on_test_begin(Logs())
+        for index, batch in enumerate(_batches(source, steps, verbose, "evaluate")):
+            if callbacks.test_batch_begin:
+                callbacks.on_test_batch_begin(index, Logs())
+            result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
+            loss = tracker.update(result, batch)
+            if callbacks.test_batch_end:
+                logs = scalar_logs({**tracker.figures(), "batch_loss": loss})
+                callbacks.on_test_batch_end(index, logs)
+        if not tracker.rows:
+            raise DataError("The evaluation data gave no batch.")
+        results = tracker.results()
+        callbacks.on_test_end(scalar_logs(results))
+        return results
+
+    def _predict_source(
+        self,
+        source: Source,
+        callbacks: CallbackList,
+        make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
+        steps: int | None = None,
+        verbose: int | str = 0,
+    ) -> dict[str, Array | list[Array]]:
+        """Return output -> array of all rows, or of the first `steps` batches.
+
+        `make_run` returns the function that computes the outputs of a batch. It is called after
+        `on_predict_begin`, which may change the weights.
+        """
+        outputs: dict[str, list[Array]] = {}
+        outer = self.predicted  # a callback of a prediction may predict
+        callbacks.on_predict_begin(Logs())
+        run = make_run()
+        try:
+            for index, batch in enumerate(_batches(source, steps, verbose, "predict")):
+                if callbacks.predict_batch_begin:
+                    callbacks.on_predict_batch_begin(index, Logs())
+                predicted = self._thread.predicted = run(batch)
+                for name, array in predicted.items():
+                    outputs.setdefault(name, []).append(array)
+                if callbacks.predict_batch_end:
+                    callbacks.on_predict_batch_end(index, Logs())
+        finally:
+            self._thread.predicted = outer
+        callbacks.on_predict_end(Logs())
+        if not outputs:
+            raise DataError("The prediction data gave no batch.")
+        return {name: _joined(arrays) for name, arrays in outputs.items()}
+
+
+def check_steps(name: str, steps: int | None) -> None:
+    """Raise SettingError unless the argument `name` is a number of batches, or None for all."""
+    if steps is not None and not 1 <= steps < 2**63:
+        raise SettingError(f"{name} is at least 1, got {shortened(steps)}.")
+
+
+def refuse_number(sample_weight: Any, function: str) -> None:
+    """Raise SettingError for a number in the place of sample weights."""
+    if isinstance(sample_weight, (int, float)):
+        raise SettingError(
+            f"The third argument of {function} is sample_weight, one factor for each row, got"
+            f" {shortened(sample_weight)}. Did you mean batch_size={shortened(sample_weight)}?"
+        )
+
+
+def _joined(arrays: Sequence[Array]) -> Array | list[Array]:
+    """Join the outputs of all batches, unless their sizes beyond the rows differ."""
+    differ = len({array.shape[1:] if array.ndim else None for array in arrays}) > 1
+    return list(arrays) if differ else join_batches(arrays)
+
+
+def _batches(source: Source, steps: int | None, verbose: int | str, title: str) -> Iterator[Batch]:
+    """Yield the first `steps` batches of a source, or all; show them as `verbose` says."""
+    if verbose not in (0, 1, 2, "auto"):
+        raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {shortened(verbose)}.")
+    batches = islice(source.batches(0), steps)
+    if verbose == 1 or (verbose == "auto" and sys.stderr.isatty()):
+        total = source.steps
+        if steps is not None:
+            total = steps if total is None else min(steps, total)
+        yield from tqdm(batches, desc=title, total=total, unit="batch", file=sys.stderr)
+        return
+    began, count = time.perf_counter(), 0
+    for batch in batches:
+        count += 1
+        yield batch
+    if verbose == 2:
+        print_line(f"{title}  {time.perf_counter() - began:.1f}s  {count} batches")

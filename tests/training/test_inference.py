@@ -1,0 +1,75 @@
+"""Evaluations and predictions: how many batches, and what a person sees of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxfit import DataLoader, SettingError, Trainer
+from onnxfit.callbacks import LambdaCallback
+from tests.models import linear
+
+X = np.arange(10, dtype=np.float32)[:, None]
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return Trainer(linear(w=1.0), loss="mse")
+
+
+@pytest.mark.parametrize("verbose", [0, "auto"])
+def test_nothing_is_shown_unless_it_is_asked_for(trainer: Trainer, verbose, capfd) -> None:
+    trainer.predict(X, verbose=verbose)
+    trainer.evaluate(X, X, verbose=verbose)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_counts_the_batches(trainer: Trainer, capfd) -> None:
+    trainer.predict(X, batch_size=2, verbose=1)
+    assert "predict: 100%" in (shown := capfd.readouterr().err)
+    assert "5/5" in shown
+    trainer.evaluate(X, X, batch_size=2, steps=3, verbose=1)
+    assert "evaluate: 100%" in (shown := capfd.readouterr().err)
+    assert "3/3" in shown
+
+
+def test_a_bar_of_unknown_length(trainer: Trainer, capfd) -> None:
+    trainer.predict(lambda: iter([X[:4], X[4:]]), verbose=1)
+    assert "predict: 2batch" in capfd.readouterr().err
+
+
+def test_a_line_at_the_end(trainer: Trainer, capfd) -> None:
+    trainer.predict(X, batch_size=4, verbose=2)
+    trainer.evaluate(X, X, batch_size=4, verbose=2)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split("  ")[::2] for line in lines] == [
+        ["predict", "3 batches"],
+        ["evaluate", "3 batches"],
+    ]
+
+
+@pytest.mark.parametrize("data", [X, DataLoader(X, batch_size=4, shuffle=False)])
+def test_steps_are_the_first_batches(trainer: Trainer, data) -> None:
+    np.testing.assert_array_equal(trainer.predict(data, batch_size=4, steps=2), X[:8])
+    np.testing.assert_array_equal(trainer.predict(data, batch_size=4, steps=9), X)
+
+
+def test_steps_of_an_evaluation_tell_its_callbacks(trainer: Trainer) -> None:
+    seen: list[int] = []
+    tell = LambdaCallback(on_test_batch_end=lambda batch, logs: seen.append(batch))
+    trainer.evaluate(X, X, batch_size=4, steps=2, callbacks=tell)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("verbose", [3, "loud", None])
+def test_another_verbose_is_refused(trainer: Trainer, verbose) -> None:
+    with pytest.raises(SettingError, match="verbose"):
+        trainer.predict(X, verbose=verbose)
+    with pytest.raises(SettingError, match="verbose"):
+        trainer.evaluate(X, X, verbose=verbose)
+
+
+def test_a_trainer_without_a_loss_is_kept_in_a_file(tmp_path) -> None:
+    path = Trainer(linear(w=2.0)).save(tmp_path / "c")
+    np.testing.assert_array_equal(Trainer.load(path).predict(X), 2 * X)
+    assert Trainer.load(path, loss="mse").fit(X, X, verbose=0).epoch == [0]
