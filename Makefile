@@ -113,7 +113,7 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
-	PYTHONPATH=. $(dev) scripts/document_callbacks.py
+	PYTHONPATH=. $(dev) scripts/document_registries.py
 
 clean:  ## remove everything made here, the environments too
 	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
