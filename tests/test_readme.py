@@ -12,11 +12,14 @@ PAGES = [
     "README.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
+    "docs/coming-from.md",
     "docs/data.md",
     "docs/tensorboard.md",
 ]
 every_page = pytest.mark.parametrize("page", PAGES)
-with_the_reference = pytest.mark.parametrize("page", [*PAGES, "docs/reference.md"])
+every_page_with_links = pytest.mark.parametrize(
+    "page", [*PAGES, "docs/exporting.md", "docs/reference.md"]
+)
 
 
 def blocks(page: str) -> list[str]:
@@ -36,7 +39,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile(block, str(ROOT / page), "exec"), namespace)
 
 
-@with_the_reference
+@every_page_with_links
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
@@ -49,7 +52,7 @@ def test_links_lead_somewhere(page: str) -> None:
     assert not missing
 
 
-@with_the_reference
+@every_page_with_links
 def test_links_within_a_page_lead_to_its_headings(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     headings = {
