@@ -23,6 +23,7 @@ demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
+recipes := .venv-recipes/bin/python
 benching := .venv-bench/bin/python
 benching_plain := .venv-bench-plain/bin/python
 
@@ -102,8 +103,9 @@ screenshots: .venv/installed  ## photograph TensorBoard for the docs (needs chro
 	$(demo) examples/digits.py
 	$(demo) scripts/screenshots.py
 
-exports: .venv-exports/installed  ## train torchvision's and transformers' exports (30 min)
+exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
+	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py $(ARGS)
 
 # OPS= are operators, whose rules alone then have errors; ARGS= words of the files, or of the errors, in scripts/mutations.
 mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test must fail (30 min)
@@ -113,10 +115,10 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
-	PYTHONPATH=. $(dev) scripts/document_callbacks.py
+	PYTHONPATH=. $(dev) scripts/document_registries.py
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-recipes .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -167,4 +169,11 @@ python:
 	$(PYTHON) -m venv .venv-exports
 	$(if $(TORCH),$(exporting) $(pip_install) $(TORCH))
 	$(exporting) $(pip_install) -e '.[exports]'
+	@touch $@
+
+.venv-recipes/installed: pyproject.toml | python
+	@echo "Installing onnxfit and the exporters of docs/exporting.md (PyTorch, Keras, TensorFlow, optimum) into .venv-recipes ..."
+	$(PYTHON) -m venv .venv-recipes
+	$(if $(TORCH),$(recipes) $(pip_install) $(TORCH))
+	$(recipes) $(pip_install) -e '.[recipes]'
 	@touch $@

@@ -351,12 +351,13 @@ class FunctionMetric(MeanMetric):
 
 @dataclass
 class BinaryAccuracy(MeanMetric):
-    """Share of elements on the right side of `threshold`, in [0, 1].
+    r"""Share of elements on the right side of a threshold,
+    $\frac1n \sum_i [(\hat y_i > \theta) = (y_i > \frac12)]$, in [0, 1].
 
     Labels are 0 and 1 (above 0.5 is positive), of the outputs' shape. NaN is wrong.
 
-    - `threshold`: a finite number; for logits a probability in (0, 1), which their sigmoid is
-      compared with.
+    - `threshold` $\theta$: a finite number; for logits a probability in (0, 1), which their sigmoid
+      is compared with.
     - `from_logits`: True, False or None, as in `Metric`. With None, a threshold outside (0, 1) is
       compared with the outputs as they are.
     - `weighted`, `name`: those of `Metric`.
@@ -385,7 +386,8 @@ class BinaryAccuracy(MeanMetric):
 
 @dataclass
 class CategoricalAccuracy(MeanMetric):
-    """Share of one-hot labels whose class has the highest score, in [0, 1].
+    r"""Share of one-hot labels whose class has the highest score,
+    $\frac1n \sum_i [\arg\max_c \hat y_{ic} = \arg\max_c y_{ic}]$, in [0, 1].
 
     Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
     highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are those of
@@ -407,7 +409,8 @@ class CategoricalAccuracy(MeanMetric):
 
 @dataclass
 class SparseCategoricalAccuracy(MeanMetric):
-    """Share of integer labels whose class has the highest score, in [0, 1].
+    r"""Share of integer labels whose class has the highest score,
+    $\frac1n \sum_i [\arg\max_c \hat y_{ic} = y_i]$, in [0, 1].
 
     Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
     the axis of classes. Of several highest scores the first counts; a row with NaN is wrong.
@@ -429,7 +432,8 @@ class SparseCategoricalAccuracy(MeanMetric):
 
 @dataclass
 class Accuracy(MeanMetric):
-    """Share of right predictions, in [0, 1], by the accuracy that fits the shapes.
+    r"""Share of right predictions, $\frac1n \sum_i [\hat c_i = c_i]$, in [0, 1], by the accuracy
+    that fits the shapes.
 
     One output per row (or a class axis of size 1): BinaryAccuracy. Integer labels without the class
     axis: SparseCategoricalAccuracy. Labels of the outputs' shape: CategoricalAccuracy.
@@ -462,8 +466,9 @@ class Accuracy(MeanMetric):
 
 @dataclass
 class TopKAccuracy(MeanMetric):
-    """Share of labels whose class is among the `k` highest scores, in [0, 1]; labels are integers
-    or one-hot.
+    r"""Share of labels whose class is among the $k$ highest scores,
+    $\frac1n \sum_i [\mathrm{rank}(\hat y_{i, y_i}) \le k]$, in [0, 1]; labels are integers or
+    one-hot.
 
     Equal scores rank in the order of the classes, so that `k=1` is the accuracy. A row with NaN is
     wrong.
@@ -587,7 +592,7 @@ class DecisionMetric(Metric):
 
 @dataclass
 class Precision(DecisionMetric):
-    """Share of the predictions that are true, TP / (TP + FP), in [0, 1]
+    r"""Share of the predictions that are true, $TP / (TP + FP)$, in [0, 1]
     (`sklearn.metrics.precision_score`).
 
     - `threshold`, `from_logits`: those of `BinaryAccuracy`.
@@ -610,7 +615,7 @@ class Precision(DecisionMetric):
 
 @dataclass
 class Recall(DecisionMetric):
-    """Share of the true cases that were predicted, TP / (TP + FN), in [0, 1]
+    r"""Share of the true cases that were predicted, $TP / (TP + FN)$, in [0, 1]
     (`sklearn.metrics.recall_score`).
 
     `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
@@ -630,7 +635,7 @@ class Recall(DecisionMetric):
 
 @dataclass
 class F1(DecisionMetric):
-    """Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN), in [0, 1]
+    r"""Harmonic mean of precision and recall, $2 TP / (2 TP + FP + FN)$, in [0, 1]
     (`sklearn.metrics.f1_score`).
 
     `threshold`, `from_logits`, `average`, `multi_label`, `weighted` and `name` are those of
@@ -650,8 +655,9 @@ class F1(DecisionMetric):
 
 @dataclass
 class ConfusionMatrix(Metric):
-    """Count of how often each class (row) was predicted as each class (column), shape `(classes,
-    classes)`; float64 if `weighted`, else int64.
+    r"""Count of how often each class (row) was predicted as each class (column),
+    $C_{ij} = \sum_n [c_n = i][\hat c_n = j]$, shape `(classes, classes)`; float64 if `weighted`,
+    else int64.
 
     One output per row counts as two classes. A row with NaN is in no cell.
 

@@ -329,7 +329,9 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with the weight decay of its paper (Loshchilov & Hutter 2019; `torch.optim.AdamW`).
+    r"""Adam with decoupled weight decay (Loshchilov & Hutter 2019; `torch.optim.AdamW`).
+
+    $$w \leftarrow w - \eta \lambda w, \quad\text{then the update of Adam}$$
 
     The same as `Adam(weight_decay=0.01)`. `learning_rate`, `betas`, `eps` and `amsgrad` are those
     of `Adam`; `weight_decay`, `exclude_from_weight_decay`, `learning_rate_multipliers` and

@@ -61,9 +61,9 @@ LearningRate = Union[float, Schedule, Callable[[int], float]]
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same learning rate for every update.
+    r"""The same learning rate $\eta$ for every update.
 
-    - `learning_rate`: a number >= 0.
+    - `learning_rate` $\eta \ge 0$.
 
     >>> Constant(0.1)(1000)
     0.1
@@ -165,12 +165,11 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Constant pieces: `values[0]` before update `boundaries[0]`, `values[1]` from it on, until
-    `boundaries[1]`, and so on.
+    r"""Constant pieces: $v_0$ while $t < b_0$, then $v_1$ while $t < b_1$, and so on.
 
-    - `boundaries`: increasing whole numbers >= 0, in updates. (Keras's PiecewiseConstantDecay
+    - `boundaries` $b$: increasing whole numbers >= 0, in updates. (Keras's PiecewiseConstantDecay
       changes one update later.)
-    - `values`: numbers >= 0, one more than boundaries.
+    - `values` $v$: numbers >= 0, one more than boundaries.
 
     >>> [Piecewise(boundaries=(2, 3), values=(1.0, 0.1, 0.01))(step) for step in range(4)]
     [1.0, 1.0, 0.1, 0.01]
@@ -291,13 +290,15 @@ class OneCycle(Schedule):
     $\eta$/`div_factor`/`final_div_factor` (Smith & Topin 2018).
 
     These are the learning rates of `torch.optim.lr_scheduler.OneCycleLR`; its cycle of the momentum
-    is left out. After `total_steps` updates the rate stays.
+    is left out. Each phase goes from a rate $a$ to a rate $b$ by $b + (a - b)(1 + \cos(\pi s))/2$,
+    where $s$ from 0 to 1 is the share of the phase that has passed. After `total_steps` updates the
+    rate stays.
 
     - `max_learning_rate` $\eta \ge 0$.
     - `total_steps` $\ge 1$, in updates.
     - `pct_start` in [0, 1]: the share of the updates in which the rate rises.
     - `div_factor`, `final_div_factor`: each >= 1.
-    - `anneal_strategy`: "cos" for half a cosine, "linear" for a line.
+    - `anneal_strategy`: "cos" for half a cosine, "linear" for the line $a + (b - a)s$.
     - `three_phase`: fall back to the start in as many updates as the rise takes, then below it;
       `pct_start` is then at most 0.5.
 
@@ -345,12 +346,12 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A line from `start` to the first rate of `schedule` in `steps` updates, then `schedule`,
-    counted from there.
+    r"""A line to the first rate of a schedule, $a + (\eta_0 - a)\, t/n$ while $t < n$, then the
+    schedule itself, $\eta_{t-n}$.
 
-    - `schedule`: a Schedule, a number >= 0, or a callable of the update's number.
-    - `steps`: a whole number >= 0, in updates.
-    - `start`: a number >= 0.
+    - `schedule` $\eta_t$: a Schedule, a number >= 0, or a callable of the update's number.
+    - `steps` $n \ge 0$, in updates.
+    - `start` $a \ge 0$.
 
     >>> [Warmup(Polynomial(0.4, decay_steps=4), steps=2)(step) for step in range(5)]
     [0.0, 0.2, 0.4, 0.30000000000000004, 0.2]

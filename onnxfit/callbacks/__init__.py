@@ -2,7 +2,7 @@
 
 Every class in the `__all__` of a module of this package is a name of the package. To add a
 callback, add a file with the class and its `__all__`; `make docs` then writes the lines for type
-checkers below, and the table in docs/callbacks.md.
+checkers below, and its entry in docs/reference.md.
 """
 
 from typing import TYPE_CHECKING

@@ -5,11 +5,9 @@ adding its minimal arguments, if it has any.
 import functools
 import inspect
 import pickle
-import re
 import shutil
 import sys
 import warnings
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -427,15 +425,3 @@ def test_its_public_members_have_docstrings(name):
     members = [member for member in dir(kind) if not member.startswith("_")]
     methods = [member for member in members if callable(getattr(kind, member))]
     assert [method for method in methods if not inspect.getdoc(getattr(kind, method))] == []
-
-
-def test_the_guide_lists_every_callback_with_settings_that_it_has():
-    text = (Path(__file__).parents[2] / "docs" / "callbacks.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", text, re.MULTILINE))
-    assert set(rows) == set(CLASSES) - {"Callback"}
-    for name, settings in rows.items():
-        known = inspect.signature(CLASSES[name]).parameters
-        for setting, default in re.findall(r"(\w+)=([^,]+)", settings):
-            assert name == "LambdaCallback" or repr(known[setting].default) == default.replace(
-                '"', "'"
-            ), (name, setting)

@@ -116,7 +116,3 @@ def test_a_new_file_is_a_new_callback_that_keeps_the_laws(extended):
     )
     assert "skipped" not in printed
     assert printed.count(".") > 30
-
-
-def test_what_is_generated_from_the_callbacks_is_current():
-    python(ROOT, str(ROOT / "scripts" / "document_callbacks.py"), "--check")
