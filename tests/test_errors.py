@@ -2,7 +2,7 @@
 OnnxfitError.
 
 `CASES` has, for every public callable, a call that works. The law replaces each of its arguments by
-each of the odd values. Not covered are what the README excepts: a wrong number or name of arguments
+each of the odd values. Not covered are what the guide excepts: a wrong number or name of arguments
 is Python's TypeError, and exceptions of the caller's own functions pass unchanged.
 """
 

@@ -3,19 +3,29 @@ what it says in comments comes true.
 """
 
 import re
+import shlex
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
+
+from onnxfit.cli import main
+from tests.models import mlp
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
+    "docs/guide.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
     "docs/coming-from.md",
     "docs/data.md",
     "docs/tensorboard.md",
 ]
+MAX_README_LINES = 120
+MAX_LINES_BEFORE_CODE = 25
 every_page = pytest.mark.parametrize("page", PAGES)
 every_page_with_links = pytest.mark.parametrize(
     "page", [*PAGES, "docs/exporting.md", "docs/reference.md"]
@@ -29,12 +39,22 @@ def blocks(page: str) -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
 
 
+def write_files_of_the_reader(folder: Path) -> None:
+    """Write the model and the data that the README takes for granted."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 4)).astype(np.float32)
+    onnx.save(mlp(), folder / "model.onnx")
+    np.save(folder / "X.npy", X)
+    np.save(folder / "y.npy", (X.sum(axis=1) > 0).astype(np.int64))
+
+
 @every_page
 @pytest.mark.usefixtures("table_of_rules_restored")
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_files_of_the_reader(tmp_path)
     namespace: dict[str, object] = {"__name__": "page"}
-    assert len(blocks(page)) > 3
+    assert len(blocks(page)) > 2
     for block in blocks(page):
         exec(compile(block, str(ROOT / page), "exec"), namespace)
 
@@ -60,3 +80,20 @@ def test_links_within_a_page_lead_to_its_headings(page: str) -> None:
         for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def test_the_readme_is_short_and_shows_code_at_once() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_README_LINES
+    assert lines.index("```python") < MAX_LINES_BEFORE_CODE
+
+
+def test_the_command_of_the_readme_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files_of_the_reader(tmp_path)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shell = re.search(r"^```sh\nonnxfit (.*?)\n```", text, re.MULTILINE)
+    assert shell
+    result = CliRunner().invoke(main, shlex.split(shell[1]))
+    assert result.exit_code == 0, result.output
+    assert onnx.load(tmp_path / "trained.onnx").graph.output

@@ -148,13 +148,11 @@ def headline_table(records: Sequence[Record]) -> str:
 def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
     """The sentence that the README has. Figures may be text, as in the CSV files."""
     groups: dict[str, list[float]] = {}
-    eager: dict[str, list[float]] = {}
     for item in headline:
         group = "depthwise" if item["workload"] == "mobilenet" else "larger"
         if WORKLOADS[item["workload"]].small:
             group = "small"
         groups.setdefault(group, []).append(float(item["ratio"]))
-        eager.setdefault(group, []).append(float(item["eager_ratio"]))
     peaks = {(item["workload"], item["contender"]): float(item["peak_memory"]) for item in once}
     groups["memory"] = [
         peaks[work, DEFAULT] / peaks[work, "torch"]
@@ -166,13 +164,13 @@ def summary(headline: Sequence[Record], once: Sequence[Record]) -> str:
         "larger": "on larger ones",
         "depthwise": "on depthwise convolutions",
     }
-    times = [
-        f"{span(groups[key])} of the time {place} ({span(eager[key])} of eager PyTorch's)"
-        for key, place in places.items()
-        if key in groups
-    ]
-    beside = "beside the fastest PyTorch (eager or compiled, one thread or all), training takes "
-    parts = [beside + ", ".join(times)] if times else []
+    times = [f"{span(groups[key])} {place}" for key, place in places.items() if key in groups]
+    fastest_torch = "that of the fastest PyTorch (eager or compiled, one thread or all)"
+    parts = (
+        [f"the time of training, divided by {fastest_torch}, is " + ", ".join(times)]
+        if times
+        else []
+    )
     if groups["memory"]:
         parts.append(f"peak memory is {span(groups['memory'])} of eager PyTorch's")
     return "; ".join(parts)
