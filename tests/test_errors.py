@@ -243,6 +243,7 @@ def function_cases() -> dict[str, Case]:
             "tie": {"pairs": {}},
             "add_biases": {},
             "replace_head": {"classes": 2},
+            "dynamic_batch": {},
         }.items()
     }
     return {

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from onnxfit import (
+    Bucket,
     DataLoader,
     ImageFolder,
+    Pad,
     ParquetLoader,
     Prefetch,
     callbacks,
@@ -42,7 +44,7 @@ ENTRIES = {
     for kind in registry(module.__name__, base).values()
     if kind is not base
 }
-LOADERS = (DataLoader, ImageFolder, ParquetLoader, Prefetch)
+LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch)
 ENTRIES |= {kind.__name__: kind for kind in LOADERS}
 
 

@@ -587,17 +587,17 @@ class TestRefusals:
         assert trainer.history is history
 
     def test_a_step_that_cannot_be_built_changes_nothing(self) -> None:
-        """Only the batch tells the size of N: 3 is not 5."""
+        """Only the batch tells the size of M: 3 is not 5."""
         model = onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]> g (float[N, 4] x) => (float[N, 4] y)
-            <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> { y = Add(x, w) }"""
+            """<ir_version: 8, opset_import: ["": 17]> g (float[N, M] x) => (float[N, 1] y)
+            <float[3] w = {1, 2, 3}> { h = Add(x, w)  y = ReduceMean<axes = [1]>(h) }"""
         )
         trainer = Trainer(model, loss="mse", optimizer="adam")
-        x = np.ones((3, 4), np.float32)
-        history, state = trainer.fit(x, x, verbose=0), trainer.get_state()
-        x = np.ones((5, 4), np.float32)
+        x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+        history, state = trainer.fit(x, y, verbose=0), trainer.get_state()
+        x = np.ones((4, 5), np.float32)
         with pytest.raises(ModelError, match=r"does not accept inputs of these shapes|contradict"):
-            trainer.fit(x, x, verbose=0)
+            trainer.fit(x, y, verbose=0)
         assert trainer.history is history
         np.testing.assert_equal(trainer.get_state(), state)
 

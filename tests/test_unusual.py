@@ -110,7 +110,7 @@ class TestModels:
 
     def test_statistics_that_two_nodes_share_follow_both(self) -> None:
         shared = model(
-            """(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 1}, float[2] o = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 1},
+            """(float[N, 2] x) => (float[N, 2] y) <float[2] s = {1, 2}, float[2] o = {0, 0}, float[2] m = {0, 0}, float[2] v = {1, 1},
             float[2] five = {5, 5}> { d = BatchNormalization(x, s, o, m, v)  e = Add(d, five)  y = BatchNormalization(e, s, o, m, v) }"""
         )
         trainer = Trainer(shared, ["s", "o"], loss="mse", optimizer=0.0)

@@ -12,7 +12,7 @@ import onnx
 
 from onnxfit.cli.arrays import inputs_of
 from onnxfit.data import DataAdapter
-from onnxfit.errors import ModelError, SettingError
+from onnxfit.errors import DataError, ModelError, SettingError
 from onnxfit.graph.names import LOSS
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.tensors import write_model
@@ -61,7 +61,8 @@ def predict(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return a dict output -> array with a row for each row of `x`.
 
-    The model is run as it is, so that it needs neither weights nor a loss nor gradients.
+    The model is run as it is, so that it needs neither weights nor a loss nor gradients. DataError
+    for an output whose sizes differ between batches, which no array holds.
     """
     target = Device.parse(device)
     session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")
@@ -71,7 +72,18 @@ def predict(
         for batch in data.batches(0):
             for name, array in run_on(session, batch).prediction().items():
                 batches[name].append(array)
-    return {name: join_batches(arrays) for name, arrays in batches.items()}
+    return {name: _one_array(name, join_batches(arrays)) for name, arrays in batches.items()}
+
+
+def _one_array(name: str, outputs: npt.NDArray[Any] | list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the outputs of all batches. DataError if they did not fit into one array."""
+    if isinstance(outputs, list):
+        sizes = sorted({array.shape[1:] for array in outputs})
+        raise DataError(
+            f"No array holds all rows of output {name!r}: its sizes differ between batches, such as"
+            f" {sizes[0]} and {sizes[-1]}. Predict in Python, where Trainer.predict returns a list."
+        )
+    return outputs
 
 
 def require_loss(trainer: Trainer) -> Trainer:

@@ -20,6 +20,7 @@ from onnxfit.graph.reading import ModelSource, large_tensors_as_inputs, load_mod
 from onnxfit.graph.subgraphs import subgraph_protos
 from onnxfit.graph.tensors import is_large
 from onnxfit.graph.training_form import to_inference_form
+from onnxfit.registry import check_arguments
 
 __all__ = ["dynamic_batch"]
 
@@ -30,6 +31,7 @@ TRIED_SIZES = (16, 64, 224)  # of an axis whose size the model leaves open
 TRIED_INTEGERS = (1, 0)  # the largest one of an integer input, such as a token or a mask
 
 
+@check_arguments
 def dynamic_batch(
     model_onnx: ModelSource,
     *,

@@ -14,12 +14,13 @@ from onnxfit.graph.inference import infer_outputs
 def require_declared_sizes(graph: ir.Graph, declared: Mapping[str, ir.Shape | None]) -> None:
     """Raise ModelError where a node computes other sizes than its output is declared with.
 
-    A size with the name of an input's size, such as that of the batch, may not be fixed.
+    The size of the batch, which has the name of the first size of an input, may not be fixed.
 
     - `graph`: a graph whose shapes have been inferred.
     - `declared`: the declared shapes of its outputs.
     """
-    names = {d.value for v in graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    first = [v.shape[0] for v in graph.inputs if v.shape]
+    batch = {size.value for size in first if isinstance(size, ir.SymbolicDim)} - {None}
     for value in graph.outputs:
         node = value.producer()
         shape = declared.get(value.name or "")
@@ -29,7 +30,7 @@ def require_declared_sizes(graph: ir.Graph, declared: Mapping[str, ir.Shape | No
         if len(shape) != len(computed):
             raise _contradiction(value, shape, computed, node)
         for old, new in zip(shape, computed):
-            fixes = isinstance(old, ir.SymbolicDim) and old.value in names - {None}
+            fixes = isinstance(old, ir.SymbolicDim) and old.value in batch
             if isinstance(new, int) and (fixes or (isinstance(old, int) and 0 <= old != new)):
                 raise _contradiction(value, shape, computed, _first_fixed(node) if fixes else node)
 

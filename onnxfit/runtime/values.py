@@ -89,21 +89,11 @@ def array_view(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     return np.ctypeslib.as_array(memory).view(dtype).reshape(shape)
 
 
-def join_batches(arrays: Sequence[Array]) -> Array:
+def join_batches(arrays: Sequence[Array]) -> Array | list[Array]:
     """Join the outputs of all batches along their rows; scalars become a vector.
 
-    Where batches were padded to different lengths, the outputs get zeros at the end of each axis.
+    Outputs whose sizes beyond the rows differ are returned as a list, one array for each batch.
     """
-    if not arrays[0].ndim:
-        return np.stack(arrays)
-    sizes = {array.shape[1:] for array in arrays}
-    if len(sizes) > 1 and len({array.ndim for array in arrays}) == 1:
-        largest = tuple(map(max, zip(*sizes)))
-        joined = np.zeros((sum(map(len, arrays)), *largest), arrays[0].dtype)
-        start = 0
-        for array in arrays:
-            rows = slice(start, start + len(array))
-            joined[(rows, *map(slice, array.shape[1:]))] = array
-            start = rows.stop
-        return joined
-    return np.concatenate(arrays)
+    if len({array.shape[1:] if array.ndim else None for array in arrays}) > 1:
+        return list(arrays)
+    return np.concatenate(arrays) if arrays[0].ndim else np.stack(arrays)

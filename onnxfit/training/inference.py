@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -202,7 +202,7 @@ class InferenceTrainer(BaseTrainer):
         callbacks.on_predict_end(Logs())
         if not outputs:
             raise DataError("The prediction data gave no batch.")
-        return {name: _joined(arrays) for name, arrays in outputs.items()}
+        return {name: join_batches(arrays) for name, arrays in outputs.items()}
 
 
 def check_steps(name: str, steps: int | None) -> None:
@@ -218,12 +218,6 @@ def refuse_number(sample_weight: Any, function: str) -> None:
             f"The third argument of {function} is sample_weight, one factor for each row, got"
             f" {shortened(sample_weight)}. Did you mean batch_size={shortened(sample_weight)}?"
         )
-
-
-def _joined(arrays: Sequence[Array]) -> Array | list[Array]:
-    """Join the outputs of all batches, unless their sizes beyond the rows differ."""
-    differ = len({array.shape[1:] if array.ndim else None for array in arrays}) > 1
-    return list(arrays) if differ else join_batches(arrays)
 
 
 def _batches(source: Source, steps: int | None, verbose: int | str, title: str) -> Iterator[Batch]:
