@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfit import DataLoader, SettingError, Trainer
+from onnxfit import DataError, DataLoader, SettingError, Trainer
 from onnxfit.callbacks import LambdaCallback
 from tests.models import linear
 
@@ -73,3 +73,20 @@ def test_a_trainer_without_a_loss_is_kept_in_a_file(tmp_path) -> None:
     path = Trainer(linear(w=2.0)).save(tmp_path / "c")
     np.testing.assert_array_equal(Trainer.load(path).predict(X), 2 * X)
     assert Trainer.load(path, loss="mse").fit(X, X, verbose=0).epoch == [0]
+
+
+def test_a_fit_goes_on_to_log_after_an_evaluation_in_a_hook() -> None:
+    def evaluate(epoch, logs) -> None:
+        loss = hook.trainer.evaluate(X, 0 * X)["loss"]
+        hook.trainer.log("other_loss", loss)
+
+    hook = LambdaCallback(on_epoch_end=evaluate)
+    fitted = Trainer(linear(w=1.0), loss="mse", optimizer=0.0)
+    history = fitted.fit(X, X, epochs=2, verbose=0, callbacks=[hook])
+    assert history.history["other_loss"] == pytest.approx([28.5, 28.5])
+
+
+@pytest.mark.parametrize("call", ["predict", "evaluate"])
+def test_data_without_a_batch_is_refused(trainer: Trainer, call: str) -> None:
+    with pytest.raises(DataError, match=r"data gave no batch"):
+        getattr(trainer, call)(lambda: iter(()))
