@@ -41,7 +41,7 @@ SETTINGS = tuple(field.name for field in fields(TrainerSettings))
 
 
 class Trainer(SavedTrainer):
-    """Trains an ONNX model.
+    """Train an ONNX model.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
@@ -68,20 +68,20 @@ class Trainer(SavedTrainer):
     - `accumulate`: number of batches, at least 1, whose gradients are averaged for one update.
     - `threads`: threads that onnxruntime uses for an operator, up to 1024; None leaves it to
       onnxruntime.
-    - `dynamic_batch`: train with batches of any size where the file fixes it; see the function
+    - `dynamic_batch`: let batches have any size if the file fixes the batch; see the function
       `onnxfit.dynamic_batch`.
 
-    Threads: one thread at a time trains, by `fit`, `train_on_batch`, `apply_gradients`,
-    `set_state`, `restore` or `revert_step`; a second one gets a SettingError. Any number of threads
-    may predict, evaluate, export, and read or set weights meanwhile. They see the weights between
-    two steps: `predict` those of its beginning for all rows, `evaluate` those of the moment for
-    each batch. `forward` and `backward` belong to one thread.
+    Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
+    `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. Other threads may
+    predict, evaluate, export, and read or set weights meanwhile. They see the weights between two
+    steps. `predict` uses the weights of its start for all rows; `evaluate` uses the current weights
+    for each batch. Call `forward` and `backward` from one thread only.
 
-    Whatever cannot work is refused here, before the first batch: ModelError, GradientError,
-    SettingError, UnknownNameError, InstallationError. Among this are numbers of an optimizer, loss
-    or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an `eps` of
-    1e-50 in float32. A UserWarning names biases and scales that several layers share, as exporters
-    write those of a fresh network: `onnxfit.untie` gives each layer its own.
+    The constructor raises ModelError, GradientError, SettingError, UnknownNameError or
+    InstallationError if training cannot work. A SettingError also reports a number of an optimizer,
+    loss or penalty that would be infinite or 0 in the model's element type, such as 1e39 or an
+    `eps` of 1e-50 in float32. A UserWarning names biases and scales that several layers share, as
+    exporters write those of a fresh network: `onnxfit.untie` gives each layer its own.
 
     >>> import numpy as np, onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -162,16 +162,17 @@ class Trainer(SavedTrainer):
           of weight 0 has no influence on loss, gradient and weighted metrics: if it holds NaN or
           infinity, another stands in for it. It still counts in the divisor of means, in
           BatchNormalization and in metrics without weights.
-        - `epochs`: the number of the last epoch, counted from 1; `initial_epoch` are done already.
+        - `epochs`: the number of the last epoch, counted from 1. `fit` runs `epochs` minus
+          `initial_epoch` epochs.
         - `batch_size`: rows of a batch, if `x` is arrays.
         - `validation_data`: `(x, y)`, `(x, y, sample_weight)` or a loader, evaluated after epochs.
-        - `validation_split`: fraction of the rows, the last ones, in the place of that.
+        - `validation_split`: fraction of the rows to validate on instead: the last ones.
         - `validation_freq`: n for every n-th epoch, or a list of epochs counted from 1.
         - `callbacks`: Callbacks, called in the order of their phases.
         - `class_weight`: label -> factor of the loss for its rows; or "balanced", rows / (classes *
           rows of the label), if `y` is an array.
-        - `shuffle`: whether each epoch has an order of rows of its own.
-        - `initial_epoch`: epochs to count as done.
+        - `shuffle`: whether each epoch has a new order of rows.
+        - `initial_epoch`: the number of epochs that count as done.
         - `steps_per_epoch`, `validation_steps`: number of batches, if not all of the data.
         - `validation_batch_size`: rows of a batch of the validation data, if not `batch_size`.
         - `verbose`: 0 silent, 1 a progress bar, 2 a line per epoch; "auto" 1 in a terminal or

@@ -2,8 +2,8 @@
 
     python scripts/document_registries.py [--check]
 
-- docs/reference.md: every loss, metric, optimizer, schedule, penalty, callback and data loader, with
-  its names, its settings and their defaults, and its docstring.
+- docs/reference.md: the Trainer, and every loss, metric, optimizer, schedule, penalty, callback and
+  data loader, with its names, its settings and their defaults, and its docstring.
 - onnxfit/callbacks/__init__.py: the imports for type checkers, which cannot search a folder.
 
 The page has all of a docstring but its examples. With --check nothing is written; the exit status is
@@ -16,7 +16,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,24 @@ MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference
 
-Every loss, metric, optimizer, schedule, penalty, callback and data loader of onnxfit, with its settings
-and their defaults. Where a table has names, a name in quotes stands for an object with default settings: `loss="mse"`
-is `loss=onnxfit.losses.MeanSquaredError()`. An object has settings: `loss=onnxfit.losses.Huber(delta=2.0)`.
-Case does not matter in names. In the line below a heading, `…` stands for the settings of the base class,
-which is the first entry of a section. `make docs` writes this page from the docstrings.
+The Trainer, and every loss, metric, optimizer, schedule, penalty, callback and data loader of onnxfit, with the settings
+and their defaults. The tables list names in quotes. A name stands for an object with default settings: `loss="mse"`
+is `loss=onnxfit.losses.MeanSquaredError()`. To change a setting, pass an object: `loss=onnxfit.losses.Huber(delta=2.0)`.
+Case, underscores, hyphens and a final "loss" do not matter in names: `loss="MSELoss"` is `loss="mse"`.
+In the line below a heading, `…` stands for the settings of the base class, which is the first entry of
+each section. `make docs` writes this page from the docstrings.
 """
+TRAINER = """\
+## Trainer
+
+`onnxfit.Trainer` trains a model. Its arguments describe what is trained and how; those of `fit` describe the data and the loop.
+Arguments after `*` are given by name. `help(onnxfit.Trainer)` describes the remaining methods, which serve callbacks.
+"""
+METHODS = (
+    "fit", "evaluate", "predict", "export", "save", "load", "summary", "inspect", "get_weights",
+    "set_weights", "train_on_batch", "test_on_batch", "predict_on_batch", "forward", "backward",
+    "apply_gradients", "save_onnx_graph",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,17 @@ class Section:
         return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
     def names(self, kind: type) -> list[str]:
-        """Return the names that users can type for a class."""
+        """Return the names that users can type for a class, the class's own first.
+
+        The registry runs acronyms together, as in "gaussiannll". An alias with the same letters
+        and more underscores is easier to read, and takes the place of that name.
+        """
         module = importlib.import_module(f"onnxfit.{self.module}")
         known = registry(module.__name__, getattr(module, self.base))
         own, *aliases = [name for name, member in known.items() if member is kind]
-        return [*aliases, own]
+        same = [name for name in (own, *aliases) if name.replace("_", "") == own.replace("_", "")]
+        first = max(same, key=lambda name: name.count("_"))
+        return [first, *(name for name in aliases if name != first)]
 
     def bases(self) -> list[type]:
         """Return the base class, and those of its subclasses to which docstrings refer."""
@@ -121,8 +139,31 @@ SECTIONS = [
 
 def page() -> str:
     """Return the reference."""
-    parts = [HEAD, *(part for section in SECTIONS for part in section_lines(section))]
-    return "\n".join(parts).rstrip("\n") + "\n"
+    sections = (part for section in SECTIONS for part in section_lines(section))
+    return "\n".join([HEAD, *trainer_lines(), *sections]).rstrip("\n") + "\n"
+
+
+def trainer_lines() -> Iterator[str]:
+    """Yield the parts of the section on the Trainer, each with an empty line at its end."""
+    yield TRAINER
+    yield f"`Trainer({signature(onnxfit.Trainer)})`\n"
+    yield from markdown(paragraphs(onnxfit.Trainer.__doc__), {})
+    for name in METHODS:
+        method = getattr(onnxfit.Trainer, name)
+        yield f"#### Trainer.{name}\n"
+        yield f"`{name}({signature(method)})`\n"
+        yield from markdown(paragraphs(method.__doc__), {})
+
+
+def signature(member: Callable[..., object]) -> str:
+    """Return the arguments of a class or method, with a `*` before those given by name."""
+    written = []
+    for parameter in inspect.signature(member).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in written:
+            written.append("*")
+        if parameter.name != "self":
+            written.append(text(parameter))
+    return ", ".join(written)
 
 
 def section_lines(section: Section) -> Iterator[str]:

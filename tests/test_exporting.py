@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "exporting.md"
 SLOW = os.environ.get("ONNXFIT_SLOW") == "1"
-SETUP, TRAPS = "A network with every trap", "Traps and cures"
+SETUP, TRAPS = "A network with every trap", "Traps and fixes"
 # section -> the packages that its code imports, and Keras's backends
 QUICK = {
     "torch, older exporter": ["torch"],

@@ -72,14 +72,26 @@ def test_links_lead_somewhere(page: str) -> None:
     assert not missing
 
 
-@every_page_with_links
-def test_links_within_a_page_lead_to_its_headings(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    headings = {
+def headings(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    text = page.read_text(encoding="utf-8")
+    return {
         re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-")
         for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     }
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+@every_page_with_links
+def test_links_to_headings_lead_to_them(page: str) -> None:
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text)
+    missing = [
+        f"{target}#{anchor}"
+        for target, anchor in found
+        if anchor not in headings(path.parent / target if target else path)
+    ]
+    assert not missing
 
 
 def test_the_readme_is_short_and_shows_code_at_once() -> None:

@@ -19,6 +19,7 @@ from onnxfit import (
     Pad,
     ParquetLoader,
     Prefetch,
+    Trainer,
     callbacks,
     losses,
     metrics,
@@ -95,6 +96,29 @@ def test_typed_names_stand_for_the_classes_beside_them() -> None:
         module = anchor.removesuffix(kind.lower())
         for name in re.findall(r'"(\w+)"', names):
             assert type(get[module](name)).__name__ == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "run_together"),
+    [
+        ("gaussian_nll", "gaussiannll"),
+        ("kl_divergence", "kldivergence"),
+        ("top_k_accuracy", "topkaccuracy"),
+    ],
+)
+def test_a_name_separates_its_words(name: str, run_together: str) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert f'| `"{name}"`' in text
+    assert f'"{run_together}"' not in text
+
+
+def test_the_page_describes_the_arguments_of_the_trainer_and_of_fit() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    section = text.partition("\n## Trainer\n")[2].partition("\n## ")[0]
+    head, fit = section.split("\n#### ")[:2]
+    for member, described in ((Trainer, head), (Trainer.fit, fit)):
+        for setting in set(inspect.signature(member).parameters) - {"self"}:
+            assert re.search(rf"^- .*`{setting}`.*: ", described, re.M), setting
 
 
 def test_a_new_loss_needs_no_other_file(monkeypatch: pytest.MonkeyPatch) -> None:
