@@ -224,6 +224,14 @@ class TestModels:
         with pytest.raises(ModelError, match=r"No output of the model is a tensor \(s\)"):
             Trainer(alone, loss="mse")
 
+    def test_an_output_keeps_its_declared_shape_where_none_can_be_inferred(self) -> None:
+        text = """<ir_version: 10, opset_import: ["": 23]>
+            g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2] s = {1, 1}>
+            { h = MatMul(x, w) y = RMSNormalization(h, s) }"""
+        trainer = Trainer(onnx.parser.parse_model(text), loss="mse", optimizer=0.1)
+        losses = [trainer.train_on_batch(X, X)["loss"] for _ in range(5)]
+        assert losses[-1] < losses[0]
+
     @pytest.mark.parametrize("opset", [22, 23, 24, 25])
     def test_a_file_of_a_later_opset_trains(self, opset: int) -> None:
         normed = "n = LayerNormalization(x, s)" if opset < 23 else "n = RMSNormalization(x, s)"

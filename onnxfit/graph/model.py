@@ -100,7 +100,10 @@ def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
 
 
 def _with_computed_shapes(model: ir.Model, declared: Mapping[str, ir.Shape | None]) -> ir.Model:
-    """Return the model with inferred shapes; ModelError where outputs are declared otherwise."""
+    """Return the model with inferred shapes; ModelError where outputs are declared otherwise.
+
+    An output whose rank cannot be inferred has its declared shape.
+    """
     inferred = infer_shapes(model)
     try:
         require_declared_sizes(inferred.graph, declared)
@@ -109,6 +112,9 @@ def _with_computed_shapes(model: ir.Model, declared: Mapping[str, ir.Shape | Non
         del proto.graph.value_info[:]
         inferred = _inferred(proto)
         require_declared_sizes(inferred.graph, declared)
+    for value in inferred.graph.outputs:
+        if value.shape is None:
+            value.shape = declared.get(value.name or "")
     return inferred
 
 

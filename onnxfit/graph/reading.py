@@ -36,6 +36,10 @@ ModelSource = Union[str, "os.PathLike[str]", bytes, onnx.ModelProto]
 MEAN = 3
 VARIANCE = 4
 
+# A ValueError is for external data whose offset or length is no number of the file, a RuntimeError
+# for a path that is too long for the system.
+READING_ERRORS = (OSError, ValueError, OverflowError, RuntimeError, onnx.checker.ValidationError)
+
 
 def load_model(source: ModelSource) -> onnx.ModelProto:
     """Return a copy of the model in memory, external data included.
@@ -112,8 +116,7 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         ) from None
     except google.protobuf.message.DecodeError as error:
         raise ModelError(f"{description} is not an ONNX model: {error}.") from None
-    # onnx raises a ValueError for external data whose offset or length is no number of the file.
-    except (OSError, ValueError, OverflowError, onnx.checker.ValidationError) as error:
+    except READING_ERRORS as error:
         raise ModelError(f"{description} cannot be read: {error}") from None
     require_valid(model, description)
     complete(model)

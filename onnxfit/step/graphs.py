@@ -33,6 +33,7 @@ from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import FusedWeights, add_update
 
 
+@model_errors()
 def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return forward pass, loss, penalty, gradient, clipping and update as one graph."""
     op, gradients = gradient(recipe, batch)
@@ -40,6 +41,7 @@ def train_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finish(op)
 
 
+@model_errors()
 def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> onnx.ModelProto:
     """Return the same in fewer operators, to be run rather than read.
 
@@ -52,6 +54,7 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
     return finish(op)
 
 
+@model_errors()
 def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return forward pass, loss, penalty and gradient, which is added to those of the window.
 
@@ -69,6 +72,7 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finish(op)
 
 
+@model_errors()
 def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return the update alone, by the mean gradient of a window of batches."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="update")
