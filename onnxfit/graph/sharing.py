@@ -47,6 +47,7 @@ SEVERAL_TENSORS = (
 PARAMETER_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 # between a layer and the Add of its bias
 RESHAPING = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+READS_NO_VALUES = {"Shape", "Size"}
 MAX_STEPS = 4  # nodes between a layer and its bias
 MAX_NEIGHBOURS = 200  # nodes that are searched for the next matrix
 MAX_NAMES = 5  # names in a warning, which counts the others
@@ -95,9 +96,9 @@ def _uses_through(root: ir.Value, value: ir.Value, alias: str | None) -> Iterato
 
 
 def reader_counts(model: ir.Model) -> dict[str, int]:
-    """Return how many nodes read each initializer of the model's graph, through Identity, too."""
+    """Return how many nodes read the values of each initializer, through Identity, too."""
     return {
-        name: len({use.node for use in uses_of(value)})
+        name: len({use.node for use in uses_of(value) if use.node.op_type not in READS_NO_VALUES})
         for name, value in model.graph.initializers.items()
     }
 

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import onnx
 import onnx.helper as oh
+import onnx.parser
 import pytest
 
 import onnxfit
@@ -202,3 +203,13 @@ def test_the_report_is_data() -> None:
         "b.bias",
         3,
     ]
+
+
+def test_a_node_that_reads_the_shape_alone_is_no_use() -> None:
+    # torch's exporter computes the bias of a Conv from the shape of the weight if optimize=False
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 3] y, int64[2] sizes, int64 size)
+        <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+        { y = MatMul(x, w)  sizes = Shape(w)  size = Size(w) }""")
+    assert "used by" not in str(onnxfit.inspect(model))
+    assert "used by" not in Trainer(model, loss={"y": "mse"}).summary()
