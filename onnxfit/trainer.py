@@ -18,7 +18,7 @@ from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_model
-from onnxfit.graph.sharing import warn_of_merged_weights
+from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
@@ -129,6 +129,7 @@ class Trainer(SavedTrainer):
             recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
         )
         warn_of_merged_weights(model, recipe.weights)
+        warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
         super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 

@@ -17,6 +17,7 @@ FIGURES = {
     "custom_callback": (r"^epochs +(\d+): Settled", 3, 60),
     "custom_loss": (r"^mean\(exp\(a d\)\) +([\d.]+)", 0.999, 1.001),
     "digits": (r"^accuracy +([\d.]+)%", 97.0, 100.0),
+    "fine_tune_images": (r"^all weights +([\d.]+)%", 90.0, 100.0),
     "fine_tune_last_layer": (r"-> ([\d.]+)%", 93.0, 100.0),
     "linear_regression": (r"^largest difference +(\S+)", 0.0, 1e-5),
     "linear_regression_backends": (r"^largest difference +(\S+)", 0.0, 1e-4),
@@ -27,11 +28,13 @@ FIGURES = {
     "several_outputs": (r"^side +([\d.]+)%", 97.0, 100.0),
     "step_graphs": (r"^pictures +(\d+)", 6, 6),
     "training_benchmark": (r"^largest difference +(\S+)", 0.0, 1e-3),
+    "transformers_from_torch": (r"^words continued +([\d.]+)%", 95.0, 100.0),
 }
 SHARED = {"figures", "models"}  # what examples import
 NEEDS = {
     "binary_classification": ["sklearn", "matplotlib"],
     "digits": ["sklearn", "matplotlib"],
+    "fine_tune_images": ["torch", "onnxscript", "PIL"],
     "fine_tune_last_layer": ["sklearn"],
     "linear_regression_backends": ["sklearn", "matplotlib"],
     "loop_in_numpy": ["sklearn", "matplotlib"],
@@ -40,6 +43,7 @@ NEEDS = {
     "onnx_layer_in_torch": ["torch", "matplotlib"],
     "step_graphs": ["pygraphviz", "matplotlib"],
     "training_benchmark": ["sklearn", "matplotlib"],
+    "transformers_from_torch": ["torch", "onnxscript"],
 }
 QUICK = ("numpy_against_onnxruntime", "training_benchmark")  # have the option to be
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,35 @@ def in_shape(array: Array, spec: TensorSpec) -> Array:
         return array  # the caller reports that there are no rows
     if array.ndim == len(shape) - 1 and array.ndim and shape[-1] == 1:
         array = array[..., None]
-    if array.ndim != len(shape) or any(
-        isinstance(d, int) and d != s for d, s in zip(shape[1:], array.shape[1:])
-    ):
+    if not _fits(array.shape, shape):
         raise DataError(
             f"{spec} got an array of shape {array.shape}; the first dimension is the batch."
+            + _channels_hint(array.shape, shape)
         )
     return array
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int | str | None]) -> bool:
+    """Return whether an array of these sizes is of the input's shape, apart from the batch."""
+    return len(sizes) == len(shape) and not any(
+        isinstance(expected, int) and expected != size
+        for expected, size in zip(shape[1:], sizes[1:])
+    )
+
+
+def _channels_hint(sizes: Sequence[int], shape: Sequence[int | str | None]) -> str:
+    """Return how to pass images whose channels are on another axis than the model's."""
+    if len(sizes) != 4:
+        return ""
+    rows, a, b, c = sizes
+    for last, moved in ((True, (rows, b, c, a)), (False, (rows, c, a, b))):
+        if _fits(moved, shape):
+            axes = (0, 2, 3, 1) if last else (0, 3, 1, 2)
+            return (
+                f" The model has the channels {'last' if last else 'first'}: pass"
+                f" x.transpose{axes}, or ImageFolder(..., channels_last={last})."
+            )
+    return ""
 
 
 def in_dtype(array: Array, spec: TensorSpec) -> Array:

@@ -43,6 +43,8 @@ class ImageFolder(Loader, Splittable):
       begin with a dot are skipped. A file is a BMP, GIF, JPEG, PNG, PPM, TIFF or WebP inside, too.
     - `size`: (height, width) in pixels, to which images are scaled bilinearly.
     - `channels`: 1 (grey), 3 (RGB) or 4 (RGBA), to which images are converted.
+    - `channels_last`: make batches of shape `(batch, height, width, channels)`, which models of
+      Keras and TensorFlow expect.
     - `mean`, `std`: a number, or one for each channel, in units of the range [0, 1].
     - `crop`: scale and cut out the middle, so that proportions are kept; otherwise images are
       squeezed.
@@ -84,6 +86,7 @@ class ImageFolder(Loader, Splittable):
         size: tuple[int, int],
         *,
         channels: int = 3,
+        channels_last: bool = False,
         mean: float | Sequence[float] = 0.0,
         std: float | Sequence[float] = 1.0,
         crop: bool = False,
@@ -102,6 +105,7 @@ class ImageFolder(Loader, Splittable):
             )
         self.size = _checked_size(size)
         self.channels = int(channels)  # True counts as 1
+        self.channels_last = bool(channels_last)
         self.crop = bool(crop)
         self._augmentation = None if augment is None else get_augmentation(augment)
         self._trainer_seed = 0
@@ -206,7 +210,7 @@ class ImageFolder(Loader, Splittable):
             yield (x, self.labels[rows]) if self.classes else (x,)
 
     def _read(self, row: int, epoch: int) -> Array:
-        """Return one image as an array of shape `(channels, height, width)`."""
+        """Return one image as an array of shape `(channels, height, width)`, or channels last."""
         path = self.files[row]
         image = self._decode(path)
         if self._augmentation is not None:
@@ -225,7 +229,7 @@ class ImageFolder(Loader, Splittable):
             image = image.resize(width_and_height, bilinear)
         values = np.asarray(image, np.float32).reshape(*self.size, self.channels).transpose(2, 0, 1)
         scaled: Array = (values / np.float32(255) - self._mean) / self._std
-        return scaled
+        return scaled.transpose(1, 2, 0) if self.channels_last else scaled
 
     def _decode(self, path: Path) -> Any:
         """Return the image of a file, as Pillow has it, with its channels."""

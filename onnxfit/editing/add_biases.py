@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxfit.editing import protos
 from onnxfit.editing.constants import Matrix, constant_elements, matrix_of, output_channels
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
-from onnxfit.graph.sharing import MODULES
+from onnxfit.graph.sharing import MODULES, RESHAPING
 from onnxfit.graph.weights import FOLDED_FROM, KIND
 
 __all__ = ["add_biases"]
@@ -19,6 +19,7 @@ LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 REWRITES = "pkg.onnxscript.rewriter.rule_name"
 DROPPED = "RemoveOptionalBias"
 BIAS_INPUT = 2
+SHIFTS = {"Add", "Sub"}
 
 
 def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
@@ -31,8 +32,9 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
     If the exporter noted at which layers it did so, these get a bias, and no others: they have none
     in torch. In a model without notes each Conv, ConvTranspose and Gemm without a bias, and each
     MatMul by a matrix, gets one. (torch's older exporter writes no notes, but drops no bias.) There
-    a layer stays as it is if an Add of a constant of this size follows, or a BatchNormalization,
-    which subtracts every bias again. Layers inside a function of the model stay as they are, too.
+    a layer stays as it is if a BatchNormalization follows, which subtracts every bias again, or an
+    Add or Sub of a constant of this size, also one behind a Cast, a Transpose or a scale. Layers
+    inside a function of the model stay as they are, too.
 
     A bias is named after the weight, as in `fc.weight` and `fc.bias`, or after its layer. Layers
     that share a weight share the bias.
@@ -59,7 +61,7 @@ def add_biases(model_onnx: ModelSource) -> onnx.ModelProto:
         if noted and DROPPED not in node.metadata_props.get(REWRITES, ""):
             continue
         weight, size = _layer_without_bias(node)
-        if weight is None or size is None or not (noted or _may_have_bias(node, size)):
+        if weight is None or size is None or not (noted or _may_have_bias(node.outputs[0], size)):
             continue
         layer = (weight.initializer.name, node.op_type, size)
         if layer not in biases:
@@ -86,14 +88,23 @@ def _layer_without_bias(node: ir.Node) -> tuple[Matrix | None, int | None]:
     return weight, output_channels(node, weight.shape) if weight is not None else None
 
 
-def _may_have_bias(node: ir.Node, size: int) -> bool:
-    """Return whether neither a constant of this size nor a BatchNormalization follows a layer."""
-    for usage in node.outputs[0].uses():
+def _may_have_bias(value: ir.Value, size: int) -> bool:
+    """Return whether nothing after a layer shifts each of its channels already.
+
+    That is an Add or a Sub of a constant of this size, or a BatchNormalization. Keras's exporter
+    writes Casts, Transposes and a scale before it.
+    """
+    for usage in value.uses():
         reader = usage.node
         if reader.op_type == "BatchNormalization":
             return False
         others = [v for i, v in enumerate(reader.inputs) if i != usage.idx]
-        if reader.op_type == "Add" and any(constant_elements(v) == size for v in others):
+        by_channel = any(constant_elements(v) == size for v in others)
+        if reader.op_type in SHIFTS and by_channel:
+            return False
+        passes = reader.op_type in RESHAPING and usage.idx == 0
+        scales = reader.op_type == "Mul" and by_channel
+        if (passes or scales) and not _may_have_bias(reader.outputs[0], size):
             return False
     return True
 

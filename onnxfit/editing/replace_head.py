@@ -53,13 +53,17 @@ MAX_CLASSES = 10**8
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer of a model: its node, perhaps an Add after it, and its weight and bias."""
+    """The last layer of a model: its node, perhaps an Add after it, and its weight and bias.
+
+    `casts` are the Casts between the node and the Add, which Keras's exporter writes.
+    """
 
     layer: ir.Node
     sum: ir.Node | None
     weight: Matrix
     bias: Matrix | None
     classes: int
+    casts: tuple[ir.Node, ...] = ()
 
     @property
     def output(self) -> ir.Value:
@@ -178,15 +182,26 @@ def _head_at(node: ir.Node) -> Head | None:
     if node.op_type != "Add":
         return None
     for i, value in enumerate(node.inputs):
-        layer = value.producer() if value is not None else None
+        layer, casts = _before_casts(value)
         vector = matrix_of(node.inputs[1 - i])
         head = _head_at(layer) if layer is not None and vector is not None else None
         if head is None or vector is None or head.bias is not None or head.layer.op_type == "Conv":
             continue
-        alone = len(list(head.output.uses())) == 1 and not head.output.is_graph_output()
+        between = [head.output, *(cast.outputs[0] for cast in casts)]
+        alone = all(len(list(v.uses())) == 1 and not v.is_graph_output() for v in between)
         if alone and np.prod(vector.shape) == head.classes == vector.shape[-1]:
-            return Head(head.layer, node, head.weight, vector, head.classes)
+            return Head(head.layer, node, head.weight, vector, head.classes, casts)
     return None
+
+
+def _before_casts(value: ir.Value | None) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
+    """Return the node that computes a value but for Casts, and the Casts after it."""
+    casts: list[ir.Node] = []
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        casts.append(node)
+        node = node.inputs[0].producer()
+    return node, tuple(casts)
 
 
 def _is_scaling(node: ir.Node) -> bool:
@@ -297,7 +312,7 @@ def _declare_outputs(
     """Declare the outputs after the head, and forget what was inferred of the values there."""
     axis = 1 if head.layer.op_type == "Conv" else -1
     changed = {head.layer.outputs[0].name, head.output.name}
-    changed |= {value.name for node in followers for value in node.outputs}
+    changed |= {value.name for node in (*head.casts, *followers) for value in node.outputs}
     without_classes = {node.outputs[0].name for node in followers if node.op_type == "ArgMax"}
     for output in model.graph.output:
         if output.name not in changed - without_classes:

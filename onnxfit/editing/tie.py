@@ -18,8 +18,8 @@ __all__ = ["tie"]
 def tie(model_onnx: ModelSource, pairs: Mapping[str, str]) -> onnx.ModelProto:
     """Return the model with weights replaced by others, so that each pair trains as one weight.
 
-    This is the reverse of `untie`, and restores what an exporter lost: torch's older one writes
-    the last layer of a GPT-2 as a transposed copy of the embedding's table. Where the shapes of two
+    This is the reverse of `untie`, and restores what an exporter lost: torch's write the last
+    layer of a GPT-2 as a transposed copy of the embedding's table. Where the shapes of two
     matrices are each other's reverse, or both are square and one holds exactly the other's
     transposed values, a Transpose takes the place of the replaced matrix.
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -22,6 +24,8 @@ from onnxfit.errors import warn_user
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.subgraphs import subgraph_protos
 from onnxfit.graph.weights import FLOATS, LAYERS
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # torch's exporter notes the modules around a node, from the outermost to the operator itself.
 MODULES = "pkg.torch.onnx.name_scopes"
@@ -47,6 +51,7 @@ SEVERAL_TENSORS = (
 PARAMETER_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)+")
 # between a layer and the Add of its bias
 RESHAPING = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+READS_NO_VALUES = {"Shape", "Size"}
 MAX_STEPS = 4  # nodes between a layer and its bias
 MAX_NEIGHBOURS = 200  # nodes that are searched for the next matrix
 MAX_NAMES = 5  # names in a warning, which counts the others
@@ -95,9 +100,9 @@ def _uses_through(root: ir.Value, value: ir.Value, alias: str | None) -> Iterato
 
 
 def reader_counts(model: ir.Model) -> dict[str, int]:
-    """Return how many nodes read each initializer of the model's graph, through Identity, too."""
+    """Return how many nodes read the values of each initializer, through Identity, too."""
     return {
-        name: len({use.node for use in uses_of(value)})
+        name: len({use.node for use in uses_of(value) if use.node.op_type not in READS_NO_VALUES})
         for name, value in model.graph.initializers.items()
     }
 
@@ -187,6 +192,37 @@ def warn_of_merged_weights(model: onnx.ModelProto, weights: Collection[str]) -> 
         " as one. Give each layer its own by Trainer(onnxfit.untie(model), ...), or ignore this"
         " where the layers share a weight on purpose."
     )
+
+
+def warn_of_untied_tables(model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
+    """Warn of weights that are transposed copies of an embedding's table, and would train apart."""
+    gathered = {
+        node.input[0] for node in nodes_of(model.graph) if node.op_type == "Gather" and node.input
+    }
+    copies = {
+        name: table
+        for table in weights
+        if table in gathered
+        for name, array in weights.items()
+        if name != table and _is_transposed_copy(array, weights[table])
+    }
+    if not copies:
+        return
+    name, table = next(iter(copies.items()))
+    warn_user(
+        f"{name!r} holds the transposed values of the embedding's table {table!r}. torch's exporter"
+        " writes a table that is also the last layer as two weights, which would train apart. Make"
+        f" one of them by Trainer(onnxfit.tie(model, {copies}), ...), or ignore this where they are"
+        " to differ."
+    )
+
+
+def _is_transposed_copy(array: Array, table: Array) -> bool:
+    if table.ndim != 2 or array.shape != table.shape[::-1] or not table.size:
+        return False
+    if not np.array_equal(array[0], table[:, 0]):  # settles nearly all cases without reading all
+        return False
+    return bool((table != table.flat[0]).any()) and np.array_equal(array, table.T)
 
 
 def _is_merged(value: ir.Value) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import onnxfit
@@ -57,6 +58,38 @@ def test_folders_are_classes_and_images_nchw(pictures: Path) -> None:
     assert (y.tolist(), second.tolist()) == ([0] * 4, [1] * 2)
     np.testing.assert_allclose(x[0, :, 1, 1], np.array([201, 0, 100]) / 255, rtol=1e-6)
     assert not threads()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_may_come_last(pictures: Path, channels: int) -> None:
+    settings = {"channels": channels, "mean": 0.3, "std": 0.2, "batch_size": 4, "augment": "flip"}
+    (first, labels), _ = onnxfit.ImageFolder(pictures, (3, 2), **settings)
+    last = onnxfit.ImageFolder(pictures, (3, 2), channels_last=True, **settings)
+    (images, same_labels), _ = last
+    assert images.shape == (4, 3, 2, channels)
+    assert np.array_equal(images, first.transpose(0, 2, 3, 1))
+    assert np.array_equal(labels, same_labels)
+    training, validation = last.split(0.5)
+    assert (
+        next(iter(training))[0].shape[1:] == next(iter(validation))[0].shape[1:] == (3, 2, channels)
+    )
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_channels_on_another_axis_than_the_models_are_named(
+    pictures: Path, channels_last: bool
+) -> None:
+    shape = [3, 4, 5] if channels_last else [4, 5, 3]
+    sizes = ", ".join(map(str, shape))
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, {sizes}] x) => (float[N, {sizes}] y) <float[1] w = {{1}}> {{ y = Mul(x, w) }}""")
+    images = onnxfit.ImageFolder(pictures, (4, 5), channels_last=channels_last, prefetch=0)
+    with pytest.raises(DataError, match=rf"channels_last={not channels_last}\)"):
+        onnxfit.Trainer(model, ["w"], loss="mse").predict(images)
+    images = onnxfit.ImageFolder(pictures, (4, 5), channels_last=not channels_last, prefetch=0)
+    assert onnxfit.Trainer(model, ["w"], loss="mse").predict(images).shape == (6, *shape)
+    with pytest.raises(DataError, match=r"the first dimension is the batch\.$"):
+        onnxfit.Trainer(model, ["w"], loss="mse").predict(np.ones((2, 4, 4, 4), np.float32))
 
 
 def test_images_of_their_own_size_are_their_values(tmp_path: Path) -> None:

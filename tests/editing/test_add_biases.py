@@ -109,3 +109,42 @@ def test_half_precision_stays() -> None:
     half = onnx.numpy_helper.from_array(random(2, 2).astype(np.float16), "w")
     model.graph.initializer[0].CopyFrom(half)
     assert array_of(onnxfit.add_biases(model), "y.bias").dtype == np.float16
+
+
+def test_a_bias_behind_a_cast_is_seen_as_keras_exports_it() -> None:
+    nodes = [
+        node("MatMul", "x w", "p"),
+        node("Cast", "p", "c", to=onnx.TensorProto.FLOAT),
+        node("Add", "c b", "y"),
+    ]
+    model = model_of(nodes, {"w": random(5, 3), "b": zeros(3)}, {"x": ("N", 5)}, {"y": ("N", 3)})
+    assert sizes_of_new(model, x=random(2, 5)) == {}
+
+
+def test_a_normalization_with_channels_last_has_the_bias_as_keras_exports_it() -> None:
+    nodes = [
+        node("Conv", "x k", "c"),
+        node("Transpose", "c", "t", perm=[0, 2, 3, 1]),
+        node("Cast", "t", "f", to=onnx.TensorProto.FLOAT),
+        node("Mul", "f scale", "m"),
+        node("Sub", "m shift", "y"),
+    ]
+    tensors = {"k": random(4, 2, 1, 1), "scale": random(1, 1, 1, 4), "shift": random(1, 1, 1, 4)}
+    model = model_of(nodes, tensors, {"x": ("N", 2, 3, 3)}, {"y": ("N", 3, 3, 4)})
+    assert sizes_of_new(model, x=random(2, 2, 3, 3)) == {}
+    nodes[-1] = node("Sub", "shift m", "y")  # minus the layer, plus a constant
+    model = model_of(nodes, tensors, {"x": ("N", 2, 3, 3)}, {"y": ("N", 3, 3, 4)})
+    assert sizes_of_new(model, x=random(2, 2, 3, 3)) == {}
+
+
+def test_a_layer_behind_a_cast_still_gets_its_bias() -> None:
+    nodes = [
+        node("MatMul", "x w", "p"),
+        node("Cast", "p", "c", to=onnx.TensorProto.FLOAT),
+        node("Mul", "c scale", "s"),
+        node("Relu", "s", "r"),
+        node("Add", "r b", "y"),
+    ]
+    tensors = {"w": random(5, 3), "scale": random(3), "b": zeros(3)}
+    model = model_of(nodes, tensors, {"x": ("N", 5)}, {"y": ("N", 3)})
+    assert sizes_of_new(model, x=random(2, 5)) == {"p.bias": (3,)}

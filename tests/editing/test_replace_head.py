@@ -55,6 +55,46 @@ def test_the_seed_decides() -> None:
     assert same.SerializeToString() == again.SerializeToString() != other.SerializeToString()
 
 
+def test_a_cast_before_the_bias_as_keras_exports_it() -> None:
+    model = model_of(
+        [
+            node("MatMul", "x w", "p"),
+            node("Cast", "p", "c", to=onnx.TensorProto.FLOAT),
+            node("Add", "c b", "s"),
+            node("Cast", "s", "d", to=onnx.TensorProto.FLOAT),
+            node("Softmax", "d", "y"),
+        ],
+        {"w": random(4, 3), "b": random(3)},
+        {"x": ["N", 4]},
+        {"y": ["N", 3]},
+    )
+    model.graph.value_info.extend(
+        oh.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 3]) for name in "pcsd"
+    )
+    changed = replaced(model)
+    assert array_of(changed, "w").shape == (4, 7)
+    assert array_of(changed, "b").shape == (7,)
+    assert size_of(changed) == ["N", 7]
+    (y,) = run(changed, x=random(5, 4))
+    assert y.shape == (5, 7)
+
+
+def test_a_cast_that_something_else_reads_is_no_part_of_the_head() -> None:
+    model = model_of(
+        [
+            node("MatMul", "x w", "p"),
+            node("Cast", "p", "c", to=onnx.TensorProto.FLOAT),
+            node("Add", "c b", "s"),
+            node("Softmax", "s", "y"),
+        ],
+        {"w": random(4, 3), "b": random(3)},
+        {"x": ["N", 4]},
+        {"y": ["N", 3], "c": ["N", 3]},
+    )
+    with pytest.raises(ModelError, match="computed by Add"):
+        onnxfit.replace_head(model, 7, output="y")
+
+
 @pytest.mark.parametrize("ending", ["Softmax", "Sigmoid", "Identity", "LogSoftmax"])
 def test_what_follows_is_kept(ending: str) -> None:
     nodes = [node("MatMul", "x w", "p"), node("Add", "b p", "s"), node("Flatten", "s", "f"), node(ending, "f", "y")]  # fmt: skip

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import onnx
 import onnx.helper as oh
+import onnx.parser
 import pytest
 
 import onnxfit
@@ -202,3 +203,54 @@ def test_the_report_is_data() -> None:
         "b.bias",
         3,
     ]
+
+
+def test_a_node_that_reads_the_shape_alone_is_no_use() -> None:
+    # torch's exporter computes the bias of a Conv from the shape of the weight if optimize=False
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 3] y, int64[2] sizes, int64 size)
+        <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+        { y = MatMul(x, w)  sizes = Shape(w)  size = Size(w) }""")
+    assert "used by" not in str(onnxfit.inspect(model))
+    assert "used by" not in Trainer(model, loss={"y": "mse"}).summary()
+
+
+def embedding_and_head(head: np.ndarray) -> onnx.ModelProto:
+    return model_of(
+        [node("Gather", "table i", "h"), node("MatMul", "h head", "y")],
+        {"table": random(5, 3), "head": head},
+        {"i": ("N",)},
+        {"y": ("N", head.shape[1])},
+        integers=["i"],
+    )
+
+
+def test_a_transposed_copy_of_a_table_warns() -> None:
+    model = embedding_and_head(random(5, 3).T.copy())
+    with pytest.warns(UserWarning, match=r"onnxfit\.tie\(model, \{'head': 'table'\}\)") as caught:
+        Trainer(model, loss="cross_entropy")
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(onnxfit.tie(model, {"head": "table"}), loss="cross_entropy")
+        Trainer(model, ["head"], loss="cross_entropy")  # the table is not trained
+
+
+@pytest.mark.parametrize(
+    "head",
+    [random(3, 5, seed=1), np.append(random(5, 3).T, random(3, 1), axis=1)],
+    ids=["other values", "another size"],
+)
+def test_a_head_that_is_no_copy_does_not_warn(head: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(embedding_and_head(head), loss="cross_entropy")
+
+
+def test_constant_matrices_are_no_copies() -> None:
+    model = embedding_and_head(zeros(3, 5))
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(zeros(5, 3), "table"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Trainer(model, ["table", "head"], loss="cross_entropy")
