@@ -84,7 +84,7 @@ class TestReadingModels:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("offset", "-1"), ("offset", "200"), ("length", "1e3"), ("length", str(1 << 62)), ("length", ""), ("length", "-8")],
+    [("offset", "-1"), ("offset", "200"), ("length", "1e3"), ("length", str(1 << 62)), ("length", ""), ("length", "-8"), ("location", "a/" * 3000)],
 )  # fmt: skip
 def test_external_data_that_is_not_in_the_file(tmp_path: Path, key: str, value: str) -> None:
     model = linear()
