@@ -14,6 +14,8 @@ from onnxfit.gradients.paths import reachable
 STATIC = "static shapes: fix the sizes of the model's inputs"
 TYPED = "a model whose types can be inferred"
 FITTING = "inputs that the operator accepts"
+# What a user can do about a loss in float16 or bfloat16.
+HALF_PRECISION = "A model in half precision must be converted to float32 before it is trained."
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
     if shape is None or len(shape) != 0 or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise GradientError(
             f"A loss is a scalar in float32 or float64; {loss!r} is"
-            f" {dtype}{'[?]' if shape is None else list(shape)}. A model in half precision must be"
-            " converted to float32 before it is trained."
+            f" {dtype}{'[?]' if shape is None else list(shape)}. {HALF_PRECISION}"
         )
     missing = [name for name in weights if name not in inputs]
     if missing:

@@ -12,7 +12,7 @@ from onnxfit.drawing.notebook import bullets, paragraph
 from onnxfit.drawing.tables import Table
 from onnxfit.errors import ModelError
 from onnxfit.gradients import choose_source, gradient_source
-from onnxfit.gradients.blocker import Blocker
+from onnxfit.gradients.blocker import HALF_PRECISION, Blocker
 from onnxfit.gradients.coverage import GRADIENTS, operator
 from onnxfit.gradients.paths import (
     carries_gradient,
@@ -41,6 +41,8 @@ DIFFERENTIATED_BY = {
     "onnx": "the table of rules",
     "onnxruntime": "onnxruntime's gradient builder",
 }
+
+HALF_TYPES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,9 @@ def inspect_working(
         problems.append(_missing_outputs(work))
     elif weights and not reached:
         problems.append(_missing_path(work, outputs, weights))
+    dtypes = {v.dtype for v in outputs_of(work.graph, *outputs)}
+    if dtypes and dtypes <= HALF_TYPES:
+        problems.append(f"{', '.join(outputs)} cannot have a loss. Fix: {HALF_PRECISION}")
     return Inspection(
         weights=tuple(reached),
         idle=tuple(name for name in weights if name not in reached),

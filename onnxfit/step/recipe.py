@@ -12,8 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import ModelError, SettingError, listed_names
+from onnxfit.data.convert import is_float
+from onnxfit.errors import GradientError, ModelError, SettingError, listed_names
 from onnxfit.gradients import GradientSource, gradient_source, reachable
+from onnxfit.gradients.blocker import HALF_PRECISION
 from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
 from onnxfit.graph import names, tensors
 from onnxfit.graph.garbage import paused_collection
@@ -103,6 +105,7 @@ class Recipe:
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
         objectives = get_objectives(settings.loss, settings.loss_weights, normalized, needed=False)
+        _refuse_half_precision([outputs[name] for name in objectives])
         metrics = get_output_metrics(settings.metrics, objectives)
         differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]
         trains = bool(differentiated) or not needs_loss
@@ -213,6 +216,16 @@ def _array_of(initializer: ir.Value) -> np.ndarray[Any, Any]:
     """Return an initializer's values, without a copy where possible."""
     assert initializer.const_value is not None
     return initializer.const_value.numpy()
+
+
+def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
+    """Raise GradientError if one of the outputs that have a loss is a float of 16 bits or fewer."""
+    for output in outputs:
+        if is_float(output.dtype) and output.dtype.itemsize < 4:
+            raise GradientError(
+                f"A loss is a scalar in float32 or float64, and output {output.name!r} is"
+                f" {output.dtype}. {HALF_PRECISION}"
+            )
 
 
 def _trained_weights(

@@ -196,6 +196,17 @@ class TestModelsThatCannotTrain:
             node.op_type for node in parse(graph).graph.node if node.op_type != "Constant"
         }
 
+    def test_half_precision_is_a_problem_whatever_the_optimizer(self) -> None:
+        half = parse(
+            "g (float16[N, 2] x) => (float16[N, 1] y) <float16[2, 1] w = {1, 2}>"
+            " { y = MatMul(x, w) }"
+        )
+        (problem,) = onnxfit.inspect(half).problems
+        assert "must be converted to float32" in problem
+        for optimizer in ("sgd", "adam"):
+            with pytest.raises(onnxfit.GradientError, match="must be converted to float32"):
+                onnxfit.Trainer(half, loss="mse", optimizer=optimizer)
+
     def test_integers_name_both_problems(self) -> None:
         problems = onnxfit.inspect(parse(INTEGERS)).problems
         assert len(problems) == 2
