@@ -269,6 +269,9 @@ def _check(
     reason = f"{', '.join(dict.fromkeys(wrong))} would differ from the original's"
     if node is not None:
         reason += f", first at {node.op_type} {node.name!r}"
+    else:  # within the tolerance, no node before the output differs
+        end = next(node for node in inference.graph.node if wrong[0] in node.output)
+        reason += f"; {end.op_type} {end.name!r} computes it"
     raise ModelError(f"The batch cannot have another size: {reason}. {REMEDY}")
 
 
