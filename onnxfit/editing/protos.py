@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.graph import names
-from onnxfit.graph.sharing import module_of, nodes_of
-from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
+from onnxfit.graph.sharing import module_of
+from onnxfit.graph.subgraphs import nodes_of, subgraph_protos, subgraphs_of
 from onnxfit.graph.weights import KIND
 
 INITIALIZERS_WITHOUT_INPUTS = 4  # the first IR version whose initializers need not be inputs

@@ -10,7 +10,8 @@ import onnx
 from onnxfit.editing import protos
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.reading import ModelSource, load_model
-from onnxfit.graph.sharing import TIED, nodes_of
+from onnxfit.graph.sharing import TIED
+from onnxfit.graph.subgraphs import nodes_of
 
 __all__ = ["tie"]
 

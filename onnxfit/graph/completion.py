@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 
 MICROSOFT = "com.microsoft"
 FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was an input, too
@@ -28,7 +28,7 @@ def complete(model: onnx.ModelProto) -> None:
     """
     model.graph.name = model.graph.name or "graph"
     _use_one_name_of_onnx(model)
-    if any(node.domain == MICROSOFT for node in all_nodes(model.graph)):
+    if any(node.domain == MICROSOFT for node in nodes_of(model.graph)):
         _import_microsoft(model)
     initializers = {tensor.name for tensor in model.graph.initializer}
     own = initializers.difference(value.name for value in model.graph.input)
@@ -72,7 +72,7 @@ def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
     """
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
     moved = []
-    for node in all_nodes(model.graph):
+    for node in nodes_of(model.graph):
         first = RUNTIME_OPERATORS.get(node.op_type, 0)
         if node.domain == "" and (first is None or (version is not None and version < first)):
             node.domain = MICROSOFT
@@ -85,18 +85,9 @@ def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
 def restore_runtime_operators(model: onnx.ModelProto, moved: Iterable[str]) -> None:
     """Undo `move_runtime_operators`, in place."""
     outputs = set(moved)
-    for node in all_nodes(model.graph) if outputs else ():
+    for node in nodes_of(model.graph) if outputs else ():
         if node.op_type in RUNTIME_OPERATORS and node.output[0] in outputs:
             node.domain = ""
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of the graphs inside them."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in subgraph_protos(attribute):
-                yield from all_nodes(body)
 
 
 def _import_microsoft(model: onnx.ModelProto) -> None:
@@ -115,7 +106,7 @@ def _use_one_name_of_onnx(model: onnx.ModelProto) -> None:
         else:
             entry.domain = ""
             both = True
-    for node in all_nodes(model.graph):
+    for node in nodes_of(model.graph):
         if node.domain == "ai.onnx":
             node.domain = ""
 

@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.files import kind_of_file
 from onnxfit.graph.classical import convert_classical_operators
-from onnxfit.graph.completion import all_nodes, checkable, complete, complete_outputs
+from onnxfit.graph.completion import checkable, complete, complete_outputs
+from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import detached, is_external
 from onnxfit.graph.validity import require_valid
 
@@ -72,7 +73,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
             f"{description} has sparse initializers ({names}), which cannot be trained: make them"
             " dense."
         )
-    if any(node.domain == "com.microsoft.nchwc" for node in all_nodes(model.graph)):
+    if any(node.domain == "com.microsoft.nchwc" for node in nodes_of(model.graph)):
         raise ModelError(
             f"{description} was optimized by onnxruntime for one machine (operators of"
             " com.microsoft.nchwc), and cannot be trained: give the model as it was before, or"

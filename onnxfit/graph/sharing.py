@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import warn_user
 from onnxfit.graph.reading import to_ir
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.weights import FLOATS, LAYERS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -245,15 +245,6 @@ def _has_several_readers(model: onnx.ModelProto, names: set[str]) -> bool:
                 return True
             seen.add(name)
     return False
-
-
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its subgraphs, each before the nodes inside it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in subgraph_protos(attribute):
-                yield from nodes_of(body)
 
 
 def _role(value: ir.Value, node: ir.Node, index: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 
@@ -20,3 +22,12 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
 def subgraph_protos(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
     """Return the graphs in an attribute of a node."""
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of its subgraphs, each before the nodes inside it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in subgraph_protos(attribute):
+                yield from nodes_of(inner)

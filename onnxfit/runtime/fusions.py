@@ -10,11 +10,9 @@ that this module finds (onnxruntime 1.19 and 1.32).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx
 
-from onnxfit.graph.subgraphs import subgraph_protos
+from onnxfit.graph.subgraphs import nodes_of
 
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 _NORMALIZATIONS = {"ReduceMean", "LayerNormalization", "SimplifiedLayerNormalization"}
@@ -85,15 +83,6 @@ PATTERN_OPERATORS: dict[str, set[str]] = {
 
 def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     """Return the optimizers of onnxruntime whose pattern cannot occur in the model, by name."""
-    operators = {node.op_type for node in _nodes(model.graph)}
+    operators = {node.op_type for node in nodes_of(model.graph)}
     operators.update(node.op_type for function in model.functions for node in function.node)
     return [name for name, pattern in PATTERN_OPERATORS.items() if pattern.isdisjoint(operators)]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in subgraph_protos(attribute):
-                yield from _nodes(inner)
