@@ -179,15 +179,7 @@ class ImageFolder(Loader, Splittable):
         loader = copy(self)
         loader.files = [file for file, wanted in zip(self.files, chosen) if wanted]
         loader.labels = self.labels[chosen] if self.classes else self.labels
-        Loader.__init__(
-            loader,
-            len(loader.files),
-            self.batch_size,
-            self.shuffle,
-            self.seed,
-            self.drop_last,
-            self.prefetch,
-        )
+        loader._begin_anew(len(loader.files))
         return loader
 
     def _find_images(self) -> tuple[list[Path], Array]:

@@ -62,12 +62,16 @@ class Loader(ABC):
     ) -> None:
         if prefetch < 0:
             raise SettingError(f"prefetch is a number of batches, 0 or more, got {prefetch}.")
-        self.rows = rows
         self.batch_size = checked_batch_size(batch_size)
         self.shuffle = bool(shuffle)
         self.seed = None if seed is None else operator.index(seed)
         self.drop_last = bool(drop_last)
         self.prefetch = prefetch
+        self._begin_anew(rows)
+
+    def _begin_anew(self, rows: int) -> None:
+        """Set the state before the first batch; a copy with other rows has a state of its own."""
+        self.rows = rows
         self.epoch = 0
         self._batch = 0  # batches of the current epoch that were yielded
         self._skip = 0

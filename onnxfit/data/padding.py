@@ -276,15 +276,7 @@ class Pad(Loader, Splittable):
         loader._labels = {name: column.select(index) for name, column in self._labels.items()}
         loader._weights = None if self._weights is None else self._weights.select(index)
         loader._lengths = self._lengths[index]
-        Loader.__init__(
-            loader,
-            len(index),
-            self.batch_size,
-            self.shuffle,
-            self.seed,
-            self.drop_last,
-            self.prefetch,
-        )
+        loader._begin_anew(len(index))
         return loader
 
 
