@@ -224,6 +224,18 @@ class TestModels:
         with pytest.raises(ModelError, match=r"No output of the model is a tensor \(s\)"):
             Trainer(alone, loss="mse")
 
+    def test_a_gradient_of_another_type_than_its_weight_is_a_contradiction(self) -> None:
+        contradicting = model(
+            """(float[N, 2] x) => (float[N, 2] y) <float[2] b = {1, 2}, float[2] start = {0, 0}> {
+            h = Mul(x, b)
+            last, steps = Scan(start, h) <num_scan_inputs = 1, body = step(double[2] carry,
+            float[2] row) => (float[2] next, float[2] kept) { next = Add(carry, row)
+            kept = Identity(next) }>
+            y = Add(h, steps) }"""
+        )
+        with pytest.raises(OnnxfitError):
+            Trainer(contradicting, loss="mse").train_on_batch(X, X)
+
     def test_an_output_keeps_its_declared_shape_where_none_can_be_inferred(self) -> None:
         text = """<ir_version: 10, opset_import: ["": 23]>
             g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2] s = {1, 1}>
