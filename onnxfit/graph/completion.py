@@ -40,7 +40,7 @@ def complete(model: onnx.ModelProto) -> None:
 def complete_outputs(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
     """Give the outputs of a model the types and shapes that it does not declare, in place.
 
-    `small` is a copy without large tensors, which ONNX's inference takes.
+    `small` is a copy without large tensors, which ONNX's inference takes. It gets the same outputs.
     """
     incomplete = [value for value in model.graph.output if not _is_declared(value)]
     if not incomplete:
@@ -54,6 +54,8 @@ def complete_outputs(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
             value.type.CopyFrom(inferred)
         elif inferred.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.CopyFrom(inferred.tensor_type.shape)
+    del small.graph.output[:]
+    small.graph.output.extend(model.graph.output)
 
 
 def checkable(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -121,9 +121,10 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         raise ModelError(f"{description} cannot be read: {error}") from None
     require_valid(model, description)
     complete(model)
-    complete_outputs(model, large_tensors_as_inputs(model))
+    small = large_tensors_as_inputs(model)
+    complete_outputs(model, small)
     try:
-        onnx.checker.check_model(checkable(large_tensors_as_inputs(model)))
+        onnx.checker.check_model(checkable(small))
     except onnx.checker.ValidationError as error:
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):

@@ -109,9 +109,7 @@ class BaseTrainer:
     def __getattr__(self, name: str) -> Any:
         """Raise the error for an attribute that does not exist, which names the one to use."""
         if name.startswith("_") or hasattr(type(self), name):
-            return object.__getattribute__(
-                self, name
-            )  # raises the error of Python or of a property
+            return object.__getattribute__(self, name)  # raises the error of Python or a property
         raise missing_attribute(type(self), name)
 
     # ------------------------------------------------------------------ settings that may change
