@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # ones, and within a layer, as long as they do not go in a circle.
 LAYERS: dict[str, tuple[str, ...]] = {
     "plumbing": ("errors", "imports", "files", "registry"),
+    "messages between processes": ("distributed",),
     "graph": ("graph",),
     "drawing": ("drawing",),
     "data and formulas": ("data", "schedules", "penalties", "losses", "metrics", "optimizers"),

@@ -1,0 +1,136 @@
+"""The ranks that train together, and what they do at the same time."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfit.distributed.communicator import Communicator
+from onnxfit.distributed.messages import decode, encode
+from onnxfit.errors import SettingError
+
+__all__: list[str] = []
+
+
+class World:
+    """The ranks of a communicator; one rank alone without a communicator.
+
+    `gather`, `from_main` and `require_same` are for every rank at once. Each call has a name, and
+    ranks that meet under different names raise a SettingError on all of them, which says who is
+    where. `sum` saves that check, for the gradients of every step: no code of the user runs between
+    it and the last call that checks.
+
+    - `average_every`: number of updates after which the ranks average their weights; None where
+      they share every gradient.
+    """
+
+    def __init__(self, communicator: Communicator | None = None) -> None:
+        self.communicator = communicator
+        self.rank = 0 if communicator is None else communicator.rank
+        self.size = 1 if communicator is None else communicator.size
+        self.average_every: int | None = getattr(communicator, "average_every", None)
+        self._alone: str | None = None  # what only this rank does at the moment
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and decides."""
+        return self.rank == 0
+
+    def sum(self, name: str, *buffers: npt.NDArray[Any]) -> None:
+        """Replace every element of the buffers by its sum over all ranks."""
+        if self.communicator is None:
+            return
+        self._refuse_alone(name)
+        for buffer in buffers:
+            if buffer.size:
+                self.communicator.allreduce(buffer)
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        """Return what each rank passed, in their order: JSON values and arrays."""
+        if self.communicator is None:
+            return [value]
+        message = encode(value)
+        lengths = self._meet(name, len(message))
+        ends = np.cumsum(lengths)
+        messages = np.zeros(int(ends[-1]), np.uint8)
+        begin = int(ends[self.rank]) - len(message)
+        messages[begin : begin + len(message)] = np.frombuffer(message, np.uint8)
+        self.communicator.allreduce(messages)
+        return [
+            decode(messages[end - length : end].tobytes()) for end, length in zip(ends, lengths)
+        ]
+
+    def from_main(self, name: str, value: Any) -> Any:
+        """Return what rank 0 passed: JSON values and arrays."""
+        if self.communicator is None:
+            return value
+        self._meet(name, 0)
+        return decode(self.communicator.broadcast(encode(value) if self.is_main else b""))
+
+    def require_same(self, name: str, values: Mapping[str, Any]) -> None:
+        """Raise SettingError on all ranks where one has another value than rank 0; it names both.
+
+        - `values`: what is compared -> a JSON value.
+        """
+        if self.communicator is None:
+            return
+        everyone = self.gather(name, dict(values))
+        for rank, theirs in enumerate(everyone):
+            for key, expected in everyone[0].items():
+                if theirs.get(key) != expected:
+                    raise SettingError(
+                        f"Rank {rank} has {key} {theirs.get(key)!r}, rank 0 has {expected!r}: all"
+                        " ranks run the same program on the same data."
+                    )
+
+    @contextmanager
+    def only_here(self, what: str) -> Iterator[None]:
+        """Refuse, with an error in the place of a hang, whatever needs the other ranks meanwhile.
+
+        - `what`: what this rank does alone, for the message.
+        """
+        outer, self._alone = self._alone, what
+        try:
+            yield
+        finally:
+            self._alone = outer
+
+    def _meet(self, name: str, number: int) -> list[int]:
+        """Wait for all ranks; return their numbers. SettingError where their names differ."""
+        assert self.communicator is not None
+        self._refuse_alone(name)
+        table = np.zeros((self.size, 2), np.int64)
+        table[self.rank] = zlib.crc32(name.encode()), number
+        self.communicator.allreduce(table)
+        if (table[:, 0] != table[0, 0]).any():
+            self._raise_of_names(name)
+        return [int(n) for n in table[:, 1]]
+
+    def _raise_of_names(self, name: str) -> None:
+        assert self.communicator is not None
+        width = 120
+        names = np.zeros((self.size, width), np.uint8)
+        own = name.encode()[:width]
+        names[self.rank, : len(own)] = np.frombuffer(own, np.uint8)
+        self.communicator.allreduce(names)
+        places = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in names]
+        listed = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+        raise SettingError(
+            f"The ranks do not do the same: {listed}. What needs all ranks is called on all of"
+            " them, not below `if trainer.is_main:`."
+        )
+
+    def _refuse_alone(self, name: str) -> None:
+        if self._alone is not None:
+            raise SettingError(
+                f"{self._alone} runs on rank {self.rank} alone, and {name} needs all ranks: call it"
+                " in a callback that runs on all of them (ranks = 'all')."
+            )
+
+
+ALONE = World()

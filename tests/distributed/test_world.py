@@ -1,0 +1,82 @@
+"""What ranks exchange."""
+
+import numpy as np
+import pytest
+
+from onnxfit.distributed.messages import decode, encode
+from onnxfit.distributed.world import ALONE, World
+from onnxfit.errors import SettingError
+from tests.distributed.threads import on_ranks
+
+
+def test_values_survive_a_message():
+    value = {
+        "a": [1, 2.5, None, "x"],
+        "b": {"c": np.arange(3.0)},
+        "d": [np.zeros((2, 0), np.int64)],
+    }
+    back = decode(encode(value))
+    assert back["a"] == value["a"]
+    np.testing.assert_array_equal(back["b"]["c"], value["b"]["c"])
+    assert back["d"][0].shape == (2, 0)
+    assert back["d"][0].dtype == np.int64
+
+
+def test_one_process_is_a_world_of_its_own():
+    assert ALONE.gather("x", 3) == [3]
+    assert ALONE.from_main("x", 3) == 3
+    assert ALONE.is_main
+
+
+def test_every_rank_gets_what_all_passed():
+    def exchange(communicator):
+        world = World(communicator)
+        buffer = np.full(3, world.rank + 1.0, np.float32)
+        world.sum("numbers", buffer)
+        return (
+            buffer.tolist(),
+            world.gather("ranks", {"rank": world.rank, "pad": "x" * world.rank}),
+            world.from_main("main", world.rank),
+        )
+
+    for total, ranks, main in on_ranks(3, exchange):
+        assert total == [6.0, 6.0, 6.0]
+        assert [r["rank"] for r in ranks] == [0, 1, 2]
+        assert main == 0
+
+
+def test_ranks_that_do_different_things_are_named_on_all_of_them():
+    def exchange(communicator):
+        world = World(communicator)
+        with pytest.raises(SettingError, match="rank 0: evaluate; rank 1: the end of epoch 3"):
+            world.gather("evaluate" if world.is_main else "the end of epoch 3", 1)
+
+    on_ranks(2, exchange)
+
+
+def test_ranks_that_differ_are_named():
+    def exchange(communicator):
+        world = World(communicator)
+        with pytest.raises(SettingError, match=r"Rank 1 has seed 1, rank 0 has 0"):
+            world.require_same("settings", {"seed": world.rank})
+
+    on_ranks(2, exchange)
+
+
+def test_what_needs_all_ranks_is_refused_where_one_acts_alone():
+    world = World()
+
+    def exchange(communicator):
+        world = World(communicator)
+        with (
+            world.only_here("CSVLogger.on_epoch_end"),
+            pytest.raises(
+                SettingError,
+                match=r"CSVLogger\.on_epoch_end runs on rank 0 alone, and evaluate needs",
+            ),
+        ):
+            world.gather("evaluate", 1)
+
+    on_ranks(1, exchange)
+    with world.only_here("anything"):
+        assert world.gather("evaluate", 1) == [1]
