@@ -14,6 +14,7 @@ from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import validation_split as split_rows
 from onnxfit.data.structure import split_validation_data
 from onnxfit.data.weights import balanced_class_weight
+from onnxfit.distributed.find import world_of
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.quantized import warn_of_quantized
@@ -33,6 +34,12 @@ from onnxfit.training import checkpoint
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
+from onnxfit.training.ranks import (
+    check_world,
+    merged_over_ranks,
+    require_same_fits,
+    require_same_trainers,
+)
 from onnxfit.training.saved import SavedTrainer, matching_this_version
 
 __all__ = ["Trainer"]
@@ -70,6 +77,9 @@ class Trainer(SavedTrainer):
       onnxruntime.
     - `dynamic_batch`: let batches have any size if the file fixes the batch; see the function
       `onnxfit.dynamic_batch`.
+    - `distribute`: the processes that train together, each on its share of every batch: "auto",
+      those that mpiexec started with this one; "mpi", "torch", or a communicator such as
+      `onnxfit.distributed.MPI()`; None, this process alone.
 
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. Other threads may
@@ -115,6 +125,7 @@ class Trainer(SavedTrainer):
         accumulate: int = 1,
         threads: int | None = None,
         dynamic_batch: bool = False,
+        distribute: Any = "auto",
     ) -> None:
         arguments = locals()
         settings = {name: arguments[name] for name in SETTINGS}
@@ -125,8 +136,15 @@ class Trainer(SavedTrainer):
         if weights is None:  # who names weights knows which ones train
             warn_of_quantized(recipe.model)
         arrays = initializer_arrays(model, recipe.state)
+        world = world_of(distribute)
+        require_same_trainers(world, model, arrays, settings)
         runtime = backend_class(
-            recipe, arrays, device=Device.parse(device), threads=threads, accumulate=accumulate
+            recipe,
+            arrays,
+            device=Device.parse(device),
+            threads=world.threads(threads),
+            accumulate=check_world(world, accumulate),
+            world=world,
         )
         warn_of_merged_weights(model, recipe.weights)
         warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
@@ -221,7 +239,15 @@ class Trainer(SavedTrainer):
             has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
-            called = CallbackList(self, [*callbacks, history, *bars], params, pending.callbacks)
+            arguments = {
+                "epochs": epochs,
+                "batch_size": training.batch_size,
+                "steps": batches.steps,
+            }
+            require_same_fits(self._world, arguments, callbacks, self)
+            called = CallbackList(
+                self, [*callbacks, history, *bars], params, pending.callbacks, self._world
+            )
             return FitLoop(self, batches, validation, called, pending).run(epochs, history)
 
     def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
@@ -234,7 +260,7 @@ class Trainer(SavedTrainer):
             for batch in data.batches(0):
                 tracker.reset()
                 self._step(batch, self.learning_rate, tracker)
-            return tracker.results()
+            return merged_over_ranks(self._world, "train_on_batch", tracker)[0].results()
 
     # ------------------------------------------------------------------ training by hand
 
@@ -272,7 +298,8 @@ class Trainer(SavedTrainer):
         """Update by `gradients`, weight -> array, as `backward` returns under "weights".
 
         The penalties' gradients are added, `clip_norm` and `clip_value` applied. Forward passes
-        that still wait are forgotten.
+        that still wait are forgotten. Where several processes train together, each passes its own
+        gradients, and their mean updates the weights of all.
         """
         manual = self._require_manual()
         with self._training, self._backend.lock:

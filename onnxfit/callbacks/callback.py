@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from onnxfit.callbacks.hooks import TrainerByOtherName, check_hooks, older_hook
 from onnxfit.callbacks.logs import Logs
+from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.runtime.backends import get_backend
 
@@ -62,6 +63,10 @@ class Callback:
     `phase` is a class attribute: "monitor", "checkpoint", "backup" or "logger". Callbacks run in
     the order of their phases, and within a phase in the order of the list.
 
+    `ranks` is a class attribute, too: where several processes train together, "all" of them call
+    the hooks, or the "first" alone. None, the default, means all for monitors, which decide by the
+    same logs everywhere, and the first for the other phases, which write files.
+
     >>> class Stop(Callback):
     ...     def on_epoch_end(self, epoch, logs):
     ...         if logs["loss"] < 0.01:
@@ -69,6 +74,7 @@ class Callback:
     """
 
     phase: ClassVar[str] = "monitor"
+    ranks: ClassVar[str | None] = None
 
     # Whether a callback of onnxfit adds figures to the logs; every other callback may.
     logs_figures: ClassVar[bool] = False
@@ -77,6 +83,11 @@ class Callback:
     params: dict[str, Any]
     callbacks: CallbackList
     model = TrainerByOtherName()
+
+    @property
+    def runs_on_first(self) -> bool:
+        """Whether rank 0 alone calls the hooks."""
+        return self.ranks == "first" or (self.ranks is None and self.phase != "monitor")
 
     @property
     def state_key(self) -> str:
@@ -213,6 +224,7 @@ class CallbackList:
     - `callbacks`: the callbacks; within a phase they keep this order.
     - `params`: the dict that every callback gets as its attribute.
     - `states`: state_key -> state, loaded into the callbacks it names.
+    - `world`: the processes that train together; rank 0 alone calls some of the callbacks.
 
     `figures` are the names that the logs of an epoch's end will have, and `batch_figures` those of
     a batch's end; None where `fit` has not said so. Callbacks may log others.
@@ -251,6 +263,7 @@ class CallbackList:
         callbacks: Iterable[Callback],
         params: Mapping[str, Any] | None = None,
         states: Mapping[str, dict[str, Any]] | None = None,
+        world: World = ALONE,
     ) -> None:
         callbacks = list(callbacks)
         _check(callbacks, trainer.backend)
@@ -260,11 +273,19 @@ class CallbackList:
             callback.params = dict(params or {})
             callback.callbacks = self
         self.load_state_dict(states or {})
+        self._world = world
+        # Those whose hooks this rank calls.
+        self._called = [c for c in self.callbacks if world.is_main or not c.runs_on_first]
         for hook in HOOKS:
-            listeners = tuple(
-                getattr(callback, hook) for callback in self.callbacks if callback.listens(hook)
-            )
+            listening = [callback for callback in self._called if callback.listens(hook)]
+            listeners = tuple(self._listener(callback, hook) for callback in listening)
             setattr(self, hook.removeprefix("on_"), listeners)
+        # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
+        self.heard: Collection[str] = [
+            hook for hook in HOOKS if getattr(self, hook.removeprefix("on_"))
+        ]
+        if world.size > 1:
+            self.heard = world.from_main("the hooks of the callbacks", list(self.heard))
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
         self._failed = False
@@ -274,6 +295,18 @@ class CallbackList:
 
     def __len__(self) -> int:
         return len(self.callbacks)
+
+    def _listener(self, callback: Callback, hook: str) -> Callable[..., None]:
+        """Return the hook of a callback; on one of several ranks it refuses what needs them all."""
+        method: Callable[..., None] = getattr(callback, hook)
+        if self._world.size == 1 or not callback.runs_on_first:
+            return method
+
+        def call(*arguments: Any) -> None:
+            with self._world.only_here(f"{type(callback).__name__}.{hook}"):
+                method(*arguments)
+
+        return call
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return every callback's state, by its state_key."""
@@ -324,9 +357,9 @@ class CallbackList:
     def on_train_begin(self, logs: Logs) -> None:
         self._logs = logs
         try:
-            for callback in self.callbacks:
+            for callback in self._called:
                 self._begun.append(callback)
-                callback.on_train_begin(logs)
+                self._listener(callback, "on_train_begin")(logs)
         finally:
             self._logs = None
 
@@ -347,8 +380,8 @@ class CallbackList:
         - `hook`: "on_epoch_end" or "on_train_batch_end".
         - `index`, `logs`: the arguments of the hook.
         """
-        loggers = [c for c in self.callbacks if c.phase == "logger" and c.listens(hook)]
-        self._call(tuple([getattr(c, hook) for c in loggers]), logs, index, logs)
+        loggers = [c for c in self._called if c.phase == "logger" and c.listens(hook)]
+        self._call(tuple([self._listener(c, hook) for c in loggers]), logs, index, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
         self._call(self.train_batch_begin, logs, batch, logs)
@@ -410,13 +443,13 @@ class CallbackList:
 
     def _begin_all(self) -> None:
         if not self._begun:  # `evaluate` or `predict` outside `fit`
-            self._begun = list(self.callbacks)
+            self._begun = list(self._called)
 
     def _finish(self, hook: str, *arguments: Any) -> None:
         errors: list[tuple[Callback, BaseException]] = []
         for callback in self._begun:
             try:
-                getattr(callback, hook)(*arguments)
+                self._listener(callback, hook)(*arguments)
             # Even Ctrl-C must not keep the other callbacks from closing their files.
             except BaseException as error:
                 errors.append((callback, error))
@@ -441,6 +474,10 @@ def _check(callbacks: list[Any], backend: str) -> None:
                 f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}{fix}."
             )
         name = type(callback).__name__
+        if callback.ranks not in (None, "all", "first"):
+            raise SettingError(
+                f"{name}.ranks must be 'all', 'first' or None, got {callback.ranks!r}."
+            )
         if callback.phase not in PHASES:
             raise SettingError(
                 f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."

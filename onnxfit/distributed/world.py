@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,11 +42,23 @@ class World:
         """Whether this is rank 0, which writes files and decides."""
         return self.rank == 0
 
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether there are several ranks, and they add up the gradients of every step."""
+        return self.size > 1 and self.average_every is None
+
+    def threads(self, chosen: int | None) -> int | None:
+        """Return the threads of this rank: those chosen, or its part of this machine's cores."""
+        local_size = getattr(self.communicator, "local_size", 1)
+        if chosen is not None or local_size == 1:
+            return chosen
+        return max(1, (os.cpu_count() or 1) // local_size)
+
     def sum(self, name: str, *buffers: npt.NDArray[Any]) -> None:
         """Replace every element of the buffers by its sum over all ranks."""
         if self.communicator is None:
             return
-        self._refuse_alone(name)
+        self.refuse_alone(name)
         for buffer in buffers:
             if buffer.size:
                 self.communicator.allreduce(buffer)
@@ -72,10 +85,11 @@ class World:
         self._meet(name, 0)
         return decode(self.communicator.broadcast(encode(value) if self.is_main else b""))
 
-    def require_same(self, name: str, values: Mapping[str, Any]) -> None:
+    def require_same(self, name: str, values: Mapping[str, Any], fix: str = "") -> None:
         """Raise SettingError on all ranks where one has another value than rank 0; it names both.
 
         - `values`: what is compared -> a JSON value.
+        - `fix`: the end of the message, for those who meant the difference.
         """
         if self.communicator is None:
             return
@@ -85,7 +99,7 @@ class World:
                 if theirs.get(key) != expected:
                     raise SettingError(
                         f"Rank {rank} has {key} {theirs.get(key)!r}, rank 0 has {expected!r}: all"
-                        " ranks run the same program on the same data."
+                        f" ranks run the same program on the same data. {fix}".rstrip()
                     )
 
     @contextmanager
@@ -103,7 +117,7 @@ class World:
     def _meet(self, name: str, number: int) -> list[int]:
         """Wait for all ranks; return their numbers. SettingError where their names differ."""
         assert self.communicator is not None
-        self._refuse_alone(name)
+        self.refuse_alone(name)
         table = np.zeros((self.size, 2), np.int64)
         table[self.rank] = zlib.crc32(name.encode()), number
         self.communicator.allreduce(table)
@@ -125,7 +139,8 @@ class World:
             " them, not below `if trainer.is_main:`."
         )
 
-    def _refuse_alone(self, name: str) -> None:
+    def refuse_alone(self, name: str) -> None:
+        """Raise SettingError for what needs all ranks, where this one acts alone."""
         if self._alone is not None:
             raise SettingError(
                 f"{self._alone} runs on rank {self.rank} alone, and {name} needs all ranks: call it"

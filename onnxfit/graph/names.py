@@ -14,6 +14,9 @@ FIRST = "train/first_of_window"  # bool; with accumulated gradients, the sum sta
 WINDOW = "train/batches_in_window"
 TOTAL = "train/loss"  # the sum of the losses of all outputs and the penalties
 SCALED = "train/scaled_loss"  # the loss times the learning rate
+# where several ranks train together, this rank's summand of the loss of the whole batch
+SHARED = "train/shared_loss"
+SHARE = "train/share"  # the rows of this rank, divided by those of the whole batch, float64
 GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients before clipping
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
@@ -31,6 +34,11 @@ def output_loss(output: str) -> str:
 def count(output: str) -> str:
     """Return the name of the divisor of an output's loss if it is not the number of rows."""
     return f"train/{output}_count"
+
+
+def share(output: str) -> str:
+    """Return the name of this rank's divisor of an output's loss, divided by that of all ranks."""
+    return f"train/{output}_share"
 
 
 def slot(weight: str, name: str) -> str:
@@ -65,6 +73,11 @@ def penalised(weight: str) -> str:
 def gradient_sum(weight: str) -> str:
     """Return the name of the sum of a weight's gradients in a window of batches."""
     return f"{weight}/gradient_sum"
+
+
+def gradient_sums(dtype: str) -> str:
+    """Return the name of all sums of gradients of an element type, as one tensor."""
+    return f"train/gradient_sums/{dtype}"
 
 
 def fused(number: int) -> str:

@@ -133,6 +133,7 @@ class BoundSession:
     - `per_run_inputs`: inputs whose values `run` gets as NumPy arrays or OrtValues, without a copy.
       Inputs of unknown size are always among them.
     - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
+    - `output_buffers`: output -> the buffer that it is written into. `outputs` leaves them out.
     - `busy_wait`: as for `compile_model`.
     """
 
@@ -147,6 +148,7 @@ class BoundSession:
         writes: bool = False,
         per_run_inputs: Collection[str] = (),
         overwrite_outputs: bool = False,
+        output_buffers: Mapping[str, Buffer] | None = None,
         busy_wait: bool = False,
     ) -> None:
         self.model = model
@@ -156,6 +158,7 @@ class BoundSession:
         self._session = compile_model(model, device, threads, name, busy_wait=busy_wait)._sess
         self._run = self._session.run_with_iobinding
         self._sort_inputs(per_run_inputs)
+        self._given_buffers = dict(output_buffers or {})
         self._sort_outputs(writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
@@ -195,7 +198,7 @@ class BoundSession:
                 self._state_outputs[value.name] = updated
             elif shape == () and names.reserved(value.name):
                 self._scalars[value.name] = Buffer(_dtype(value), ())
-            elif value.name in self.predictions:
+            elif value.name in self.predictions or value.name in self._given_buffers:
                 continue  # a model may list an output twice
             else:
                 self.predictions.append(value.name)
@@ -271,6 +274,7 @@ class BoundSession:
             },
             **self._scalars,
             **self._output_buffers,
+            **self._given_buffers,
         }
         for name, buffer in outputs.items():
             binding.bind_ortvalue_output(name, buffer.value)

@@ -30,14 +30,15 @@ def check_gradient(recipe: Recipe) -> None:
 
 @model_errors()
 def gradient(
-    recipe: Recipe, batch: Batch, *, scaled: bool = False
+    recipe: Recipe, batch: Batch, *, scaled: bool = False, shared: bool = False
 ) -> tuple[GraphBuilder, dict[str, Value]]:
     """Return a builder of the graph with its gradients, and the gradient of each weight.
 
-    `scaled=True` multiplies the loss, and so every gradient, by the learning rate.
+    `scaled=True` multiplies the loss, and so every gradient, by the learning rate. `shared=True`
+    differentiates this rank's summand of the loss, as `add_loss_outputs` says.
     """
-    model = with_loss(recipe, batch)
-    loss = names.TOTAL
+    model = with_loss(recipe, batch, shared=shared)
+    loss = names.SHARED if shared else names.TOTAL
     if scaled:
         loss = names.SCALED
         op = GraphBuilder(model.graph)

@@ -53,10 +53,13 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[s
     return op, training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
 
 
-def with_loss(recipe: Recipe, batch: Batch) -> ir.Model:
-    """Forward as in training, loss and penalty: what is differentiated."""
+def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model:
+    """Forward as in training, loss and penalty: what is differentiated.
+
+    `shared` is as for `add_loss_outputs`.
+    """
     op, statistics = training_forward(recipe, batch)
-    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
+    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, shared=shared)
     keep_outputs(op, recipe.metric_outputs)
     for name, value in statistics.items():
         op.output(names.updated(name), value)
@@ -68,52 +71,96 @@ def add_loss_outputs(
     objectives: Mapping[str, Objective],
     penalties: Mapping[str, Penalty],
     batch: Batch,
+    *,
+    shared: bool = False,
 ) -> None:
-    """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`."""
-    outputs = {v.name or "": v for v in op.graph.outputs}
+    """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`.
+
+    `shared` adds the output `names.SHARED` for a rank that has a share of the rows: the losses and
+    penalties times this rank's shares, which are inputs. Summed over all ranks, it is the loss of
+    the whole batch, and its gradient that of the whole batch.
+    """
+    terms, shared_terms = _loss_terms(op, objectives, batch, shared)
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
-    sample_weight: Value | None = None
-    if names.SAMPLE_WEIGHT in batch:
-        spec = batch[names.SAMPLE_WEIGHT]
-        assert spec.shape is not None
-        sample_weight = op.input(names.SAMPLE_WEIGHT, spec.dtype, spec.shape)
-    terms: list[Value] = []
-    if not objectives:
-        own = op.wrap(outputs[names.LOSS])
-        terms.append(
-            own if own.shape == () else op.Reshape(own, op.constant(np.zeros(0, np.int64)))
-        )
-    for output, objective in objectives.items():
-        y_pred = op.wrap(outputs[output])
-        spec = batch[names.target(output)]
-        if y_pred.ir.shape is None or spec.shape is None:
-            raise ModelError(
-                f"The rank of output {output!r} is unknown, so that no loss can be put on it."
-            )
-        y_true = op.input(names.target(output), spec.dtype, spec.shape)
-        try:
-            with op.scope(scopes.loss_of(output)):
-                value, count = objective.loss.reduce(op, y_true, y_pred, sample_weight)
-        except OnnxfitError:
-            raise
-        except ValueError as error:
-            raise SettingError(
-                f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
-                f" labels {spec}: {error}"
-            ) from error
-        if len(objectives) > 1:
-            op.output(names.output_loss(output), value)
-        if count is not None:
-            op.output(names.count(output), count)
-        terms.append(value if objective.weight == 1 else value * objective.weight)
     penalty_terms = []
     for weight, penalty in penalties.items():
         with op.scope(scopes.penalty_of(weight)):
             penalty_terms.append(penalty(op, op.wrap(values[weight])))
     with op.scope(scopes.LOSS):
+        if shared:
+            of_rows = [_times_share(op, term, names.SHARE) for term in penalty_terms]
+            op.output(names.SHARED, _sum([*shared_terms, *of_rows]))
         op.output(names.TOTAL, _sum([*terms, *penalty_terms]))
         if penalties and reports_penalty(objectives):
             op.output(names.PENALTY, _sum(penalty_terms))
+
+
+def _loss_terms(
+    op: GraphBuilder, objectives: Mapping[str, Objective], batch: Batch, shared: bool
+) -> tuple[list[Value], list[Value]]:
+    """Add labels and losses; return the terms of their sum, and the same times their shares."""
+    outputs = {v.name or "": v for v in op.graph.outputs}
+    sample_weight: Value | None = None
+    if names.SAMPLE_WEIGHT in batch:
+        spec = batch[names.SAMPLE_WEIGHT]
+        assert spec.shape is not None
+        sample_weight = op.input(names.SAMPLE_WEIGHT, spec.dtype, spec.shape)
+    if not objectives:
+        own = op.wrap(outputs[names.LOSS])
+        if own.shape != ():
+            own = op.Reshape(own, op.constant(np.zeros(0, np.int64)))
+        return [own], [_times_share(op, own, names.SHARE)] if shared else []
+    terms: list[Value] = []
+    shared_terms: list[Value] = []
+    for output, objective in objectives.items():
+        value, count = _loss_of(op, objective, batch, op.wrap(outputs[output]), sample_weight)
+        if len(objectives) > 1:
+            op.output(names.output_loss(output), value)
+        if count is not None:
+            op.output(names.count(output), count)
+        terms.append(value if objective.weight == 1 else value * objective.weight)
+        if not shared:
+            continue
+        if objective.loss.reduction == "sum":
+            shared_terms.append(terms[-1])
+        else:
+            share = names.SHARE if count is None else names.share(output)
+            shared_terms.append(_times_share(op, terms[-1], share))
+    return terms, shared_terms
+
+
+def _loss_of(
+    op: GraphBuilder,
+    objective: Objective,
+    batch: Batch,
+    y_pred: Value,
+    sample_weight: Value | None,
+) -> tuple[Value, Value | None]:
+    """Add the labels of an output; return its loss, and the divisor as `Loss.reduce` does."""
+    output = y_pred.name
+    spec = batch[names.target(output)]
+    if y_pred.ir.shape is None or spec.shape is None:
+        raise ModelError(
+            f"The rank of output {output!r} is unknown, so that no loss can be put on it."
+        )
+    y_true = op.input(names.target(output), spec.dtype, spec.shape)
+    try:
+        with op.scope(scopes.loss_of(output)):
+            return objective.loss.reduce(op, y_true, y_pred, sample_weight)
+    except OnnxfitError:
+        raise
+    except ValueError as error:
+        raise SettingError(
+            f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
+            f" labels {spec}: {error}"
+        ) from error
+
+
+def _times_share(op: GraphBuilder, term: Value, name: str) -> Value:
+    """Return a term of the loss times the share of that name, an input."""
+    inputs = {v.name: v for v in op.graph.inputs}
+    share = op.wrap(inputs[name]) if name in inputs else op.input(name, np.float64, ())
+    return term * op.cast(share, term.dtype)
 
 
 def reports_penalty(objectives: Mapping[str, Objective]) -> bool:

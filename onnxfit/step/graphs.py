@@ -26,7 +26,7 @@ from onnxfit.graph.weights import select_weights
 from onnxfit.penalties import PenaltyLike, penalties_for
 from onnxfit.step.differentiation import gradient, is_scaled
 from onnxfit.step.finish import finish
-from onnxfit.step.forward import add_loss_outputs, forward, keep_outputs
+from onnxfit.step.forward import add_loss_outputs, forward, keep_outputs, with_loss
 from onnxfit.step.limits import check_fits
 from onnxfit.step.objectives import Losses, get_objectives
 from onnxfit.step.recipe import Batch, Recipe
@@ -55,12 +55,47 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
 
 
 @model_errors()
-def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Return forward pass, loss, penalty and this rank's summand of each gradient."""
+    op, gradients = gradient(recipe, batch, shared=True)
+    for weight, g in gradients.items():
+        op.output(names.gradient(weight), g)
+    return finish(op)
+
+
+def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
+    """Return the outputs whose loss is not divided by its number of entries.
+
+    The loss of such an output has element weights, or `reduction="weighted_mean"`.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
+    op = GraphBuilder(graph)
+    for name in recipe.objectives:
+        y = recipe.outputs[name]
+        assert y.shape is not None  # a loss needs its rank
+        graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
+    add_loss_outputs(op, recipe.objectives, {}, batch)
+    added = {v.name for v in graph.outputs}
+    return [name for name in recipe.objectives if names.count(name) in added]
+
+
+@model_errors()
+def counts_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Return the divisor of each loss that is not divided by its number of entries."""
+    model = with_loss(recipe, batch)
+    counts = {names.count(output) for output in recipe.objectives}
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name in counts]
+    return finish(GraphBuilder(model.graph))
+
+
+@model_errors()
+def accumulate_graph(recipe: Recipe, batch: Batch, *, shared: bool = False) -> onnx.ModelProto:
     """Return forward pass, loss, penalty and gradient, which is added to those of the window.
 
-    A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says.
+    A window is the batches whose gradients are averaged, as `Trainer(accumulate=)` says. `shared`
+    is as for `gradient`.
     """
-    op, gradients = gradient(recipe, batch)
+    op, gradients = gradient(recipe, batch, shared=shared)
     first = op.input(names.FIRST, np.bool_, ())
     for weight, g in gradients.items():
         assert g.shape is not None  # it has its weight's

@@ -29,7 +29,7 @@ from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
 from onnxfit.step.forward import add_loss_outputs, training_forward
 from onnxfit.step.recipe import Batch, Recipe
-from onnxfit.step.update import add_update
+from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
 # these run in the forward pass, so that no tensor is kept for its sizes alone
 SIZE_OPERATORS = {"Shape", "Size"}
@@ -139,11 +139,11 @@ def _kept_values(
 
 
 def loss_graph(
-    recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value]
+    recipe: Recipe, batch: Batch, outputs: Iterable[ir.Value], *, shared: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the loss of the model's `outputs`, and output -> name of its gradient.
 
-    The penalty is not part of it.
+    The penalty is not part of it. `shared` is as for `add_loss_outputs`.
     """
     op = _empty("loss")
     for value in outputs:
@@ -151,9 +151,10 @@ def loss_graph(
         assert y.shape is not None
         op.graph.outputs.append(op.input(y.name, y.dtype, y.shape).ir)
     wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
-    add_loss_outputs(op, recipe.objectives, {}, batch)
+    add_loss_outputs(op, recipe.objectives, {}, batch, shared=shared)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
-    model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), names.TOTAL, wrt)
+    loss = names.SHARED if shared else names.TOTAL
+    model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), loss, wrt)
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     outputs_of_loss = {
@@ -200,14 +201,16 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     return finish(op)
 
 
-def update_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return the update alone, by the gradients of a batch."""
+def update_graph(
+    recipe: Recipe, batch: Batch, fused: FusedWeights = NO_FUSED_WEIGHTS
+) -> onnx.ModelProto:
+    """Return the update alone, by the gradients of a batch; `fused` is as for `add_update`."""
     op = _empty("update")
     gradients = {}
     for name in recipe.weights:
         _weight(op, recipe, name)
         gradients[name] = _gradient(op, recipe, name)
-    add_update(op, recipe, gradients)
+    add_update(op, recipe, gradients, fused)
     return finish(op)
 
 

@@ -25,10 +25,11 @@ from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
+from onnxfit.runtime.reduction import average_state
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
-from onnxfit.step.tracker import Figures, Tracker
+from onnxfit.step.tracker import Figures, StepResult, Tracker
 from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.hints import missing_attribute
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 Array = npt.NDArray[Any]
+# Distance between the seeds of two ranks: a prime number above every seed that people choose.
+RANK_STRIDE = 4_294_967_311
 
 
 class ThreadState(local):
@@ -92,6 +95,9 @@ class BaseTrainer:
         self.stop_reason: str | None = None
         self._recipe = recipe
         self._backend = backend
+        self._world = backend.world
+        # Every rank draws random numbers of its own.
+        self._random_seed = (self.seed + RANK_STRIDE * self.rank) % 2**63
         self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
         # Of `train_on_batch`, which a callback may call while an epoch runs.
         self._batch_tracker = self._new_tracker()
@@ -99,6 +105,7 @@ class BaseTrainer:
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
+        self._averaged_step = 0  # the update after which the ranks last had the same weights
         self._frozen: tuple[str, ...] = ()
         self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
@@ -111,6 +118,23 @@ class BaseTrainer:
         if name.startswith("_") or hasattr(type(self), name):
             return object.__getattribute__(self, name)  # raises the error of Python or a property
         raise missing_attribute(type(self), name)
+
+    # ------------------------------------------------------------------ ranks
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those that train together, from 0."""
+        return self._world.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+        return self._world.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files; True where one process trains alone."""
+        return self._world.is_main
 
     # ------------------------------------------------------------------ settings that may change
 
@@ -317,6 +341,7 @@ class BaseTrainer:
         for name in weights:
             if name not in known:
                 raise UnknownNameError("trained weight", name, known)
+        self._world.refuse_alone("set_weights")
         with self._backend.lock:
             self._backend.state.set(weights)
 
@@ -347,6 +372,7 @@ class BaseTrainer:
 
     def _set_state(self, state: TrainerState) -> None:
         require_same_form(state, self.get_state())
+        self._world.refuse_alone("set_state")
         counters = state["counters"]
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in COUNTERS:
@@ -374,12 +400,12 @@ class BaseTrainer:
         try:
             with backend.lock:
                 changes = self._changes_of_frozen() if self._frozen_tensors else None
-                result = backend.train(batch, learning_rate, self.global_step, self.seed)
+                result = self._train(batch, learning_rate)
                 tracker.gradient_norms = backend.norms()
                 if changes:
                     self._restore_frozen(changes)
             try:
-                loss = tracker.update(result, batch)
+                loss = tracker.update(result, batch) if result is not None else 0.0
             except Exception:
                 with backend.lock:
                     backend.revert()
@@ -387,9 +413,24 @@ class BaseTrainer:
         finally:
             self._training.in_step = False
         self.global_batch += 1
-        self.samples_seen += batch.rows
+        self.samples_seen += batch.rows if batch.whole_rows is None else batch.whole_rows
         self.global_step += not self._backend.window
-        return loss
+        every = self._world.average_every
+        if every is not None and self.global_step % every == 0:
+            self._average()
+        return backend.shared_loss if backend.reduction is not None else loss
+
+    def _train(self, batch: Batch, learning_rate: float) -> StepResult | None:
+        """Train on a batch; return None for a rank that has no row of it."""
+        if not batch.rows and self._backend.reduction is None:
+            return None
+        return self._backend.train(batch, learning_rate, self.global_step, self._random_seed)
+
+    def _average(self) -> None:
+        """Average weights, slots and statistics over all ranks."""
+        with self._backend.lock:
+            average_state(self._world, self._backend.state)
+        self._averaged_step = self.global_step
 
     def _flush(self, learning_rate: float) -> None:
         """Update with the gradients of a window that has too few batches, at an epoch's end."""
@@ -399,6 +440,8 @@ class BaseTrainer:
                 self.global_step += 1
                 self._tracker.gradient_norms = self._backend.norms()
             self._restore_frozen(changes)
+        if self._world.average_every is not None and self._averaged_step != self.global_step:
+            self._average()
 
     def _changes_of_frozen(self) -> Mapping[str, int]:
         """Return how often each group of the state has changed, if a tensor of it is frozen."""

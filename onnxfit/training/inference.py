@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +20,10 @@ from onnxfit.data import Batch, Source
 from onnxfit.errors import DataError, SettingError
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.values import join_batches
-from onnxfit.step.tracker import Figures
+from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.adapting import adapter_for
 from onnxfit.training.base import BaseTrainer, scalar_logs
+from onnxfit.training.ranks import joined_over_ranks, merged_over_ranks
 
 Array = npt.NDArray[Any]
 
@@ -117,8 +119,10 @@ class InferenceTrainer(BaseTrainer):
         shuffle: bool = False,
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
+        self._world.refuse_alone(purpose)
         adapter = adapter_for(self._recipe, purpose, self.seed, class_weight)
-        return adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
+        source = adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
+        return source.shard(self.rank, self.world_size)
 
     def _predict(
         self,
@@ -137,7 +141,8 @@ class InferenceTrainer(BaseTrainer):
         """Call the callbacks of an evaluation or prediction, and close them at its end."""
         outer = self._thread.callbacks  # a callback of a fit may evaluate
         trainer: Any = self  # a Trainer, the only class that is built
-        inner = self._thread.callbacks = CallbackList(trainer, as_list(callbacks))
+        inner = CallbackList(trainer, as_list(callbacks), world=self._world)
+        self._thread.callbacks = inner
         try:
             yield inner
         except BaseException as error:
@@ -160,16 +165,29 @@ class InferenceTrainer(BaseTrainer):
         for index, batch in enumerate(_batches(source, steps, verbose, "evaluate")):
             if callbacks.test_batch_begin:
                 callbacks.on_test_batch_begin(index, Logs())
-            result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
-            loss = tracker.update(result, batch)
-            if callbacks.test_batch_end:
-                logs = scalar_logs({**tracker.figures(), "batch_loss": loss})
+            loss = math.nan
+            this_batch = Tracker(self.objectives, []) if self.world_size > 1 else None
+            if batch.rows:
+                result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
+                loss = tracker.update(result, batch)
+                if this_batch is not None:
+                    this_batch.update(result, batch)
+            if "on_test_batch_end" in callbacks.heard:
+                whole = self._merged(tracker, "the end of an evaluated batch")
+                if this_batch is not None:
+                    loss = self._merged(this_batch, "the loss of an evaluated batch").loss
+                logs = scalar_logs({**whole.figures(), "batch_loss": loss})
                 callbacks.on_test_batch_end(index, logs)
+        tracker = self._merged(tracker, "the end of an evaluation")
         if not tracker.rows:
             raise DataError("The evaluation data gave no batch.")
         results = tracker.results()
         callbacks.on_test_end(scalar_logs(results))
         return results
+
+    def _merged(self, tracker: Tracker, where: str) -> Tracker:
+        """Return a tracker with the sums of all ranks."""
+        return merged_over_ranks(self._world, where, tracker)[0]
 
     def _predict_source(
         self,
@@ -184,25 +202,30 @@ class InferenceTrainer(BaseTrainer):
         `make_run` returns the function that computes the outputs of a batch. It is called after
         `on_predict_begin`, which may change the weights.
         """
-        outputs: dict[str, list[Array]] = {}
+        results: list[Mapping[str, Any]] = []  # of each batch
         outer = self.predicted  # a callback of a prediction may predict
         callbacks.on_predict_begin(Logs())
         run = make_run()
+        tells_end = "on_predict_batch_end" in callbacks.heard
         try:
             for index, batch in enumerate(_batches(source, steps, verbose, "predict")):
                 if callbacks.predict_batch_begin:
                     callbacks.on_predict_batch_begin(index, Logs())
-                predicted = self._thread.predicted = run(batch)
-                for name, array in predicted.items():
-                    outputs.setdefault(name, []).append(array)
+                predicted: Any = run(batch) if batch.rows else {}
+                if tells_end:
+                    (predicted,) = joined_over_ranks(self._world, [predicted])
+                self._thread.predicted = predicted
+                results.append(predicted)
                 if callbacks.predict_batch_end:
                     callbacks.on_predict_batch_end(index, Logs())
         finally:
             self._thread.predicted = outer
         callbacks.on_predict_end(Logs())
-        if not outputs:
+        if not tells_end:
+            results = [*joined_over_ranks(self._world, results)]
+        if not results:
             raise DataError("The prediction data gave no batch.")
-        return {name: join_batches(arrays) for name, arrays in outputs.items()}
+        return {name: join_batches([one[name] for one in results]) for name in results[0]}
 
 
 def check_steps(name: str, steps: int | None) -> None:

@@ -15,11 +15,12 @@ from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError, warn_user
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.step.forward import constant_batch_norms
-from onnxfit.step.tracker import Figures
+from onnxfit.step.tracker import Figures, Tracker
 from onnxfit.training.base import scalar_logs
 from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
+from onnxfit.training.ranks import agree, merged_over_ranks, own_sums
 
 
 @dataclass
@@ -35,6 +36,7 @@ class FitState:
     running: bool = True
     warned_of_loss: bool = False
     met_single_row: bool = False  # a batch of one row
+    sums: Mapping[str, Any] = field(default_factory=dict)  # of several ranks, when last exchanged
     callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
 
     def resume_position(self) -> Position:
@@ -79,6 +81,7 @@ class FitLoop:
         # with the number of its data epoch, the position says that a fit has begun
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
+        self.loss = float("nan")  # the mean of the last epoch
         figures = list(trainer._tracker.figures())
         validated = [f"val_{name}" for name in figures] if validation is not None else []
         callbacks.batch_figures = [*figures, "batch_loss"]
@@ -91,6 +94,7 @@ class FitLoop:
         with self._running(history):
             state.idle_data = state.batches.data
             self.callbacks.on_train_begin(logs)
+            self._agree_on_batches()
             state.idle_data = None
             state.position.require_batch_size(state.batches.data.batch_size)
             if state.pending.undelivered and not state.pending.position.batch:
@@ -108,6 +112,7 @@ class FitLoop:
         """Run an epoch, or what an interrupted fit has left of it, and return its logs."""
         trainer = self.trainer
         self.callbacks.on_epoch_begin(epoch, Logs())
+        agree(trainer, "on_epoch_begin")
         if self.state.pending.undelivered:
             self._deliver()
         figures, learning_rate = self.train()
@@ -115,12 +120,13 @@ class FitLoop:
         if self.validation is not None and self.validation.is_due(epoch):
             figures |= self.validate(self.validation)
         trainer.epoch += 1
-        trainer.train_losses_.append(trainer._tracker.loss)
+        trainer.train_losses_.append(self.loss)
         self.state.position = Position(epoch=epoch + 1)
         logs = scalar_logs({**figures, "learning_rate": learning_rate})
         self.state.current_event = "on_epoch_end", epoch, logs
         self.callbacks.on_epoch_end(epoch, logs)
         self.state.current_event = None
+        agree(trainer, "on_epoch_end")
         return logs
 
     def train(self) -> tuple[Figures, float]:
@@ -132,12 +138,17 @@ class FitLoop:
             learning_rate = trainer.learning_rate
         tracker.reset()
         if state.pending.tracker:
-            tracker.load_state_dict(state.pending.tracker)
+            sums = own_sums(trainer._world, state.pending.tracker)
+            if sums:
+                tracker.load_state_dict(sums)
             state.pending = replace(state.pending, tracker={})
         finished = trainer.stop_training or position.trained
+        tells_begin = "on_train_batch_begin" in callbacks.heard
+        tells_end = "on_train_batch_end" in callbacks.heard
         for index, batch in () if finished else state.batches:
-            if callbacks.train_batch_begin:
+            if tells_begin:
                 callbacks.on_train_batch_begin(index, Logs())
+                agree(trainer, "on_train_batch_begin")
             learning_rate = trainer.learning_rate
             if batch.rows == 1 and not state.met_single_row:
                 self._warn_of_single_row(batch)
@@ -146,20 +157,35 @@ class FitLoop:
             position.batch = index + 1
             position.learning_rate = learning_rate
             last_losses.append(loss)
-            if callbacks.train_batch_end:
-                figures = tracker.figures()  # of scalars only
-                figures["batch_loss"] = loss
-                logs = Logs(figures)
-                state.current_event = "on_train_batch_end", index, logs
-                callbacks.on_train_batch_end(index, logs)
-                state.current_event = None
+            if tells_end:
+                self._tell_batch_end(index, loss)
             if trainer.stop_training:
                 break
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
         trainer._flush(learning_rate)
         position.trained = True
-        return tracker.results(), learning_rate
+        whole = self._merged("the end of an epoch")
+        self.loss = whole.loss
+        return whole.results(), learning_rate
+
+    def _tell_batch_end(self, index: int, loss: float) -> None:
+        state = self.state
+        figures = self._merged("the end of a batch").figures()  # of scalars only
+        figures["batch_loss"] = loss
+        logs = Logs(figures)
+        state.current_event = "on_train_batch_end", index, logs
+        self.callbacks.on_train_batch_end(index, logs)
+        state.current_event = None
+        agree(self.trainer, "on_train_batch_end")
+
+    def _merged(self, where: str) -> Tracker:
+        """Return the figures of all ranks, and keep what a checkpoint needs of them."""
+        tracker, world = self.trainer._tracker, self.trainer._world
+        if world.size == 1:
+            return tracker
+        whole, self.state.sums = merged_over_ranks(world, where, tracker)
+        return whole
 
     def validate(self, validation: Validation) -> Figures:
         """Evaluate the validation data; every name begins with `val_`."""
@@ -190,6 +216,14 @@ class FitLoop:
         finally:
             trainer._end_fit()
             self.callbacks.on_close()
+
+    def _agree_on_batches(self) -> None:
+        """Let all ranks take over what rank 0 has decided in `on_train_begin`."""
+        agree(self.trainer, "on_train_begin")
+        world, own = self.trainer._world, self.state.batches.data.batch_size
+        batch_size = world.from_main("the batch size", own)
+        if batch_size != own:
+            self.trainer.batch_size = batch_size
 
     def _deliver(self) -> Logs:
         """Tell the loggers of the event that they missed, and restore what it had decided."""

@@ -174,7 +174,7 @@ class SavedTrainer(InferenceTrainer):
             undelivered |= {"stop": self.stop_training, "reason": self.stop_reason}
         sums = fit.pending.tracker
         if fit.position.batch and not sums:
-            sums = self._tracker.state_dict()
+            sums = fit.sums or self._tracker.state_dict()
         callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
         return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
 

@@ -14,15 +14,24 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.data import Batch
+from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
-from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.reduction import GradientReduction
 from onnxfit.runtime.session import BoundSession, StatelessSession
-from onnxfit.step.graphs import deployed_graph, evaluate_graph, predict_graph, update_graph
+from onnxfit.step.graphs import (
+    counted_outputs,
+    counts_graph,
+    deployed_graph,
+    evaluate_graph,
+    predict_graph,
+    update_graph,
+)
 from onnxfit.step.recipe import Recipe, ReportedNorms
 from onnxfit.step.tracker import StepResult
 
@@ -30,7 +39,7 @@ __all__ = ["Backend"]
 
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
-WRITING_KINDS = ("train", "accumulate", "update", "apply")
+WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
 # Kinds of graphs for the shapes of a batch that may report norms of gradients.
 NORM_KINDS = ("train",)
 
@@ -71,6 +80,7 @@ class Backend(ABC):
     - `threads`: threads that share an operator; None leaves the number to onnxruntime.
     - `accumulate`: batches in a window, whose gradients are averaged for one update. It may be set
       later, unless it was 1 at first.
+    - `world`: the ranks that share every batch, and so have the same weights after every update.
 
     `evaluate`, `predict` and `deployed` may be called from several threads. Everything else that
     reads or changes the state or runs a session needs `lock`, which is re-entrant. No code of the
@@ -96,8 +106,10 @@ class Backend(ABC):
         device: Device,
         threads: int | None,
         accumulate: int,
+        world: World = ALONE,
     ) -> None:
         self.lock = RLock()
+        self.world = world
         self.recipe = recipe
         self.device = device
         self.threads = threads
@@ -108,6 +120,18 @@ class Backend(ABC):
         # Name of a fused tensor -> the weights in it.
         self.fused = self._fuse_weights(arrays)
         self.state = self._create_state(arrays)
+        # The loss of the last batch, of all ranks; only where they share it.
+        self.shared_loss = 0.0
+        self.reduction: GradientReduction | None = None
+        if world.shares_gradients:
+            self.reduction = GradientReduction(
+                world,
+                {name: arrays[name] for name in recipe.weights},
+                {name: arrays[name] for name in recipe.statistics},
+                device,
+            )
+        # Whether a batch has sample weights, and how many axes -> outputs whose loss has a divisor.
+        self._counted: dict[int, list[str]] = {}
         self.caches: dict[str, ShapeCache[Any]] = {
             kind: ShapeCache(only_any_size=kind == "predict") for kind in self.kinds
         }
@@ -136,7 +160,7 @@ class Backend(ABC):
             name: recipe.model.graph.initializers[name].const_value.numpy()  # type: ignore[union-attr]  # a recipe's constants have values
             for name in recipe.constants
         }
-        fused: dict[str, Sequence[str]] = {}
+        fused: dict[str, Sequence[str]] = self._fuse_sums(weights)
         for name, members in self.fused.items():
             fused[name] = members
             for slot in recipe.slots[members[0]]:
@@ -152,14 +176,25 @@ class Backend(ABC):
         """Return name of a fused tensor -> weights that the step updates as one tensor."""
         return {}
 
+    def _fuse_sums(self, weights: Mapping[str, Array]) -> dict[str, Sequence[str]]:
+        """Return name -> sums of gradients that lie in one tensor, which ranks add up at once."""
+        if not (self.can_accumulate and self.world.shares_gradients) or self.device.kind != "cpu":
+            return {}
+        fused: dict[str, Sequence[str]] = {}
+        for dtype in dict.fromkeys(array.dtype for array in weights.values()):
+            members = [name for name, array in weights.items() if array.dtype == dtype]
+            fused[names.gradient_sums(str(dtype))] = [names.gradient_sum(w) for w in members]
+        return fused
+
     # ------------------------------------------------------------------ training
 
     @abstractmethod
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
+    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult | None:
         """Train on one batch; update once a window of `accumulate` batches is full.
 
         After an update `window` is 0. `step` counts updates; random numbers depend on `step` and
-        `seed`. StepError leaves the state as it was.
+        `seed`. StepError leaves the state as it was. The result is None for a rank that has no row
+        of the batch; `shared_loss` is then the loss of the other ranks.
         """
 
     def flush(self, learning_rate: float, step: int) -> bool:
@@ -173,6 +208,34 @@ class Backend(ABC):
         self.window = 0
         self.last_update = session
         return True
+
+    def write_shares(self, session: BoundSession, batch: Batch) -> None:
+        """Write this rank's shares of a batch into the inputs that the session has for them."""
+        feeds = session.feeds
+        if names.SHARE in feeds:
+            feeds[names.SHARE][()] = share_of_rows(batch)
+        for output, share in self.shares_of_counts(batch).items():
+            feeds[names.share(output)][()] = share
+
+    def shares_of_counts(self, batch: Batch) -> dict[str, float]:
+        """Return output -> this rank's part of its loss's divisor, where that is no number of
+        entries; every rank calls it for each batch.
+        """
+        weights = dict(batch.columns).get(names.SAMPLE_WEIGHT)
+        key = 0 if weights is None else weights.ndim
+        if key not in self._counted:
+            self._counted[key] = counted_outputs(self.recipe, self.without_sizes(specs_of(batch)))
+        counted = self._counted[key]
+        if not counted:
+            return {}
+        own = np.zeros(len(counted))
+        if batch.rows:
+            scalars = run_on(self.compiled("counts", batch), batch).scalars
+            own[:] = [scalars[names.count(output)] for output in counted]
+        everyone = own.copy()
+        self.world.sum("the divisors of the losses", everyone)
+        # As in the loss, a divisor of 0 counts as 1.
+        return {name: (n or 1.0) / (d or 1.0) for name, n, d in zip(counted, own, everyone)}
 
     def report_norms(self, norms: ReportedNorms) -> None:
         """Let the next updates report these norms of the gradients.
@@ -290,7 +353,12 @@ class Backend(ABC):
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         """Return the graph of a kind as it is compiled for batches of these shapes."""
-        builders = {"update": update_graph, "evaluate": evaluate_graph, "predict": predict_graph}
+        builders = {
+            "update": update_graph,
+            "counts": counts_graph,
+            "evaluate": evaluate_graph,
+            "predict": predict_graph,
+        }
         return builders[kind](self.recipe, shapes)
 
     def compiled(self, kind: str, batch: Batch) -> Any:
@@ -299,10 +367,7 @@ class Backend(ABC):
         return compiled if compiled is not None else self._compile_for_batch(kind, batch)
 
     def _compile_for_batch(self, kind: str, batch: Batch) -> Any:
-        shapes = {
-            name: TensorSpec(name, array.dtype, array.shape)
-            for name, array in batch.arrays().items()
-        }
+        shapes = specs_of(batch)
         if kind != "predict":  # whose batches have no labels
             self._last_shapes = shapes
         return self.caches[kind].compile(
@@ -339,6 +404,7 @@ class Backend(ABC):
         *,
         per_run_inputs: Collection[str] = (),
         overwrite_outputs: bool = False,
+        output_buffers: Mapping[str, Buffer] | None = None,
         busy_wait: bool = False,
     ) -> BoundSession:
         """Compile a graph and bind it to the state; the arguments are those of `BoundSession`."""
@@ -351,6 +417,7 @@ class Backend(ABC):
             writes=kind in WRITING_KINDS,
             per_run_inputs=per_run_inputs,
             overwrite_outputs=overwrite_outputs,
+            output_buffers=output_buffers,
             busy_wait=busy_wait,
         )
 
@@ -363,6 +430,16 @@ class Backend(ABC):
             for cache in self.caches.values():
                 stack.enter_context(cache.discarding())
             yield
+
+
+def specs_of(batch: Batch) -> dict[str, TensorSpec]:
+    """Return the specs of a batch's arrays."""
+    return {n: TensorSpec(n, array.dtype, array.shape) for n, array in batch.arrays().items()}
+
+
+def share_of_rows(batch: Batch) -> float:
+    """Return the rows of a batch, divided by those of the whole batch of all ranks."""
+    return 1.0 if batch.whole_rows is None else batch.rows / batch.whole_rows
 
 
 def run_on(session: BoundSession, batch: Batch) -> BoundSession:

@@ -15,10 +15,17 @@ import onnx_ir as ir
 
 from onnxfit.data import Batch
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import Array, Backend, write_batch, write_scalars
+from onnxfit.runtime.backends.backend import (
+    Array,
+    Backend,
+    share_of_rows,
+    write_batch,
+    write_scalars,
+)
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.backends.two_sessions import compile_passes
+from onnxfit.runtime.reduction import GradientReduction
 from onnxfit.runtime.session import BoundSession
 from onnxfit.runtime.values import array_of, copied_arrays
 from onnxfit.step import split
@@ -73,9 +80,12 @@ class ForwardBackwardBackend(Backend):
     needs_loss = False
     shows_gradients = True
     steps_by_hand = True
-    kinds = ("step", "evaluate", "predict")
+    kinds = ("step", "counts", "evaluate", "predict")
 
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult:
+    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> StepResult | None:
+        if not batch.rows:
+            self._finish_step(self._without_rows(batch), learning_rate, step)
+            return None
         compiled: CompiledStep = self.compiled("step", batch)
         passes = compiled.passes
         if passes.feeds:
@@ -84,16 +94,20 @@ class ForwardBackwardBackend(Backend):
         compiled.forward = passes.forward(values, step * self.accumulate + self.window, seed)
         try:
             gradients = self._gradients(compiled, compiled.forward, batch)
-            if self.accumulate == 1 and not self.window:
-                self.apply(gradients, learning_rate, step)
-            else:
-                self._accumulate(gradients)
+            self._finish_step(gradients, learning_rate, step)
         except BaseException:
             self.state.revert(["statistics"])  # the forward pass has updated them
             raise
+        return compiled
+
+    def _finish_step(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
+        """Update by the gradients of a batch, or add them to those of its window."""
+        if self.accumulate == 1 and not self.window:
+            self.apply(gradients, learning_rate, step)
+            return
+        self._accumulate(gradients)
         if self.window >= self.accumulate:
             self.flush(learning_rate, step)
-        return compiled
 
     def apply(self, gradients: Mapping[str, Any], learning_rate: float, step: int) -> None:
         session = self.batchless_session("apply")
@@ -144,7 +158,7 @@ class ForwardBackwardBackend(Backend):
     def compile(self, kind: str, shapes: Specs) -> Any:
         if kind != "step":
             return super().compile(kind, shapes)
-        graphs = loss_and_passes(self.recipe, shapes)
+        graphs = loss_and_passes(self.recipe, shapes, shared=self.reduction is not None)
         passes = compile_passes(
             graphs.passes,
             self.state,
@@ -152,6 +166,7 @@ class ForwardBackwardBackend(Backend):
             self.threads,
             self.recipe.gradient,
             alternating=True,
+            gradients=self.reduction.buffers if self.reduction is not None else None,
         )
         loss = self.bind(
             "loss", graphs.loss, per_run_inputs=graphs.passes.outputs, overwrite_outputs=True
@@ -163,6 +178,8 @@ class ForwardBackwardBackend(Backend):
     ) -> dict[str, Any]:
         """Run loss and backward pass; return the weights' gradients, which callbacks may change."""
         loss = compiled.loss
+        if self.reduction is not None:
+            self.write_shares(loss, batch)
         loss.run({**write_batch(loss, batch), **forward.outputs})
         values = loss.outputs()
         output_gradients = {
@@ -170,10 +187,32 @@ class ForwardBackwardBackend(Backend):
             for output, gradient in compiled.output_gradients.items()
             if output in compiled.passes.graphs.arriving
         }
-        gradients, penalty = self.add_penalty(compiled.passes.backward(forward, output_gradients))
+        gradients = compiled.passes.backward(forward, output_gradients)
+        if self.reduction is not None:
+            self.reduction.take(gradients)
+            gradients = self._reduce(self.reduction, loss.scalars[names.SHARED].item(), batch)
+        gradients, penalty = self.add_penalty(gradients)
+        self.shared_loss += penalty
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.recipe.penalties and reports_penalty(self.recipe.objectives):
             compiled.scalars[names.PENALTY] = penalty
+        if self.on_gradients is not None:
+            self._call_on_gradients(gradients)
+        return gradients
+
+    def _reduce(self, reduction: GradientReduction, loss: float, batch: Batch) -> dict[str, Any]:
+        """Return the gradients of the whole batch, added up over all ranks."""
+        statistics = {name: self.state.buffer(name) for name in self.recipe.statistics}
+        self.shared_loss = reduction.sum(share_of_rows(batch), loss, statistics)
+        return {name: buffer.value for name, buffer in reduction.buffers.items()}
+
+    def _without_rows(self, batch: Batch) -> dict[str, Any]:
+        """Return the gradients of the whole batch, of which this rank has no row."""
+        assert self.reduction is not None
+        self.shares_of_counts(batch)
+        self.reduction.clear()
+        gradients, penalty = self.add_penalty(self._reduce(self.reduction, 0.0, batch))
+        self.shared_loss += penalty
         if self.on_gradients is not None:
             self._call_on_gradients(gradients)
         return gradients
@@ -212,11 +251,14 @@ def split_for_training(recipe: Recipe, shapes: Specs) -> SplitStep:
     )
 
 
-def loss_and_passes(recipe: Recipe, shapes: Specs) -> LossAndPasses:
-    """Split the model for training into both passes and the loss between them."""
+def loss_and_passes(recipe: Recipe, shapes: Specs, *, shared: bool = False) -> LossAndPasses:
+    """Split the model for training into both passes and the loss between them.
+
+    `shared` is as for `add_loss_outputs`.
+    """
     passes = split_for_training(recipe, shapes)
     outputs = {v.name: v for v in ir.from_proto(passes.forward).graph.outputs}
     loss, output_gradients = split.loss_graph(
-        recipe, shapes, [outputs[name] for name in recipe.loss_outputs]
+        recipe, shapes, [outputs[name] for name in recipe.loss_outputs], shared=shared
     )
     return LossAndPasses(passes, loss, output_gradients)

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import onnx
 
 from onnxfit.data import Batch
+from onnxfit.distributed.world import ALONE, World
 from onnxfit.graph import names
-from onnxfit.runtime.backends.backend import Array, Backend, run_on, write_scalars
+from onnxfit.runtime.backends.backend import (
+    Array,
+    Backend,
+    run_on,
+    share_of_rows,
+    write_scalars,
+)
 from onnxfit.runtime.backends.shape_cache import Specs
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
-from onnxfit.step.graphs import accumulate_graph, compact_train_graph, train_graph, update_graph
+from onnxfit.step import split
+from onnxfit.step.graphs import (
+    accumulate_graph,
+    compact_train_graph,
+    gradient_graph,
+    train_graph,
+    update_graph,
+)
+from onnxfit.step.recipe import Recipe
 from onnxfit.step.update import fused_weights
 
 __all__ = ["FullBackend"]
@@ -24,32 +43,130 @@ class FullBackend(Backend):
     needs_loss = True
     shows_gradients = False
     steps_by_hand = False
-    kinds = ("train", "accumulate", "evaluate", "predict")
+    kinds = ("train", "gradients", "accumulate", "counts", "evaluate", "predict")
 
-    def train(self, batch: Batch, learning_rate: float, step: int, seed: int) -> BoundSession:
-        session: BoundSession
-        if self.accumulate == 1 and not self.window:
-            session = self.compiled("train", batch)
-            write_scalars(session, learning_rate, step, seed)
-            self.last_update = run_on(session, batch)
-            return session
-        session = self.compiled("accumulate", batch)
+    def __init__(
+        self,
+        recipe: Recipe,
+        arrays: Mapping[str, Array],
+        *,
+        device: Device,
+        threads: int | None,
+        accumulate: int,
+        world: World = ALONE,
+    ) -> None:
+        super().__init__(
+            recipe, arrays, device=device, threads=threads, accumulate=accumulate, world=world
+        )
+        self._weight_types = dict.fromkeys(arrays[name].dtype for name in recipe.weights)
+        # Of each batch in a window, whose gradients wait: statistics and loss alone.
+        self._window_reduction: GradientReduction | None = None
+        if world.shares_gradients and self.can_accumulate:
+            statistics = {name: arrays[name] for name in recipe.statistics}
+            self._window_reduction = GradientReduction(world, {}, statistics, device)
+
+    def train(
+        self, batch: Batch, learning_rate: float, step: int, seed: int
+    ) -> BoundSession | None:
+        if self.accumulate > 1 or self.window:
+            return self._accumulate(batch, learning_rate, step, seed)
+        if self.reduction is not None:
+            return self._train_share(self.reduction, batch, learning_rate, step, seed)
+        session: BoundSession = self.compiled("train", batch)
+        write_scalars(session, learning_rate, step, seed)
+        self.last_update = run_on(session, batch)
+        return session
+
+    def _train_share(
+        self,
+        reduction: GradientReduction,
+        batch: Batch,
+        learning_rate: float,
+        step: int,
+        seed: int,
+    ) -> BoundSession | None:
+        """Train on this rank's share of a batch; the ranks add up their gradients between two
+        graphs.
+        """
+        session = self._run_share("gradients", batch, learning_rate, step, seed)
+        if session is None:
+            reduction.clear()
+        self._reduce(reduction, session, batch)
+        update = self.batchless_session("apply")
+        write_scalars(update, learning_rate, step, 0)
+        update.run({names.gradient(w): buffer.value for w, buffer in reduction.buffers.items()})
+        self.last_update = update
+        return session
+
+    def _accumulate(
+        self, batch: Batch, learning_rate: float, step: int, seed: int
+    ) -> BoundSession | None:
+        """Add the gradients of a batch to those of its window; update at the window's end."""
         # Each batch of a window draws random numbers of its own.
-        write_scalars(session, learning_rate, step * self.accumulate + self.window, seed)
-        session.feeds[names.FIRST][()] = self.window == 0
-        run_on(session, batch)
+        number = step * self.accumulate + self.window
+        session = self._run_share("accumulate", batch, learning_rate, number, seed)
+        if session is None and self.window == 0:
+            for weight in self.recipe.weights:
+                buffer = self.state.buffer(names.gradient_sum(weight))
+                buffer.write(np.zeros((), buffer.array.dtype))
+        if self._window_reduction is not None:
+            self._reduce(self._window_reduction, session, batch)
         self.window += 1
         self.last_update = None
         if self.window >= self.accumulate:
             self.flush(learning_rate, step)
         return session
 
+    def _reduce(
+        self, reduction: GradientReduction, session: BoundSession | None, batch: Batch
+    ) -> None:
+        """Add up what `reduction` holds, and the loss of the batch, over all ranks."""
+        loss = session.scalars[names.SHARED].item() if session is not None else 0.0
+        statistics = {name: self.state.buffer(name) for name in self.recipe.statistics}
+        self.shared_loss = reduction.sum(share_of_rows(batch), loss, statistics)
+
+    def flush(self, learning_rate: float, step: int) -> bool:
+        if self.window and self.world.shares_gradients:
+            sums = [names.gradient_sums(str(d)) for d in self._weight_types]
+            if self.device.kind != "cpu":
+                sums = [names.gradient_sum(w) for w in self.recipe.weights]
+            sum_buffers(
+                self.world, "the gradients of a window", [self.state.buffer(n) for n in sums]
+            )
+        return super().flush(learning_rate, step)
+
+    def _run_share(
+        self, kind: str, batch: Batch, learning_rate: float, step: int, seed: int
+    ) -> BoundSession | None:
+        """Run a graph on a batch, and return its session; None for a rank without a row."""
+        if not batch.rows:
+            self.shares_of_counts(batch)
+            return None
+        session: BoundSession = self.compiled(kind, batch)
+        write_scalars(session, learning_rate, step, seed)
+        if self.reduction is not None:
+            self.write_shares(session, batch)
+        if names.FIRST in session.feeds:
+            session.feeds[names.FIRST][()] = self.window == 0
+        return run_on(session, batch)
+
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         if kind == "train":
             return compact_train_graph(self.recipe, shapes, self.fused)
+        if kind == "gradients":
+            return gradient_graph(self.recipe, shapes)
+        if kind == "apply":
+            return split.update_graph(self.recipe, shapes, self.fused)
         if kind == "accumulate":
-            return accumulate_graph(self.recipe, shapes)
+            shared = self.reduction is not None
+            return accumulate_graph(self.recipe, shapes, shared=shared)
         return super().graph(kind, shapes)
+
+    def compile(self, kind: str, shapes: Specs) -> Any:
+        if kind != "gradients" or self.reduction is None:
+            return super().compile(kind, shapes)
+        buffers = {names.gradient(w): buffer for w, buffer in self.reduction.buffers.items()}
+        return self.bind(kind, self.graph(kind, shapes), output_buffers=buffers)
 
     def step_graphs(self, shapes: Specs) -> dict[str, onnx.ModelProto]:
         if not self.can_accumulate:

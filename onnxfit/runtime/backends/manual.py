@@ -152,6 +152,8 @@ class ManualTraining:
         for name, value in values.items():
             spec = spec_of(self._recipe.model.graph.initializers[name])
             _check_value(value, spec, f"The gradient of {name}")
+        if self._backend.reduction is not None:
+            values = self._backend.reduction.mean(values)
         penalised, _ = self._backend.add_penalty(values)
         self._backend.apply(penalised, learning_rate, step)
         self._pending.clear()  # they used the weights from before the update

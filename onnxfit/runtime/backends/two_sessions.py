@@ -9,7 +9,7 @@ from onnxfit.gradients import GradientSource
 from onnxfit.graph import names
 from onnxfit.runtime.backends.forward_pass import ForwardBackward, ForwardPass
 from onnxfit.runtime.backends.training_agent import Agent
-from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step.split import SplitStep
@@ -23,13 +23,15 @@ def compile_passes(
     source: GradientSource,
     *,
     alternating: bool = False,
+    gradients: Mapping[str, Buffer] | None = None,
 ) -> ForwardBackward:
     """Compile both passes: for onnxruntime's TrainingAgent if the gradients (`source`) come from
-    its builder, else as two sessions. `alternating` is as for `TwoSessions`.
+    its builder, else as two sessions. `alternating` and `gradients` are as for `TwoSessions`; the
+    agent does not write into the buffers.
     """
     if source.name == "onnxruntime":
         return Agent(graphs, state, device, threads)
-    return TwoSessions(graphs, state, device, threads, alternating=alternating)
+    return TwoSessions(graphs, state, device, threads, alternating=alternating, gradients=gradients)
 
 
 class TwoSessions:
@@ -40,6 +42,7 @@ class TwoSessions:
     - `alternating`: a backward pass follows each forward pass at once. Then all memory is used
       again, and inputs of known size are written into buffers. Otherwise any number of forward
       passes may wait.
+    - `gradients`: weight -> the buffer that its gradient is written into.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class TwoSessions:
         threads: int | None,
         *,
         alternating: bool = False,
+        gradients: Mapping[str, Buffer] | None = None,
     ) -> None:
         self.graphs = graphs
+        buffers = {graphs.leaving[name]: buffer for name, buffer in (gradients or {}).items()}
         self._state = state
         per_run_inputs: list[str] = []
         if not alternating:
@@ -75,7 +80,9 @@ class TwoSessions:
             "backward",
             per_run_inputs=[v.name for v in graphs.backward.graph.input],
             overwrite_outputs=alternating,
+            output_buffers=buffers,
         )
+        self._buffers = {output: buffer.value for output, buffer in buffers.items()}
         session = self.forward_session
         self.feeds = {} if session.per_run_inputs else session.feeds
         self._saved = [name for name in graphs.kept if name not in state]
@@ -96,5 +103,5 @@ class TwoSessions:
         inputs = {self.graphs.arriving[output]: value for output, value in gradients.items()}
         self.backward_session.run({**forward.saved, **inputs})
         forward.saved = None
-        computed = self.backward_session.outputs()
+        computed = {**self.backward_session.outputs(), **self._buffers}
         return {name: computed[output] for name, output in self.graphs.leaving.items()}

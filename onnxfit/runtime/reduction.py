@@ -1,0 +1,141 @@
+"""The gradients of a step, summed over the ranks that share its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxfit.distributed.world import World
+from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.values import Array, array_of
+
+# Element types that every communicator adds up. Others travel as float32.
+SUMMED_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class GradientReduction:
+    """One flat buffer for each element type: a step writes its gradients there, and the ranks add
+    them up in place.
+
+    The running statistics, which each rank takes from its own rows, travel in the same buffer, and
+    so does the loss. All ranks have the same statistics after every step.
+
+    - `world`: the ranks.
+    - `weights`, `statistics`: arrays of their shapes and types, by name.
+    - `device`: the device of the gradients. On the CPU nothing is copied.
+
+    `buffers` has the part of each weight's gradient, by the weight's name.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        weights: Mapping[str, Array],
+        statistics: Mapping[str, Array],
+        device: Device,
+    ) -> None:
+        self.world = world
+        tensors = {**weights, **statistics}
+        sizes = dict.fromkeys(SUMMED_TYPES, 0)
+        starts: dict[str, int] = {}
+        for name, array in tensors.items():
+            dtype = _summed_type(array)
+            starts[name] = sizes[dtype]
+            sizes[dtype] += array.size
+        loss_type = SUMMED_TYPES[bool(sizes[SUMMED_TYPES[1]])]
+        sizes[loss_type] += 1
+        flat = {dtype: Buffer(dtype, [size]) for dtype, size in sizes.items() if size}
+        self._flat = [buffer.array for buffer in flat.values()]
+        self._loss = flat[loss_type].array[-1:]
+        parts = {
+            name: flat[_summed_type(array)].view(starts[name], array.shape)
+            for name, array in tensors.items()
+        }
+        self._statistics = {name: parts[name].array for name in statistics}
+        # Gradients that lie elsewhere are copied: weight -> its part of the flat buffer.
+        self._copied: dict[str, Array] = {}
+        self.buffers: dict[str, Buffer] = {}
+        for name, array in weights.items():
+            self.buffers[name] = parts[name]
+            if device.kind != "cpu" or array.dtype not in SUMMED_TYPES:
+                self._copied[name] = parts[name].array
+                self.buffers[name] = Buffer(array.dtype, array.shape, device)
+
+    def take(self, gradients: Mapping[str, Any]) -> None:
+        """Copy gradients, weight -> array or OrtValue, that are not in the buffers yet."""
+        for name, value in gradients.items():
+            if value is not self.buffers[name].value:
+                array = value if isinstance(value, np.ndarray) else array_of(value)
+                self.buffers[name].write(array)
+
+    def mean(self, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mean of all ranks' gradients, weight -> OrtValue."""
+        self.take(gradients)
+        buffers = {name: self.buffers[name] for name in gradients}
+        sum_buffers(self.world, "apply_gradients", buffers.values())
+        for buffer in buffers.values():
+            buffer.write(buffer.read() / self.world.size)
+        return {name: buffer.value for name, buffer in buffers.items()}
+
+    def clear(self) -> None:
+        """Set all gradients to 0, for a rank without a row."""
+        for buffer in self.buffers.values():
+            buffer.write(np.zeros((), buffer.array.dtype))
+
+    def sum(self, share: float, loss: float, statistics: Mapping[str, Buffer]) -> float:
+        """Add up the gradients of all ranks, average the statistics, and return the sum of losses.
+
+        - `share`: this rank's rows, divided by those of the whole batch.
+        - `loss`: this rank's summand of the loss.
+        - `statistics`: the buffers of the running statistics, which get the mean over all rows.
+        """
+        for name, part in self._copied.items():
+            part[...] = array_of(self.buffers[name].value)
+        for name, part in self._statistics.items():
+            np.multiply(statistics[name].array, share, out=part, casting="same_kind")
+        self._loss[0] = loss
+        self.world.sum("the gradients of a step", *self._flat)
+        for name, part in self._copied.items():
+            self.buffers[name].write(part)
+        for name, part in self._statistics.items():
+            statistics[name].write(part)
+        return float(self._loss[0])
+
+
+def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:
+    """Add up some buffers over all ranks; `name` is that of the exchange."""
+    for buffer in buffers:
+        array = buffer.array if buffer.device.kind == "cpu" else buffer.read()
+        summed = array.astype(_summed_type(array), copy=False)
+        world.sum(name, summed)
+        if summed is not buffer.array:
+            buffer.write(summed)
+
+
+def _summed_type(array: Array) -> np.dtype[Any]:
+    return array.dtype if array.dtype in SUMMED_TYPES else SUMMED_TYPES[0]
+
+
+def average_state(world: World, state: DoubleBufferedState) -> None:
+    """Replace every float of the state by its mean over all ranks."""
+    flat: dict[np.dtype[Any], list[Array]] = {}
+    arrays = {name: state.get(name) for name in state}
+    arrays = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    for array in arrays.values():
+        flat.setdefault(_summed_type(array), []).append(array.ravel())
+    sums = {}
+    for dtype, parts in flat.items():
+        sums[dtype] = np.concatenate(parts).astype(dtype, copy=False)
+        world.sum("the average of the weights", sums[dtype])
+        sums[dtype] /= world.size
+    starts = dict.fromkeys(sums, 0)
+    averages = {}
+    for name, array in arrays.items():
+        dtype = _summed_type(array)
+        part = sums[dtype][starts[dtype] : starts[dtype] + array.size]
+        averages[name] = part.reshape(array.shape).astype(array.dtype)
+        starts[dtype] += array.size
+    state.set(averages)

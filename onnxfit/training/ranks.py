@@ -1,0 +1,165 @@
+"""Comparisons and decisions that the ranks of a training share between two steps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.distributed.world import World
+from onnxfit.errors import SettingError
+from onnxfit.imports import versions
+from onnxfit.runtime.values import join_batches
+from onnxfit.step.tracker import Tracker
+
+Array = npt.NDArray[Any]
+
+if TYPE_CHECKING:
+    from onnxfit.callbacks.callback import Callback
+    from onnxfit.training.base import BaseTrainer
+
+# Versions that decide about the numbers of a training.
+COMPARED_VERSIONS = ("python", "onnxfit", "onnx", "onnxruntime", "onnxruntime-training", "numpy")
+RANKS = "ranks"  # in the sums of a checkpoint: those of each rank
+OWN_TRAINING = "For a training of its own on each rank: Trainer(..., distribute=None)."
+
+
+def require_same_trainers(
+    world: World,
+    model: onnx.ModelProto,
+    arrays: Mapping[str, Array],
+    settings: Mapping[str, Any],
+) -> None:
+    """Raise SettingError on all ranks if they build different trainers; it names the difference."""
+    if world.size == 1:
+        return
+    installed = versions()
+    compared: dict[str, Any] = {f"version of {name}": installed.get(name) for name in COMPARED_VERSIONS}
+    compared["the model"] = _model_checksum(model)
+    compared["the weights"] = checksum(arrays.values())
+    compared |= {f"{name}=": described(value) for name, value in settings.items()}
+    world.require_same("Trainer(...)", compared, OWN_TRAINING)
+
+
+def check_world(world: World, accumulate: int) -> int:
+    """Return `accumulate`. SettingError where ranks that average weights accumulate gradients."""
+    if accumulate > 1 and world.average_every is not None:
+        raise SettingError(
+            f"accumulate={accumulate} and average_every={world.average_every} both wait for several"
+            " batches: choose accumulate with gradients that are shared (average_every=None), or"
+            " average_every alone."
+        )
+    return accumulate
+
+
+def require_same_fits(
+    world: World,
+    arguments: Mapping[str, Any],
+    callbacks: Sequence[Callback],
+    trainer: BaseTrainer,
+) -> None:
+    """Raise SettingError on all ranks if they call `fit` differently; it names the difference."""
+    if world.size == 1:
+        return
+    names = [type(callback).__name__ for callback in callbacks]
+    compared = {**arguments, "callbacks": names, "step": trainer.global_step}
+    compared["the weights"] = checksum(trainer.get_weights().values())
+    world.require_same("fit(...)", compared, OWN_TRAINING)
+
+
+def agree(trainer: BaseTrainer, hook: str) -> None:
+    """Let all ranks take over what rank 0 has decided in a hook: to stop, and the learning rate."""
+    world = trainer._world
+    if world.size == 1:
+        return
+    decided = [trainer.stop_training, trainer.stop_reason, trainer._learning_rate]
+    decided = world.from_main(f"the end of {hook}", decided)
+    trainer.stop_training, trainer.stop_reason, trainer._learning_rate = decided
+
+
+def merged_over_ranks(world: World, where: str, tracker: Tracker) -> tuple[Tracker, dict[str, Any]]:
+    """Return a tracker with the sums of all ranks, and those sums as a checkpoint keeps them.
+
+    A fit that resumes on as many ranks goes on from each rank's own sums, to the last bit.
+    """
+    if world.size == 1:
+        return tracker, {}
+    states = world.gather(f"the figures at {where}", tracker.state_dict())
+    whole = tracker.merged(states)
+    return whole, {**whole.state_dict(), RANKS: states}
+
+
+def joined_over_ranks(
+    world: World, batches: Sequence[Mapping[str, Array]]
+) -> list[dict[str, Array | list[Array]]]:
+    """Return the outputs of whole batches, from each rank's share of them.
+
+    An element of `batches` has this rank's outputs by name, and is empty for a share without rows.
+    """
+    if world.size == 1:
+        return [dict(batch) for batch in batches]
+    shares = world.gather("the outputs of a prediction", list(batches))
+    joined = []
+    for all_parts in zip(*shares):
+        parts = [part for part in all_parts if part]
+        joined.append(
+            {name: _join_rows([part[name] for part in parts]) for name in parts[0]} if parts else {}
+        )
+    return joined
+
+
+def _join_rows(parts: Sequence[Array]) -> Array | list[Array]:
+    """Join the ranks' rows of an output; one without rows is that of the first rank."""
+    return join_batches(parts) if parts[0].ndim else parts[0]
+
+
+def own_sums(world: World, sums: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sums from which this rank resumes, {} for none.
+
+    On another number of ranks than before, rank 0 goes on from the sums of all.
+    """
+    states = sums.get(RANKS, [])
+    if len(states) == world.size:
+        own: Mapping[str, Any] = states[world.rank]
+        return own
+    whole = {name: value for name, value in sums.items() if name != RANKS}
+    return whole if world.is_main else {}
+
+
+def checksum(arrays: Iterable[Array]) -> int:
+    """Return a number that differs, almost certainly, for other arrays."""
+    code = 0
+    for array in arrays:
+        code = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, code)
+    return code
+
+
+def described(value: Any) -> Any:
+    """Return a setting as JSON that is equal on ranks which run the same program.
+
+    A function is its name, since its address differs.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): described(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [described(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {one.name: described(getattr(value, one.name)) for one in fields(value)}
+        return {"class": type(value).__qualname__, **own}
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _model_checksum(model: onnx.ModelProto) -> int:
+    code = 0
+    for node in model.graph.node:
+        code = zlib.crc32(node.SerializeToString(deterministic=True), code)
+    for value in (*model.graph.input, *model.graph.output):
+        code = zlib.crc32(value.SerializeToString(deterministic=True), code)
+    return code
