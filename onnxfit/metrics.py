@@ -5,14 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.errors import CheckpointError, DataError, SettingError, listed_names, warn_user
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    SettingError,
+    UnsupportedError,
+    listed_names,
+    warn_user,
+)
 from onnxfit.registry import (
     ChecksArguments,
     is_finite,
@@ -63,8 +70,8 @@ class Metric(ChecksArguments, ABC):
 
     To write a metric, subclass with a dataclass. Its fields are settings. `reset` sets attributes
     that begin with an underscore, always as new objects; `update` changes them and `result` reads
-    them. For the mean of a value per row or element, a function `(y_true, y_pred) -> values` is
-    enough.
+    them. A metric for training in several processes needs `merge`, too. For the mean of a value per
+    row or element, a function `(y_true, y_pred) -> values` is enough.
 
     `update` gets the labels as the loss has them, `y_true`: of the shape of `y_pred`, or integer
     classes without the class axis. `y_pred` is the model's output. All arguments are read-only, and
@@ -86,10 +93,19 @@ class Metric(ChecksArguments, ABC):
     ...
     ...     def result(self):
     ...         return self._largest
+    ...
+    ...     def merge(self, states):
+    ...         for state in states:
+    ...             self._largest = float(np.fmax(self._largest, state["_largest"]))
     >>> metric = LargestError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([1.5, 5.0]))
     >>> metric.name, metric.result()
     ('largest_error', 3.0)
+    >>> other = LargestError()
+    >>> other.update(np.array([1.0]), np.array([8.0]))
+    >>> metric.merge([other.state_dict()])
+    >>> metric.result()
+    7.0
     """
 
     mode: ClassVar[str] = "min"
@@ -150,6 +166,20 @@ class Metric(ChecksArguments, ABC):
         False.
         """
 
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Add the batches of other metrics, so that `result` is that of one metric which was
+        updated with all batches, in any order.
+
+        - `states`: the `state_dict` of each other metric. They have the settings of this metric. A
+          metric without a batch adds nothing.
+
+        Several processes compute a metric by it: each updates its own with its rows, and merges the
+        states of all. Every metric of onnxfit has it; UnsupportedError for a metric of your own
+        that lacks it, and for one that inherits it and has a `reset` of its own. CheckpointError
+        for states of another metric.
+        """
+        raise _no_merge(self)
+
 
 def get_metric(spec: MetricLike | type[Metric]) -> Metric:
     """Return a new Metric as `spec` means it.
@@ -175,6 +205,36 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
         return FunctionMetric(spec)
     raise SettingError(
         f"A metric is a name, a Metric or a function (y_true, y_pred), got {spec!r}."
+    )
+
+
+M = TypeVar("M", bound=Metric)
+
+
+def _others(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:
+    """Copies of a metric, each with one of the states to merge.
+
+    UnsupportedError for a metric whose `merge` was written for the attributes of another `reset`.
+    """
+    for cls in type(metric).__mro__:
+        if "merge" in vars(cls):
+            break
+        if "reset" in vars(cls):
+            raise _no_merge(metric)
+    others = []
+    for state in states:
+        other = copy.copy(metric)
+        other.load_state_dict(state)
+        others.append(other)
+    return others
+
+
+def _no_merge(metric: Metric) -> UnsupportedError:
+    name = type(metric).__name__
+    return UnsupportedError(
+        f"The metric {metric.name!r} cannot be merged from several processes: {name} does not say"
+        f" how. Write {name}.merge(self, states), which adds the batches that the state_dict of"
+        " other metrics describe."
     )
 
 
@@ -219,6 +279,11 @@ class MeanMetric(Metric):
 
     def result(self) -> float:
         return self._total / self._count if self._count else math.nan
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for other in _others(self, states):
+            self._total += other._total
+            self._count += other._count
 
 
 @dataclass
@@ -557,7 +622,7 @@ class DecisionMetric(Metric):
             sums = self._of_elements(y_true, y_pred, weights)
         else:
             sums = self._of_classes(y_true, y_pred, weights)
-        self._sums = sums if self._sums is None else self._sums + sums
+        self._sums = _summed(self._sums, sums)
 
     def _of_elements(self, y_true: Array, y_pred: Array, weights: Array | None) -> Array:
         true, pred = _aligned(self, y_true, y_pred)
@@ -588,6 +653,9 @@ class DecisionMetric(Metric):
             return float((scores * true).sum() / true.sum()) if true.sum() else math.nan
         counted = (predicted + true > 0) | self.multi_label
         return float(scores[counted].mean()) if counted.any() else math.nan
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._sums = _summed(self._sums, *(other._sums for other in _others(self, states)))
 
 
 @dataclass
@@ -696,10 +764,13 @@ class ConfusionMatrix(Metric):
         cells = np.bincount(
             true * (count + 1) + guess, weighting, minlength=count * (count + 1)
         ).reshape(count, count + 1)[:, :count]
-        self._cells = cells if not self._cells.size else self._cells + cells
+        self._cells = _summed(self._cells, cells)
 
     def result(self) -> Array:
         return self._cells.copy() if self.weighted else self._cells.astype(np.int64)
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._cells = _summed(self._cells, *(other._cells for other in _others(self, states)))
 
 
 # ---------------------------------------------------------------------- figures that need every row
@@ -754,7 +825,8 @@ class AUC(Metric):
             odds = np.exp(score.astype(np.float64) - score.max(axis=1, keepdims=True))
             score = odds / odds.sum(axis=1, keepdims=True)
         used = rows != 0  # of single labels of weight 0, the score may be NaN
-        self._batches.append((positive[used], score[used], rows[used]))
+        if used.any():  # the labels of an empty batch do not tell which axis has the classes
+            self._batches.append((positive[used], score[used], rows[used]))
 
     def result(self) -> float:
         if not self._batches:
@@ -765,6 +837,10 @@ class AUC(Metric):
         areas = np.array([_area(p, s, weight) for p, s in zip(positive.T, score.T)])
         defined = areas[~np.isnan(areas)]
         return float(defined.mean()) if defined.size else math.nan
+
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        added = [batch for other in _others(self, states) for batch in other._batches]
+        self._batches = [*self._batches, *added]  # a new list, as a state may be the old one
 
 
 def _area(positive: Array, score: Array, weight: Array) -> float:
@@ -823,20 +899,27 @@ class R2(Metric):
             weight = w.sum(axis=0)
         if not np.any(weight):
             return
-        if self._first is None:
-            self._first = true[0].copy()
-        y = true - self._first
-        total = self._weight + weight
+        # the first label that counts, of each output
+        first = true[(w != 0).argmax(axis=0), np.arange(outputs)]
+        y = true - first
         mean = (w * y).sum(axis=0) / np.where(weight == 0, 1.0, weight)
-        share = weight / np.where(total == 0, 1.0, total)
-        step = mean - self._mean
-        self._spread = (
-            self._spread + (w * (y - mean) ** 2).sum(axis=0) + step**2 * (self._weight * share)
-        )
-        self._mean = self._mean + step * share
+        spread = (w * (y - mean) ** 2).sum(axis=0)
+        self._add(first, weight, mean, spread)
         self._residual = self._residual + (w * (true - pred) ** 2).sum(axis=0)
-        self._weight = total
         self._rows += len(true)
+
+    def _add(self, first: Array, weight: Any, mean: Array, spread: Array) -> None:
+        """Add rows of this `weight`, with the `mean` of y counted from `first` and the `spread`
+        about that mean.
+        """
+        if self._first is None:
+            self._first = first
+        total = self._weight + weight
+        share = weight / np.where(total == 0, 1.0, total)
+        step = (first - self._first) + (mean - self._mean)
+        self._spread = self._spread + spread + step**2 * (self._weight * share)
+        self._mean = self._mean + step * share
+        self._weight = total
 
     def result(self) -> float:
         if self._rows < 2:
@@ -848,6 +931,14 @@ class R2(Metric):
                 1 - self._residual / self._spread,
             )
         return float(np.where(np.isnan(self._residual), np.nan, scores).mean())
+
+    @_quiet
+    def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+        for other in _others(self, states):
+            if other._first is not None:
+                self._add(other._first, other._weight, other._mean, other._spread)
+                self._residual = self._residual + other._residual
+                self._rows += other._rows
 
 
 # ---------------------------------------------------------------------- shapes and decisions
@@ -887,6 +978,19 @@ def _per_element(sample_weight: Array | None, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(
         weights.reshape(weights.shape + (1,) * (len(shape) - weights.ndim)), shape
     )
+
+
+def _summed(first: Array | None, *others: Array | None) -> Any:
+    """The sum of tables of counts, None for none.
+
+    A table without counts is left out: the labels of an empty batch do not tell which axis has the
+    classes, so that its size may be a wrong one.
+    """
+    tables = [table for table in (first, *others) if table is not None]
+    counting = [table for table in tables if table.any()]
+    if counting:
+        return sum(counting[1:], counting[0])
+    return max(tables, key=np.size, default=None)
 
 
 def _ratio(count: Array, whole: Array) -> Array:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
 from onnxfit.callbacks import Callback
@@ -15,6 +18,18 @@ def classification(rows: int = 96, seed: int = 0) -> tuple[np.ndarray, np.ndarra
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 4)).astype(np.float32)
     return x, (x @ rng.normal(size=(4, 3))).argmax(1)
+
+
+def exchanged(value: Any) -> Any:
+    """A state as another process reads it: JSON, and copies of the arrays."""
+    arrays: list[np.ndarray] = []
+
+    def stand_in(array: np.ndarray) -> dict[str, int]:
+        arrays.append(array.copy())
+        return {"array": len(arrays) - 1}
+
+    text = json.dumps(value, default=stand_in)
+    return json.loads(text, object_hook=lambda o: arrays[o["array"]] if set(o) == {"array"} else o)
 
 
 class Recorder(Callback):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onnxfit.metrics
-from onnxfit.errors import DataError, SettingError, UnknownNameError
+from onnxfit.errors import (
+    CheckpointError,
+    DataError,
+    SettingError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from onnxfit.metrics import (
     AUC,
     F1,
@@ -34,6 +42,7 @@ from onnxfit.metrics import (
     get_metric,
 )
 from onnxfit.registry import from_config, registry, to_config
+from tests.helpers import exchanged
 
 ROWS, CLASSES = 40, 7
 REGISTRY = {cls.__name__: cls for cls in registry("onnxfit.metrics", Metric).values()}
@@ -644,3 +653,200 @@ def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(cls, bad):
         result = figure(cls(weighted=True), true, pred, weight)
         np.testing.assert_allclose(result, expected, rtol=1e-9)
     assert taken
+
+
+# ---------------------------------------------------------------------- several processes
+
+
+def shares(
+    metric: Metric, arrays: Sequence[np.ndarray | None], processes: int, size: int
+) -> list[dict[str, Any]]:
+    """The state of the metric of each process, which has every n-th row, in batches."""
+    states = []
+    for rank in range(processes):
+        own = copy.copy(metric)
+        own.reset()
+        rows = [None if a is None else a[rank::processes] for a in arrays]
+        for start in range(0, -(-ROWS // processes), size):
+            own.update(*(None if a is None else a[start : start + size] for a in rows))
+        states.append(exchanged(own.state_dict()))
+    return states
+
+
+def merged(metric: Metric, states: Sequence[Mapping[str, Any]]) -> Any:
+    whole = copy.copy(metric)
+    whole.reset()
+    whole.merge(states)
+    return whole.result()
+
+
+def near(a: Any, b: Any) -> None:
+    np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def label_weights(metric: Metric, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    """A weight for each label, or for each row if the metric takes no others; some are 0."""
+    w = rng(3).integers(0, 3, y_true.shape).astype(np.float32)
+    try:
+        figure(metric, y_true, y_pred, w)
+    except DataError:
+        return weights(3)
+    return w
+
+
+@every_metric
+def test_merged_shares_are_the_whole(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        metric = quiet(cls, weighted=True)
+        for w in (None, weights() + 0.5, label_weights(metric, y_true, y_pred)):
+            metric.weighted = w is not None
+            whole = figure(metric, y_true, y_pred, w)
+            # Of batches of one row, some have no row that counts.
+            for processes, size in ((1, 16), (2, ROWS), (3, 1), (5, 3)):
+                states = shares(metric, (y_true, y_pred, w), processes, size)
+                near(merged(metric, states), whole)
+                near(merged(metric, states[::-1]), whole)
+
+
+@every_metric
+def test_a_process_without_rows_adds_nothing(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        metric, unused = quiet(cls), quiet(cls)
+        whole = figure(metric, y_true, y_pred)
+        none, state = unused.state_dict(), metric.state_dict()
+        emptied = quiet(cls)
+        emptied.update(y_true[:0], y_pred[:0])
+        for states in ([none, state], [state, none, none], [emptied.state_dict(), state]):
+            near(merged(metric, exchanged(states)), whole)
+        for states in ([], [none], [none, none]):
+            np.testing.assert_array_equal(merged(metric, exchanged(states)), quiet(cls).result())
+
+
+@every_metric
+def test_a_merged_metric_goes_on_and_leaves_the_others_alone(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        first, second, last = (
+            (y_true[rows], y_pred[rows]) for rows in (slice(12), slice(12, 25), slice(25, None))
+        )
+        metric, other = quiet(cls), quiet(cls)
+        metric.update(*first)
+        other.update(*second)
+        before = other.result()
+        earlier = quiet(cls)
+        earlier.load_state_dict(metric.state_dict())
+        metric.merge([other.state_dict()])
+        np.testing.assert_array_equal(earlier.result(), figure(quiet(cls), *first))
+        near(metric.result(), figure(quiet(cls), y_true[:25], y_pred[:25]))
+        metric.update(*last)
+        whole = figure(quiet(cls), y_true, y_pred)
+        near(metric.result(), whole)
+        np.testing.assert_array_equal(other.result(), before)
+        resumed = quiet(cls)
+        resumed.load_state_dict(exchanged(metric.state_dict()))
+        np.testing.assert_array_equal(resumed.result(), metric.result())
+
+
+def test_one_hot_labels_of_images_with_their_classes_last_in_a_batch_where_nothing_counts() -> None:
+    """The labels do not tell then which axis has the classes."""
+    one_hot = np.eye(3)[rng().integers(0, 3, (4, 5, 6))]
+    scores = softmax(rng(1).standard_normal((4, 5, 6, 3)))
+    w = np.array([0.0, 1, 2, 0])
+    for cls in (Precision, Recall, F1, ConfusionMatrix, AUC):
+        metric = cls(weighted=True)
+        whole = figure(metric, one_hot[1:3], scores[1:3], w[1:3])
+        near(figure(metric, one_hot, scores, w, [1, 3]), whole)
+        states = []
+        for rows in (slice(0, 1), slice(1, 2), slice(2, 4), slice(0, 0)):
+            figure(metric, one_hot[rows], scores[rows], w[rows])
+            states.append(metric.state_dict())
+        near(merged(metric, states), whole)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e8])
+def test_merged_r2_does_not_cancel(offset: float) -> None:
+    y = np.round(rng().standard_normal((1000, 2)), 3)
+    noisy = y + np.round(0.1 * rng(1).standard_normal((1000, 2)), 3)
+    states = []
+    for rank in range(5):
+        metric = R2()
+        figure(metric, y[rank::5] + offset, noisy[rank::5] + offset, None, [17, 100])
+        states.append(metric.state_dict())
+    tolerance = 1e-12 if offset == 0 else 1e-6
+    np.testing.assert_allclose(merged(R2(), states), figure(R2(), y, noisy), rtol=tolerance)
+
+
+@pytest.mark.parametrize("w", [None, np.array([[0.0, 1], [0, 1], [1, 1], [1, 1], [1, 1], [1, 0]])])
+def test_merged_r2_of_a_constant(w: np.ndarray | None) -> None:
+    constant = np.full((6, 2), 0.1)
+    for error, expected in ((0, 1), (1, 0)):
+        metric = R2(weighted=True)
+        assert figure(metric, constant, constant + error, w, [1, 5]) == expected
+        states = []
+        for rows in (slice(0, 1), slice(1, 5), slice(5, 6)):
+            part = None if w is None else w[rows]
+            figure(metric, constant[rows], constant[rows] + error, part)
+            states.append(metric.state_dict())
+        assert merged(metric, states) == expected
+
+
+def test_the_value_of_a_function_counts_as_often_as_its_batch_has_rows() -> None:
+    metric = get_metric(lambda y_true, y_pred: np.abs(y_true - y_pred).max())
+    y_true, y_pred = np.zeros(4), np.array([1.0, 2, 3, 6])
+    states = []
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 4)):
+        metric.reset()
+        metric.update(y_true[rows], y_pred[rows])
+        states.append(metric.state_dict())
+    assert merged(metric, states) == (3 * 3 + 6) / 4
+
+
+@dataclasses.dataclass
+class Largest(Metric):
+    """A metric that a sum would merge to a wrong figure."""
+
+    def reset(self) -> None:
+        self._largest = math.nan
+
+    def update(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self._largest = float(np.fmax(self._largest, np.abs(y_true - y_pred).max()))
+
+    def result(self) -> float:
+        return self._largest
+
+
+@dataclasses.dataclass
+class MeanAndLargest(MeanSquaredError):
+    """A metric that remembers more than the class whose `merge` it inherits."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._largest = math.nan
+
+
+@pytest.mark.parametrize("cls", [Largest, MeanAndLargest])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_metric_that_does_not_say_how_is_not_merged(cls: type[Metric], count: int) -> None:
+    metric = cls()
+    message = rf"metric '{metric.name}' cannot be merged .* Write {cls.__name__}\.merge\(self, sta"
+    with pytest.raises(UnsupportedError, match=message):
+        metric.merge([metric.state_dict()] * count)
+
+
+def test_a_metric_merges_what_its_class_adds() -> None:
+    class Merging(MeanAndLargest):
+        def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
+            super().merge(states)
+            for state in states:
+                self._largest = float(np.fmax(self._largest, state["_largest"]))
+
+    metric, other = Merging(), Merging()
+    other.update(np.zeros(2), np.array([1.0, 3.0]))
+    other._largest = 3.0
+    metric.merge([other.state_dict(), Merging().state_dict()])
+    assert (metric.result(), metric._largest) == (5, 3)
+
+
+def test_a_metric_is_not_merged_with_another() -> None:
+    metric = MeanSquaredError()
+    with pytest.raises(CheckpointError, match="'mean_squared_error' keeps _count, _total"):
+        metric.merge([AUC().state_dict()])

@@ -170,6 +170,7 @@ def test_a_metric_is_added_in_one_place(add) -> None:
     add(metrics, Doubt)
     test_a_metric_of_any_name_is_exact_over_batches("unsure")
     test_metrics.test_reset_forgets(Doubt)
+    test_metrics.test_merged_shares_are_the_whole(Doubt)
     test_metrics.test_a_metric_survives_its_configuration(Doubt)
     test_metrics.test_labels_that_fit_nowhere_are_refused(Doubt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Union
@@ -50,6 +51,11 @@ class Mean:
             self.total += value * weight
             self.weight += weight
 
+    def add_sums(self, total: float, weight: float) -> None:
+        """Add the sums of another mean."""
+        self.total += total
+        self.weight += weight
+
     @property
     def value(self) -> float:
         return self.total / self.weight if self.weight else float("nan")
@@ -61,8 +67,9 @@ class Sum(Mean):
     __slots__ = ()
 
     def add(self, value: float, weight: float) -> None:
-        self.total += value
-        self.weight += weight
+        if weight:  # the loss of no rows may be NaN
+            self.total += value
+            self.weight += weight
 
     @property
     def value(self) -> float:
@@ -88,13 +95,16 @@ class Tracker:
         self.reset()
 
     def reset(self) -> None:
-        self.rows = 0
+        self._reset_losses()
         self.gradient_norms: dict[str, float] = {}  # those that the last step reported
         self._resumes = False  # from sums of a checkpoint, to which no batch has been added yet
-        self._penalty = Mean()  # only where the step reports the penalty by itself
-        self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
         for metric in self._metrics:
             metric.metric.reset()
+
+    def _reset_losses(self) -> None:
+        self.rows = 0
+        self._penalty = Mean()  # only where the step reports the penalty by itself
+        self._output_losses = {o: Sum() if o in self._sums else Mean() for o in self._weights}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, as numbers and arrays."""
@@ -113,24 +123,57 @@ class Tracker:
 
         CheckpointError, here or at the next update, for sums of another form.
         """
-        place = "The tracker of the checkpoint"
+        sums = self._checked_sums(state, "The tracker of the checkpoint")
+        self._reset_losses()
+        self._add_sums(*sums)
+        self._resumes = True
+        for metric in self._metrics:
+            with self._refusing(metric.name), np.errstate(all="ignore"):
+                metric.metric.load_state_dict(state["metrics"][metric.name])
+                metric.metric.result()
+
+    def merged(self, states: Sequence[Mapping[str, Any]]) -> Tracker:
+        """Return a new tracker whose figures are those of all batches of several trackers.
+
+        Processes that train on shares of the rows compute the figures of all rows by it. This
+        tracker stays as it is, and gives the norms of the gradients.
+
+        - `states`: the `state_dict` of the tracker of each process, this one's own among them. The
+          trackers have the same losses and metrics, and a tracker without rows adds nothing.
+
+        UnsupportedError if a metric has no `merge`, also without states, so that `merged([])`
+        checks the metrics before training. CheckpointError for sums of another form.
+        """
+        whole = copy.copy(self)
+        whole._metrics = [metric.copy() for metric in self._metrics]
+        whole.reset()
+        whole.gradient_norms = dict(self.gradient_norms)
+        for state in states:
+            whole._add_sums(*whole._checked_sums(state, "The tracker of a process"))
+        for metric in whole._metrics:
+            metric.metric.merge([state["metrics"][metric.name] for state in states])
+        return whole
+
+    def _checked_sums(
+        self, state: Mapping[str, Any], place: str
+    ) -> tuple[int, list[float], Mapping[str, list[float]]]:
+        """The rows of a state, and the sums of its penalty and of its losses. CheckpointError,
+        which calls the state `place`, for another form.
+        """
         require_types(place, state, SUM_TYPES)
         state = {"penalty": [0.0, 0.0], **state}  # checkpoints of older versions have none
         require_types(place, state, {"penalty": list_of(FIGURE, 2)})
         parts = state["parts"] if self._several else dict.fromkeys(self._weights, state["loss"])
         require_types(f"{place}'s parts", parts, dict.fromkeys(self._output_losses, LIST))
-        metrics = {metric.name: metric for metric in self._metrics}
-        require_types(f"{place}'s metrics", state["metrics"], dict.fromkeys(metrics, MAPPING))
-        self.rows = state["rows"]
-        penalty = state["loss"] if self._several else state["penalty"]
-        self._penalty.total, self._penalty.weight = penalty
+        metrics = {metric.name: MAPPING for metric in self._metrics}
+        require_types(f"{place}'s metrics", state["metrics"], metrics)
+        return state["rows"], state["loss"] if self._several else state["penalty"], parts
+
+    def _add_sums(self, rows: int, penalty: list[float], losses: Mapping[str, list[float]]) -> None:
+        self.rows += rows
+        self._penalty.add_sums(*penalty)
         for output, mean in self._output_losses.items():
-            mean.total, mean.weight = parts[output]
-        self._resumes = True
-        for name, metric in metrics.items():
-            with self._refusing(name), np.errstate(all="ignore"):
-                metric.metric.load_state_dict(state["metrics"][name])
-                metric.metric.result()
+            mean.add_sums(*losses[output])
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ import pytest
 
 from onnxfit import Trainer, losses
 from onnxfit.data import Batch
+from onnxfit.errors import CheckpointError, DataError, UnsupportedError
 from onnxfit.graph import names
 from onnxfit.losses import MeanSquaredError
-from onnxfit.metrics import ConfusionMatrix, MeanAbsoluteError
+from onnxfit.metrics import ConfusionMatrix, MeanAbsoluteError, Metric
 from onnxfit.registry import registry
 from onnxfit.step.objectives import Objective, OutputMetric
 from onnxfit.step.tracker import Mean, Tracker
-from tests.helpers import Recorder
+from tests.helpers import Recorder, exchanged
 from tests.models import linear, mlp, two_outputs
 
 
@@ -113,7 +114,7 @@ def test_an_output_that_counts_no_row_leaves_the_loss_alone() -> None:
 
 
 def test_sums_go_on_from_a_state() -> None:
-    running, other = two_losses(), tracker({"a": 0.5, "b": 2.0})
+    running, other = two_losses(), two_losses()
     other.load_state_dict(running.state_dict())
     assert other.figures() == running.figures()
     losses = {names.output_loss("a"): 1.0, names.output_loss("b"): 1.0}
@@ -240,3 +241,175 @@ def test_outputs_with_a_sum_and_a_mean(penalty, backend) -> None:
         history = trainer.fit(x, y, batch_size=size, verbose=0).history
         found = {name: history[name][0] for name in expected}
         assert found == pytest.approx(expected, rel=1e-6)
+
+
+# ---------------------------------------------------------------------- several processes
+
+
+def close(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+class Shared:
+    """A tracker for each process, and one that sees the batches of all."""
+
+    def __init__(self, make: Callable[[], Tracker], processes: int) -> None:
+        self.whole = make()
+        self.parts = [make() for _ in range(processes)]
+
+    def update(self, rank: int, result: Any, batch: Batch) -> None:
+        self.parts[rank].update(result, batch)
+        self.whole.update(result, batch)
+
+    def check(self) -> None:
+        states = [exchanged(one.state_dict()) for one in self.parts]
+        for order in (states, states[::-1]):
+            for one in self.parts:
+                merged = one.merged(order)
+                close(merged.results(), self.whole.results())
+                assert merged.rows == self.whole.rows
+                np.testing.assert_allclose(merged.loss, self.whole.loss, rtol=1e-12)
+                assert list(merged.figures()) == list(self.whole.figures())
+        for one, state in zip(self.parts, states):  # merging leaves the trackers as they are
+            np.testing.assert_equal(exchanged(one.state_dict()), state)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_merged_losses_are_those_of_all_batches(processes: int, reduction: str) -> None:
+    """Shares of 22, 21 and 21 rows and of none, masks in which nothing counts, and a penalty that
+    changes from step to step.
+    """
+    rng = np.random.default_rng(processes)
+    objectives = {
+        "a": Objective(MeanSquaredError(reduction=reduction), 0.5),
+        "b": Objective(MeanSquaredError(), 2.0),
+    }
+    for outputs in (["a"], ["a", "b"]):
+        chosen = {name: objectives[name] for name in outputs}
+        shared = Shared(lambda chosen=chosen: Tracker(chosen, []), processes)
+        for penalty in (0.7, 0.6, 0.4):
+            for rank, share in enumerate(np.array_split(np.arange(64), processes)):
+                rows = 0 if penalty == 0.6 and rank == processes - 1 else len(share)
+                values = {name: rng.random() if rows else np.nan for name in outputs}
+                counts = {name: float(rng.integers(0, 2) * rows) for name in outputs}
+                if reduction == "sum":
+                    counts.pop("a")
+                scalars = {names.count(name): count for name, count in counts.items()}
+                if len(outputs) > 1:
+                    scalars |= {names.output_loss(name): value for name, value in values.items()}
+                if len(outputs) > 1 or reduction == "sum":
+                    scalars[names.PENALTY] = penalty
+                total = sum(chosen[name].weight * value for name, value in values.items())
+                shared.update(rank, step(total + penalty, **scalars), batch(rows))
+        shared.check()
+
+
+def test_a_sum_over_no_rows_adds_nothing_even_if_it_is_nan() -> None:
+    one = Tracker({"a": Objective(MeanSquaredError(reduction="sum"))}, [])
+    one.update(step(np.nan), batch(0))
+    assert np.isnan(one.loss)
+    one.update(step(3.0), batch(2))
+    assert one.loss == 3 == one.merged([one.state_dict()]).loss
+
+
+def test_merged_losses_by_hand() -> None:
+    """22, 21 and 21 rows with losses 1, 2 and 4, and a process that has none."""
+    ranks = [tracker({"a": 1.0}) for _ in range(4)]
+    for one, loss, rows in zip(ranks, (1.0, 2.0, 4.0), (22, 21, 21)):
+        one.update(step(loss), batch(rows))
+    states = [one.state_dict() for one in ranks]
+    merged = ranks[3].merged(states)
+    assert (merged.loss, merged.rows) == ((22 + 2 * 21 + 4 * 21) / 64, 64)
+    assert ranks[0].loss == 1
+    assert ranks[3].rows == 0
+    nothing = ranks[3].merged([ranks[3].state_dict()] * 2)
+    assert np.isnan(nothing.loss)
+    assert nothing.rows == 0
+    merged.update(step(5.0), batch(64))  # a merged tracker goes on
+    assert merged.loss == ((22 + 2 * 21 + 4 * 21) / 64 + 5) / 2
+
+
+METRICS = {cls.__name__: cls for cls in registry("onnxfit.metrics", Metric).values()}
+
+
+@pytest.mark.filterwarnings("ignore:.*leave 0..1")
+@pytest.mark.parametrize(
+    ("reduction", "weighted"), [("sum", False), ("mean", True), ("weighted_mean", True)]
+)
+def test_merged_evaluations_of_shares_are_those_of_the_whole(reduction, weighted) -> None:
+    """A real model and every metric that takes its labels: several batches for each process, a
+    class that the loss ignores, and rows of weight 0.
+    """
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    y = np.arange(64) % 5 - 1
+    w = np.arange(64) % 4 / np.float32(2) if weighted else None
+    loss = losses.CrossEntropy(ignore_index=-1, reduction=reduction)
+    chosen = [cls(weighted=weighted) for cls in METRICS.values() if takes(cls, y, x)]
+    assert len(chosen) > 7
+    trainer = Trainer(mlp((4, 4)), loss=loss, metrics=chosen, penalty=0.3)
+    shared = Shared(trainer._new_tracker, 4)
+    ranks = []  # of the running evaluation, the last
+
+    class Both(Tracker):
+        def update(self, result: Any, batch: Batch) -> float:
+            shared.update(ranks[-1], result, batch)
+            return super().update(result, batch)
+
+    trainer._new_tracker = lambda: Both(  # type: ignore[method-assign]
+        trainer.objectives, [metric.copy() for metric in trainer._recipe.metrics]
+    )
+    for rank, rows in enumerate((slice(0, 22), slice(22, 43), slice(43, 64))):  # the last has none
+        ranks.append(rank)
+        trainer.evaluate(x[rows], y[rows], None if w is None else w[rows], batch_size=8)
+    shared.check()
+    merged = shared.parts[0].merged([one.state_dict() for one in shared.parts]).results()
+    whole = trainer.evaluate(x, y, w, batch_size=64)
+    for name, value in whole.items():  # the model computes in float32
+        np.testing.assert_allclose(merged[name], value, rtol=1e-5, err_msg=name)
+
+
+def takes(cls: type[Metric], y_true: np.ndarray, y_pred: np.ndarray) -> bool:
+    try:
+        cls().update(y_true, y_pred)
+    except DataError:
+        return False
+    return True
+
+
+def test_a_merged_tracker_has_metrics_of_its_own_and_the_norms_of_the_last_step() -> None:
+    metric = OutputMetric("mae", "a", MeanAbsoluteError())
+    one = tracker({"a": 1.0}, metric)
+    one.update(step(1.0), batch(2))
+    one.gradient_norms = {"w": 2.0}
+    merged = one.merged([one.state_dict()] * 2)
+    assert merged.gradient_norms == {"w": 2.0}
+    merged.reset()
+    assert (one.results()["mae"], one.rows, one.gradient_norms) == (3, 2, {"w": 2.0})
+
+
+class Unmerged(MeanAbsoluteError):
+    merge = Metric.merge
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_metric_without_merge_is_refused_before_there_is_a_state(count: int) -> None:
+    one = tracker({"a": 1.0}, OutputMetric("mae", "a", Unmerged()))
+    with pytest.raises(UnsupportedError, match=r"Write Unmerged\.merge"):
+        one.merged([one.state_dict()] * count)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": -1}, "tracker of a process has rows = -1"),
+        ({"parts": {"a": [0.0, 0.0]}}, "process's parts lacks b"),
+        ({"metrics": {}}, "process's metrics lacks mae"),
+    ],
+)
+def test_states_of_other_trackers_are_not_merged(change, message) -> None:
+    one = tracker({"a": 1.0, "b": 1.0}, OutputMetric("mae", "a", MeanAbsoluteError()))
+    with pytest.raises(CheckpointError, match=message):
+        one.merged([one.state_dict(), {**one.state_dict(), **change}])
