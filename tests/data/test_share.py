@@ -141,9 +141,7 @@ def test_a_rank_reads_only_its_rows_of_a_mapped_file(tmp_path: Path) -> None:
 
 
 def test_a_rank_selects_only_its_rows_of_a_dataset() -> None:
-    columns = Columns(NAMED)
     asked: list[int] = []
-    get = Columns.__getitem__
 
     class Asked(Columns):
         def with_format(self, kind: str) -> Asked:
@@ -151,9 +149,9 @@ def test_a_rank_selects_only_its_rows_of_a_dataset() -> None:
 
         def __getitem__(self, rows: slice | list[int]) -> dict[str, np.ndarray]:
             asked.append(len(np.arange(ROWS)[rows]))
-            return get(self, rows)
+            return super().__getitem__(rows)
 
-    shard = make(Asked(columns.columns_), shuffle=True).shard(2, 3)
+    shard = make(Asked(NAMED), shuffle=True).shard(2, 3)
     assert [batch.rows for batch in shard.batches(0)] == [1, 1, 0]
     assert asked == [1, 1, 1], "a row stands in for none, to make a batch of 0 rows of"
 
