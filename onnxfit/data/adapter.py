@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxfit.data.batch import Array, Batch, Columns, Target
+from onnxfit.data.batch import Array, Batch, Columns, Target, signature_of
 from onnxfit.data.convert import as_array, in_c_order, in_dtype, in_shape, is_float, narrows
 from onnxfit.data.order import checked_batch_size
 from onnxfit.data.source import Batching, Source, source_class
@@ -71,8 +71,7 @@ class ConvertedData:
 
     def signature(self, rows: int) -> str:
         """Return the names, types and shapes of a batch of so many rows, as one string."""
-        columns = (f"{name}:{a.dtype.str}{(rows, *a.shape[1:])}" for name, a in self.columns)
-        return ";".join((*columns, *(f"{name}:{a.dtype.str}()" for name, a in self.scalars)))
+        return signature_of(self.columns, self.scalars, rows)
 
 
 class DataAdapter:
@@ -85,6 +84,8 @@ class DataAdapter:
       shuffle for training only; prediction ignores labels and sample weights, and accepts NaN.
     - `seed`: decides the order of rows where they are shuffled. A loader's own seed comes first.
     - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
+    - `ranks`: processes that share each batch. A model with a fixed batch dimension of b rows then
+      needs batches of b * ranks rows.
 
     SettingError: class weights that are no finite numbers, or are for another number of outputs.
     """
@@ -98,13 +99,27 @@ class DataAdapter:
         purpose: str = "training",
         seed: int = 0,
         class_weight: Mapping[int, float] | None = None,
+        ranks: int = 1,
     ) -> None:
         self.inputs = tuple(inputs)
         self.targets: dict[str, Target] = {} if purpose == "prediction" else dict(targets)
         self.purpose = purpose
         self.seed = seed
         self.class_weight = checked_class_weight(class_weight, self.targets)
+        self.ranks = ranks
+        self._converts_shares = False
         self._warned = False
+
+    def shared_by(self, ranks: int, *, converts_shares: bool = False) -> DataAdapter:
+        """Return an adapter for batches that `ranks` processes share.
+
+        - `converts_shares`: `batch` and `matched_batch` get the share of one rank, not the rows of
+          all.
+        """
+        adapter = copy(self)
+        adapter.ranks = ranks
+        adapter._converts_shares = converts_shares
+        return adapter
 
     @check_arguments
     def source(
@@ -177,14 +192,26 @@ class DataAdapter:
         """Return a batch of `matched`, the result of `match`. DataError where it does not fit."""
         data = self.convert(matched)
         rows = data.rows
-        fixed = self.fixed_input
-        if fixed is not None and fixed.shape is not None and rows != fixed.shape[0]:
-            raise DataError(
-                f"the batch dimension of input {fixed} is fixed, and this batch has {rows} rows."
-                f" Make batches of {fixed.shape[0]}, and leave out a shorter last one"
-                " (drop_last=True)."
-            )
+        self._check_fixed_rows(rows)
         return Batch(rows, data.signature(rows), data.columns, data.scalars, slice(0, rows))
+
+    def _check_fixed_rows(self, rows: int) -> None:
+        """DataError where the model's batch dimension is fixed at another number of rows."""
+        fixed = self.fixed_input
+        if fixed is None or fixed.shape is None:
+            return
+        each = fixed.shape[0]
+        assert isinstance(each, int)
+        needed = each * self.ranks
+        if rows == (each if self._converts_shares else needed):
+            return
+        kind = "share of a batch" if self._converts_shares else "batch"
+        shares = "" if self.ranks == 1 else f" ({each} for each of {self.ranks} ranks)"
+        raise DataError(
+            f"the batch dimension of input {fixed} is fixed, and this {kind} has {rows} rows."
+            f" Make batches of {needed}{shares}, and leave out a shorter last one"
+            " (drop_last=True)."
+        )
 
     def match(self, x: Any, y: Any = None, sample_weight: Any = None) -> MatchedData:
         """Match `x`, `y` and `sample_weight` with inputs and outputs, without reading them.

@@ -39,6 +39,8 @@ class Batch:
       batch's rows of them.
     - `scalars`: pairs (graph input, array) of inputs of rank 0, which are the same for every row.
     - `index`: a slice, or an array of row numbers.
+    - `whole_rows`: the number of rows of the batch of all ranks, where this is the share of one
+      rank; a share may have 0 rows. None where this is the whole batch.
     """
 
     rows: int
@@ -46,6 +48,7 @@ class Batch:
     columns: Columns
     scalars: Columns
     index: slice | Array
+    whole_rows: int | None = None
 
     def arrays(self) -> dict[str, Array]:
         """Return a dict graph input -> array, with exactly this batch's rows."""
@@ -70,3 +73,9 @@ class Batch:
         for name, array in self.scalars:
             if name in buffers:
                 buffers[name][...] = array
+
+
+def signature_of(columns: Columns, scalars: Columns, rows: int) -> str:
+    """Return the names, types and shapes of a batch of so many rows, as one string."""
+    shapes = (f"{name}:{a.dtype.str}{(rows, *a.shape[1:])}" for name, a in columns)
+    return ";".join((*shapes, *(f"{name}:{a.dtype.str}()" for name, a in scalars)))

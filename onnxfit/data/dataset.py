@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.share import Share, refusal
 from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource, iterate_epoch
 from onnxfit.data.structure import length_of
@@ -37,6 +38,9 @@ class DatasetSource(RowSource, StreamSource):
         for index in self.indices(epoch, skip):
             yield self._dataset[index if isinstance(index, slice) else index.tolist()]
 
+    def _shard(self, share: Share) -> Source:
+        return self._shard_rows(share)
+
 
 class IterableDatasetSource(StreamSource):
     """A `datasets.IterableDataset`, which has an order of its own."""
@@ -50,3 +54,12 @@ class IterableDatasetSource(StreamSource):
     def items(self, epoch: int, skip: int) -> Iterator[Any]:
         data = self._dataset
         return iterate_epoch(data, data.iter(batch_size=self.batch_size), epoch, skip)
+
+    def _shard(self, share: Share) -> Source:
+        raise refusal(
+            f"a streamed dataset ({type(self._dataset).__name__})",
+            self.purpose,
+            share.size,
+            "its order may differ between them",
+            "Pass the dataset without streaming, whose rows have numbers",
+        )

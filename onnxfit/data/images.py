@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.augmentation import MODES, augmented, get_augmentation, to_picture
 from onnxfit.data.batch import Array
+from onnxfit.data.fingerprint import checksum
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
 from onnxfit.data.optional import import_optional
@@ -28,6 +29,7 @@ __all__ = ["ImageFolder"]
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+MAX_FILES_PER_END = 32  # of the first files, and of the last, in a fingerprint
 # Pillow's names of these formats. It decodes others, some of them in programs that it starts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
@@ -78,6 +80,8 @@ class ImageFolder(Loader, Splittable):
         pictures = onnxfit.ImageFolder("pictures", (24, 32), mean=0.5, std=0.25, batch_size=16)
         trainer.fit(pictures, epochs=5)
     """
+
+    _reads_share: ClassVar[bool] = True
 
     @check_arguments
     def __init__(
@@ -136,6 +140,13 @@ class ImageFolder(Loader, Splittable):
         if not self.files:
             raise DataError(f"{str(self.root)!r} has no images ({', '.join(sorted(SUFFIXES))}).")
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
+
+    def fingerprint(self) -> dict[str, Any]:
+        ends = self.files[:MAX_FILES_PER_END] + self.files[-MAX_FILES_PER_END:]
+        return {
+            "files": checksum(*(path.relative_to(self.root).as_posix() for path in ends)),
+            "classes": checksum(*self.classes),
+        }
 
     def bind(self, adapter: DataAdapter) -> ImageFolder:
         loader = copy(self)
@@ -197,7 +208,7 @@ class ImageFolder(Loader, Splittable):
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for index in batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip):
-            rows = np.arange(self.rows)[index]
+            rows = np.arange(self.rows)[self._share.select(index)]
             x = np.stack([self._read(row, epoch) for row in rows])
             yield (x, self.labels[rows]) if self.classes else (x,)
 

@@ -12,8 +12,11 @@ import numpy as np
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Array, Batch, Target
 from onnxfit.data.convert import in_c_order
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.memory import ArraySource
-from onnxfit.data.source import Source
+from onnxfit.data.order import check_fixed
+from onnxfit.data.share import Share
+from onnxfit.data.source import ShardedSource, Source
 
 __all__ = ["KnownBatches"]
 
@@ -27,13 +30,24 @@ Passed = tuple[tuple[Any, ...], list[Array]]
 class OneBatch(Source):
     """A source of one batch."""
 
-    def __init__(self, batch: Batch, purpose: str) -> None:
-        self.purpose = purpose
+    def __init__(self, batch: Batch, adapter: DataAdapter) -> None:
+        self.purpose = adapter.purpose
         self.rows = batch.rows
+        self._adapter = adapter
         self._batches = (batch,)
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         return iter(self._batches[skip:])
+
+    def _shard(self, share: Share) -> Source:
+        fixed = self._adapter.fixed_input
+        rows = self._batches[0].rows
+        check_fixed(fixed, rows, rows, False, self.purpose, ranks=share.size)
+        return ShardedSource(self, share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        (batch,) = self._batches
+        return super().fingerprint() | fingerprint_of(batch.columns + batch.scalars)
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ class KnownBatches:
         passed = _passed(x, y) if sample_weight is None else None
         batch = self._batch(*passed) if passed is not None else None
         if batch is not None:
-            return OneBatch(batch, self.adapter.purpose)
+            return OneBatch(batch, self.adapter)
         source = self.adapter.source(x, y, sample_weight, batch_size=ALL_ROWS)
         if passed is not None and isinstance(source, ArraySource):
             self._learn(*passed, x, y, next(source.batches(0)))

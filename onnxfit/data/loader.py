@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.convert import as_array
@@ -21,8 +21,9 @@ from onnxfit.data.prefetch import (
     copied_items,
     prefetched,
 )
+from onnxfit.data.share import WHOLE, Share
 from onnxfit.data.source import Batching, RowSource, Source
-from onnxfit.data.stream import StreamSource
+from onnxfit.data.stream import StreamSource, source_of_rank
 from onnxfit.data.structure import common_rows, map_arrays, named_arrays
 from onnxfit.errors import DataError, SettingError
 from onnxfit.registry import check_arguments, shortened
@@ -48,8 +49,16 @@ class Loader(ABC):
     next epoch. `state_dict` holds the position in an epoch; after `load_state_dict` the next
     iteration goes on from there. In `Trainer.fit` the trainer counts the epochs.
 
+    Of several ranks (processes), each makes every batch and keeps its own rows. A loader for which
+    that is slow may have a method `shard(rank, size)`, which returns the batches of one rank. Each
+    of its batches counts as one of `size` equal shares, and all ranks need the same number.
+
     DataError: no batch is left. SettingError: an impossible batch size or number of batches.
     """
+
+    # Loaders of onnxfit that read only the rows of one rank take them from `_share`.
+    _reads_share: ClassVar[bool] = False
+    _share: Share = WHOLE
 
     def __init__(
         self,
@@ -99,6 +108,14 @@ class Loader(ABC):
         - `adapter`: has the model's `inputs` and `targets`, the `purpose` and the trainer's `seed`.
         """
         return self
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that differ where another process has other data; by default none.
+
+        The number of rows and the batch size need not be among them. The values are found without
+        reading the data.
+        """
+        return {}
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -198,6 +215,21 @@ class LoaderSource(RowSource, StreamSource):
         other._loader.batch_size = other.batch_size
         other._loader.drop_last = other._batching.drop_last
         return other
+
+    def _shard(self, share: Share) -> Source:
+        source = source_of_rank(self, self._loader, self.adapter, share)
+        if source is not None:
+            return source
+        if not self._loader._reads_share:
+            return super()._shard(share)
+        other = copy(self)
+        other._loader = copy(self._loader)
+        other._loader._share = share
+        return other._shard_rows(share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        own = {"data": type(self._loader).__name__, **self._loader.fingerprint()}
+        return super().fingerprint() | own
 
     def items(self, epoch: int, skip: int) -> Iterator[tuple[Any, ...]]:
         return self._loader.batches(epoch, skip, self._batching.seed)

@@ -15,8 +15,10 @@ import numpy as np
 from onnxfit.data.adapter import DataAdapter, MatchedData
 from onnxfit.data.batch import Array, Batch
 from onnxfit.data.convert import as_array
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.npy import READ_ERRORS, read_header
-from onnxfit.data.source import Batching, RowSource
+from onnxfit.data.share import Share
+from onnxfit.data.source import Batching, RowSource, Source
 from onnxfit.data.stream import StreamSource
 from onnxfit.data.structure import common_rows, select_rows
 from onnxfit.errors import DataError
@@ -49,6 +51,12 @@ class MappedSource(RowSource, StreamSource):
 
     def convert(self, item: MatchedData) -> Batch:
         return self.adapter.matched_batch(item)
+
+    def _shard(self, share: Share) -> Source:
+        return self._shard_rows(share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return super().fingerprint() | fingerprint_of(self._matched.named_values())
 
     def _select(self, index: slice | Array) -> MatchedData:
         return self._matched.map(lambda name, value: select_rows(value, index))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from onnxfit.data.adapter import ConvertedData, DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.mapped import MappedSource, is_mapped, is_path, open_paths
 from onnxfit.data.source import Batching, RowSource, Source, Splittable
 from onnxfit.data.structure import common_rows, holds_arrays, map_arrays, named_arrays, select_rows
@@ -47,6 +48,10 @@ class ArraySource(RowSource):
             yield Batch(size, signature, columns, scalars, index)
         for index in indices:
             yield Batch(remainder, self._data.signature(remainder), columns, scalars, index)
+
+    def fingerprint(self) -> dict[str, Any]:
+        columns = self._data.columns + self._data.scalars
+        return super().fingerprint() | fingerprint_of(columns)
 
 
 def array_source(

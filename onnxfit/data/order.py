@@ -85,21 +85,28 @@ def check_fixed(
     drop_last: bool,
     purpose: str,
     loader: str = "DataLoader",
+    ranks: int = 1,
 ) -> None:
-    """DataError where the batches to come differ from a model's fixed batch dimension."""
+    """DataError where the batches to come differ from a model's fixed batch dimension.
+
+    - `ranks`: processes that share each batch; the batch dimension is that of one share.
+    """
     if fixed is None:
         return
     assert fixed.shape is not None
-    needed = fixed.shape[0]
-    assert isinstance(needed, int)
+    each = fixed.shape[0]
+    assert isinstance(each, int)
+    needed = each * ranks
     size = min(batch_size, rows)
     remainder = rows % needed
     if size == needed and (drop_last or not remainder):
         return
+    shares = "" if ranks == 1 else f" ({each} for each of {ranks} ranks)"
     if rows < needed:
+        needs = "" if ranks == 1 else f", of which every batch needs {needed}{shares}"
         raise DataError(
             f"The batch dimension of input {fixed} is fixed, and the {purpose} data has only"
-            f" {rows} rows. {ANY_BATCH}"
+            f" {rows} rows{needs}. {ANY_BATCH}"
         )
     fix = f"Pass batch_size={needed}"
     if remainder:
@@ -109,6 +116,6 @@ def check_fixed(
             f" {loader}({arguments}, batch_size={needed}, drop_last=True)"
         )
     raise DataError(
-        f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows, and"
-        f" batches of {size} from {rows} rows do not give that. {fix}. {ANY_BATCH}"
+        f"The batch dimension of input {fixed} is fixed: every batch needs {needed} rows{shares},"
+        f" and batches of {size} from {rows} rows do not give that. {fix}. {ANY_BATCH}"
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from onnxfit.data.adapter import LABEL_KEYS, DataAdapter
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array, is_float
+from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
 from onnxfit.data.order import batch_indices, permutation
@@ -77,15 +78,18 @@ class RaggedColumn:
         lengths = None if self.lengths is None else self.lengths[rows]
         return RaggedColumn(self.name, [self.values[row] for row in rows], self.dtype, lengths)
 
-    def padded(self, rows: Array, length: int | None, fill: int) -> Array:
+    def padded(self, rows: Array, own: Array, length: int | None, fill: int) -> Array:
         """Return some rows as one array, with `fill` after the end of shorter ones.
 
-        `length` is None where all rows have the same shape.
+        - `rows`: those of the batch, which decide the shape.
+        - `own`: those of them that are returned.
+        - `length`: None where all rows have the same shape.
         """
-        values = [self.values[row] for row in rows]
+        values = [self.values[row] for row in own]
         if length is None:
             return np.stack(values).astype(self.dtype, copy=False)
-        rest = next((value.shape[1:] for value in values if value.size), values[0].shape[1:])
+        shapes = (self.values[row].shape[1:] for row in rows if self.values[row].size)
+        rest = next(shapes, values[0].shape[1:])
         # Labels may be of a type that does not have the fill, such as uint8 and -100.
         dtype = np.result_type(self.dtype, np.min_scalar_type(fill))
         array = np.full((len(values), length, *rest), fill, dtype)
@@ -123,6 +127,8 @@ class Pad(Loader, Splittable):
     >>> x.tolist(), y.tolist()
     ([[5, 6, 7, 0], [8, 0, 0, 0]], [1, 0])
     """
+
+    _reads_share: ClassVar[bool] = True
 
     @check_arguments
     def __init__(
@@ -166,6 +172,12 @@ class Pad(Loader, Splittable):
         self._check_labels()
         super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
 
+    def fingerprint(self) -> dict[str, Any]:
+        ends = []
+        for column in (*self._inputs.values(), *self._labels.values()):
+            ends += [(f"{column.name} in row {row}", column.values[row]) for row in (0, -1)]
+        return fingerprint_of([("lengths", self._lengths), *ends])
+
     def bind(self, adapter: DataAdapter) -> Pad:
         loader = copy(self)
         names = [spec.name for spec in adapter.inputs]
@@ -196,16 +208,16 @@ class Pad(Loader, Splittable):
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         for rows in self.batch_rows(epoch, skip, seed):
-            x: Any = self._padded(self._inputs, rows)
+            # A rank pads its rows to the length of the batch of all ranks.
+            own = self._share.select_rows(rows)
+            x: Any = self._padded(self._inputs, rows, own)
             if self._makes_mask and UNNAMED not in x:
-                lengths = self._lengths[rows]
-                x[MASK] = (np.arange(self._padded_length(lengths)) < lengths[:, None]).astype(
-                    np.int64
-                )
-            y: Any = self._padded(self._labels, rows)
+                positions = np.arange(self._padded_length(self._lengths[rows]))
+                x[MASK] = (positions < self._lengths[own][:, None]).astype(np.int64)
+            y: Any = self._padded(self._labels, rows, own)
             elements = [x.get(UNNAMED, x), y.get(UNNAMED, y) if y else None]
             if self._weights is not None:
-                elements.append(self._padded_column(self._weights, rows, 0))
+                elements.append(self._padded_column(self._weights, rows, own, 0))
             elif not y:
                 elements.pop()
             yield tuple(elements)
@@ -252,21 +264,23 @@ class Pad(Loader, Splittable):
         # A row without tokens still needs a place.
         return -(-max(int(lengths.max()), 1) // multiple) * multiple
 
-    def _padded(self, columns: Mapping[str, RaggedColumn], rows: Array) -> dict[str, Array]:
+    def _padded(
+        self, columns: Mapping[str, RaggedColumn], rows: Array, own: Array
+    ) -> dict[str, Array]:
         padded = {}
         for name, column in columns.items():
             if columns is self._labels or name in self._label_names:
                 fill = 0 if is_float(column.dtype) else self.label_pad_token_id
             else:
                 fill = self.pad_token_id if column.name == self._main else 0
-            padded[name] = self._padded_column(column, rows, fill)
+            padded[name] = self._padded_column(column, rows, own, fill)
         return padded
 
-    def _padded_column(self, column: RaggedColumn, rows: Array, fill: int) -> Array:
+    def _padded_column(self, column: RaggedColumn, rows: Array, own: Array, fill: int) -> Array:
         length = None
         if column.lengths is not None:
             length = self._padded_length(column.lengths[rows])
-        return column.padded(rows, length, fill)
+        return column.padded(rows, own, length, fill)
 
     def _select(self, rows: Sequence[int]) -> Pad:
         """Return a loader of some of the rows, at its beginning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ParquetLoader"]
 
+MAX_FILES = 64  # in a fingerprint
 Path = Union[str, os.PathLike[str]]
 Columns = Union[str, Sequence[str], Mapping[str, Union[str, Sequence[str]]]]
 Table = dict[str, Array]  # column -> its values, all with the same number of rows
@@ -55,6 +56,8 @@ class ParquetLoader(Loader):
         houses = onnxfit.ParquetLoader("houses.parquet", ["height", "width"], labels="price")
         trainer.fit(houses, epochs=5)
     """
+
+    _reads_share: ClassVar[bool] = True
 
     @check_arguments
     def __init__(
@@ -101,6 +104,9 @@ class ParquetLoader(Loader):
             sum(file.rows for file in self.files), batch_size, shuffle, seed, drop_last, prefetch
         )
 
+    def fingerprint(self) -> dict[str, Any]:
+        return {"rows of files": [file.rows for file in self.files[:MAX_FILES]]}
+
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         size = self.batch_size
         number = 0
@@ -110,11 +116,11 @@ class ParquetLoader(Loader):
             full = _rows(remainder) // size
             for start in range(0, full * size, size):
                 if number >= skip:
-                    yield self._make_batch(_select(remainder, slice(start, start + size)))
+                    yield self._make_batch(remainder, slice(start, start + size))
                 number += 1
             remainder = _select(remainder, slice(full * size, None))
         if skip <= number < len(self):
-            yield self._make_batch(remainder)
+            yield self._make_batch(remainder, slice(0, _rows(remainder)))
 
     def _blocks(self, epoch: int, seed: int | None) -> Iterator[Table]:
         """Yield tables of `buffer` rows and a shorter last one.
@@ -151,7 +157,9 @@ class ParquetLoader(Loader):
             return array
         return in_dtype(array, TensorSpec(name, self.dtype, None))
 
-    def _make_batch(self, table: Table) -> tuple[Any, ...]:
+    def _make_batch(self, table: Table, rows: slice) -> tuple[Any, ...]:
+        """Return the batch of some rows, or the share that a rank has of it."""
+        table = _select(table, self._share.select(rows))
         return tuple(self._element(columns, table) for columns in self._elements)
 
     def _element(self, columns: Columns, table: Table) -> Any:

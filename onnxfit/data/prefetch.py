@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
+from onnxfit.data.share import Share
 from onnxfit.data.source import Batching, Source, closing_generator
 from onnxfit.data.structure import holds_arrays
 from onnxfit.errors import SettingError
@@ -163,6 +164,7 @@ class PrefetchedSource(Source):
         self.steps = inner.steps
         self.batch_size = inner.batch_size
         self.re_iterable = inner.re_iterable
+        self.is_sharded = inner.is_sharded
         self._inner = inner
         self._depth = depth
         self._owner = inner if owner is None else owner
@@ -181,6 +183,13 @@ class PrefetchedSource(Source):
     def with_batch_size(self, batch_size: int, drop_last: bool = False) -> PrefetchedSource:
         inner = self._inner.with_batch_size(batch_size, drop_last)
         return PrefetchedSource(inner, self._depth, self._owner)
+
+    def _shard(self, share: Share) -> PrefetchedSource:
+        inner = self._inner.shard(share.rank, share.size)
+        return PrefetchedSource(inner, self._depth, self._owner)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._inner.fingerprint()
 
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         batches = _copied_batches(self._inner.batches(epoch, skip))
@@ -228,6 +237,7 @@ def _copied_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
                 tuple(columns.items()),
                 tuple(scalars.items()),
                 slice(0, batch.rows),
+                batch.whole_rows,
             )
 
 

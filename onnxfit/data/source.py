@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from onnxfit.data.batch import Array, Batch
 from onnxfit.data.order import batch_indices, check_fixed, checked_batch_size, count_steps
+from onnxfit.data.share import WHOLE, Share, checked_share, refusal, without_rows
 from onnxfit.errors import DataError, SettingError
 from onnxfit.registry import exported_members
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Source"]
 
 S = TypeVar("S", bound="Source")
+Sh = TypeVar("Sh", bound="ShardedSource")
 R = TypeVar("R", bound="RowSource")
 It = TypeVar("It", bound=Iterator[Any])
 
@@ -46,6 +48,8 @@ class Source(ABC):
     - `re_iterable` is False for data that can be iterated only once.
     - `priority`: sources of higher priority are asked first. A source for one type of object keeps
       0; sources for anything that follows a protocol, such as iterables, have less.
+    - `is_sharded`: whether the batches are the share of one rank, made by `shard`. `rows`, `steps`
+      and `batch_size` count the rows of all ranks in any case.
     - `takes_labels`: whether y and sample_weight may be passed beside the data. Otherwise the data
       gives batches, which bring their own.
     """
@@ -58,6 +62,7 @@ class Source(ABC):
     steps: int | None = None
     batch_size: int | None = None
     re_iterable: bool = True
+    is_sharded: bool = False
 
     @classmethod
     def accepts(cls, data: Any) -> bool:
@@ -98,6 +103,62 @@ class Source(ABC):
             " arrays, a DataLoader or a loader of files."
         )
 
+    def shard(self, rank: int, size: int) -> Source:
+        """Return a source of the same data whose batches are the share of one rank.
+
+        Of batch i, rank r has the rows `numpy.array_split(rows of the batch, size)[r]`, and
+        `whole_rows` is the number of rows of all ranks. Where the batch is small, a share may have
+        0 rows; every rank gets the same number of batches. No rank needs to ask another. Each batch
+        of data that brings its own method `shard` counts as one of `size` equal shares.
+
+        - `rank`: the number of the rank, from 0.
+        - `size`: the number of ranks; 1 returns this source.
+
+        DataError for data that may give each rank other batches, such as an iterator. SettingError:
+        an impossible rank or size, or a source that is sharded already.
+        """
+        share = checked_share(rank, size)
+        if share.size == 1:
+            return self
+        if self.is_sharded:
+            raise SettingError(
+                f"The {self.purpose} data is a share of one rank already: shard the source of the"
+                " whole data."
+            )
+        return self._shard(share)
+
+    def _shard(self, share: Share) -> Source:
+        """Return the source of one rank of several. DataError where the data forbids it.
+
+        A source that gives every rank the same batches returns `ShardedSource(self, share)`.
+        """
+        raise self._refusal(
+            share, f"of type {type(self).__name__}", "it has no method that shares it out"
+        )
+
+    def _refusal(self, share: Share, what: str, why: str) -> DataError:
+        return refusal(
+            what,
+            self.purpose,
+            share.size,
+            why,
+            "Give it a method shard(rank, size) that returns the batches of that rank; or pass"
+            " arrays, a list of batches, or a loader such as onnxfit.DataLoader",
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return JSON values that are equal on two ranks if both have the same data.
+
+        They are found in less than a millisecond: a checksum has at most 64 KiB of an array, and
+        data that is not in memory is not read. A sharded source describes the data of all ranks.
+        """
+        return {
+            "data": type(self).__name__,
+            "rows": self.rows,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+        }
+
     def require_re_iterable(self, epochs: int) -> None:
         """DataError if data that can be iterated only once is needed for `epochs` > 1."""
         if epochs > 1 and not self.re_iterable:
@@ -123,6 +184,42 @@ class Source(ABC):
         self.close()
 
 
+class ShardedSource(Source):
+    """The share that one rank has of the batches of another source.
+
+    - `inner`: makes every batch with the rows of all ranks. Batches of arrays copy only the rows of
+      this rank, since a batch copies nothing before it is written.
+    - `share`: this rank's.
+    """
+
+    is_sharded: bool = True
+
+    def __init__(self, inner: Source, share: Share) -> None:
+        self.purpose = inner.purpose
+        self.rows = inner.rows
+        self.steps = inner.steps
+        self.batch_size = inner.batch_size
+        self.re_iterable = inner.re_iterable
+        self._inner = inner
+        self._share = share
+
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        cut = self._share.cut
+        signatures: dict[str, str] = {}
+        with closing_generator(self._inner.batches(epoch, skip)) as batches:
+            for batch in batches:
+                yield cut(batch, signatures)
+
+    def with_batch_size(self: Sh, batch_size: int, drop_last: bool = False) -> Sh:
+        return type(self)(self._inner.with_batch_size(batch_size, drop_last), self._share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._inner.fingerprint()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 @dataclass(frozen=True)
 class Batching:
     """How rows become batches: their number in a batch, and their order.
@@ -139,11 +236,15 @@ class RowSource(Source):
     """Data whose rows have numbers, so that it can be divided into batches of any size.
 
     - `loader`: the name of the class that messages tell the user to call with drop_last=True.
+
+    A subclass that takes the rows of its batches from `indices` can let each rank read its own rows
+    only: its `_shard` returns `self._shard_rows(share)`.
     """
 
     rows: int
     steps: int
     batch_size: int
+    _share: Share = WHOLE
 
     def __init__(
         self, adapter: DataAdapter, rows: int, batching: Batching, loader: str = "DataLoader"
@@ -176,6 +277,7 @@ class RowSource(Source):
             batching.drop_last,
             self.purpose,
             self._loader_name,
+            self.adapter.ranks,
         )
         steps = count_steps(self.rows, size, batching.drop_last)
         if batching.drop_last and not steps:
@@ -187,16 +289,61 @@ class RowSource(Source):
         self.batch_size = size
         self.steps = steps
 
+    def _shard(self, share: Share) -> Source:
+        other = copy(self)
+        other.adapter = self.adapter.shared_by(share.size)
+        other._set_batching(self._batching)
+        return ShardedSource(other, share)
+
+    def _shard_rows(self, share: Share) -> Source:
+        """Return the source of one rank, which reads only the rows of its share."""
+        other = copy(self)
+        other._share = share
+        other.adapter = self.adapter.shared_by(share.size, converts_shares=True)
+        other._set_batching(self._batching)
+        return RowShareSource(other, share)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return super().fingerprint() | {"seed": self._batching.seed}
+
+    def whole_rows(self, skip: int) -> Iterator[int]:
+        """Return the number of rows of each batch of all ranks, without the first `skip`."""
+        size = self._full_rows
+        return (min(size, self.rows - number * size) for number in range(skip, self.steps))
+
     @property
     def _full_rows(self) -> int:
         """Rows of a full batch; a batch size may exceed the data."""
         return max(min(self.batch_size, self.rows), 1)
 
     def indices(self, epoch: int, skip: int) -> Iterator[slice | Array]:
-        """Return the row numbers of each batch of an epoch, without the first `skip`."""
-        return batch_indices(
+        """Return the row numbers of each batch of an epoch, without the first `skip`.
+
+        They are those of this rank, where the source reads the rows of one rank only.
+        """
+        indices = batch_indices(
             self.rows, self._full_rows, self.steps, self._batching.seed, epoch, skip
         )
+        return indices if self._share is WHOLE else map(self._share.select, indices)
+
+
+class RowShareSource(ShardedSource):
+    """A RowSource that reads the rows of one rank only."""
+
+    _inner: RowSource
+
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        whole = self._inner.whole_rows(skip)
+        with closing_generator(self._inner.batches(epoch, skip)) as batches:
+            for batch, whole_rows in zip(batches, whole):
+                start, stop = self._share.bounds(whole_rows)
+                if batch.rows == stop - start:
+                    batch.whole_rows = whole_rows
+                    yield batch
+                elif start == stop:  # a row that stands in for none
+                    yield without_rows(batch, whole_rows)
+                else:  # a subclass of a loader made the rows of all ranks
+                    yield self._share.cut(batch, {})
 
 
 @cache

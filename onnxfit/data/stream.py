@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import islice
 from typing import Any, ClassVar
 
 from onnxfit.data.adapter import DataAdapter
 from onnxfit.data.batch import Batch
 from onnxfit.data.order import permutation
-from onnxfit.data.source import Batching, Source, closing_generator
-from onnxfit.data.structure import length_of
+from onnxfit.data.share import Share, data_of_rank
+from onnxfit.data.source import Batching, ShardedSource, Source, closing_generator
+from onnxfit.data.structure import holds_arrays, length_of
 from onnxfit.errors import DataError
 from onnxfit.registry import shortened
 
@@ -50,6 +52,63 @@ class StreamSource(Source):
             raise DataError(f"The {self.purpose} data gave no batch.{hint}")
 
 
+class RankSource(Source):
+    """Batches that the data's own method `shard` made for one rank, checked by another source.
+
+    Only the data knows how many rows the other ranks have. The shares count as equal, so that a
+    batch of n rows is one of `size` equal shares of n * size rows.
+
+    - `inner`: the batches of this rank.
+    - `whole`: the source of the data that was sharded.
+    - `size`: the number of ranks.
+    """
+
+    is_sharded: bool = True
+
+    def __init__(self, inner: Source, whole: Source, size: int) -> None:
+        self.purpose = whole.purpose
+        self.rows = whole.rows
+        self.steps = inner.steps
+        self.batch_size = whole.batch_size
+        self.re_iterable = inner.re_iterable
+        self._inner = inner
+        self._whole = whole
+        self._size = size
+
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        with closing_generator(self._inner.batches(epoch, skip)) as batches:
+            for batch in batches:
+                batch.whole_rows = batch.rows * self._size
+                yield batch
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self._whole.fingerprint() | {"steps": self.steps}
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def source_of_rank(whole: Source, data: Any, adapter: DataAdapter, share: Share) -> Source | None:
+    """Return the source of the batches that `data.shard(rank, size)` returns.
+
+    None for data without a method `shard`. DataError for a method that returns no batches.
+
+    - `whole`: the source of `data`.
+    """
+    if not callable(getattr(data, "shard", None)):
+        return None
+    batches = data_of_rank(data, share, whole.purpose)
+    if isinstance(batches, (str, bytes)) or holds_arrays(batches):
+        raise DataError(
+            f"{type(data).__name__}.shard of the {whole.purpose} data returned"
+            f" {type(batches).__name__}, expected the batches of one rank: a list or an iterable of"
+            " them, or a loader."
+        )
+    shuffle = getattr(whole, "seed", None) is not None
+    inner = adapter.shared_by(1).source(batches, batch_size=1, shuffle=shuffle)
+    return RankSource(inner, whole, share.size)
+
+
 class ProtocolSource(StreamSource):
     """Objects that give batches by a protocol of Python, whatever their type."""
 
@@ -72,6 +131,21 @@ class ProtocolSource(StreamSource):
                     " batch_size=...)."
                 )
         return cls(adapter, data, batching.seed)
+
+    def _shard(self, share: Share) -> Source:
+        source = source_of_rank(self, self.data, self.adapter, share)
+        return self._shard_whole(share) if source is None else source
+
+    def _shard_whole(self, share: Share) -> Source:
+        """Return the source of one rank for data that has no method `shard` of its own."""
+        raise self._refusal(share, self._kind(), "nothing says that every rank gets the same rows")
+
+    def _kind(self) -> str:
+        """Return what the data is, for messages."""
+        return f"an iterable of type {type(self.data).__name__}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        return super().fingerprint() | {"data": type(self.data).__name__, "seed": self.seed}
 
 
 class IndexedSource(ProtocolSource):
@@ -99,6 +173,11 @@ class IndexedSource(ProtocolSource):
         if hasattr(data, "on_epoch_end"):
             data.on_epoch_end()
 
+    def _shard_whole(self, share: Share) -> Source:
+        other = copy(self)
+        other.adapter = self.adapter.shared_by(share.size)
+        return ShardedSource(other, share)
+
 
 class IterableSource(ProtocolSource):
     """Iterables of batches in their own order, which may depend on the epoch (`set_epoch`).
@@ -121,6 +200,9 @@ class IterableSource(ProtocolSource):
             return islice(self.data, skip, None)
         return iterate_epoch(self.data, self.data, epoch, skip)
 
+    def _kind(self) -> str:
+        return super()._kind() if self.re_iterable else "an iterator"
+
 
 class FunctionSource(ProtocolSource):
     """Functions that return an iterator of batches, and are called for each epoch."""
@@ -139,6 +221,9 @@ class FunctionSource(ProtocolSource):
                 " expected an iterator of batches: write yield, or return a list."
             )
         return _skip(iter(batches), skip)
+
+    def _kind(self) -> str:
+        return "a function that returns batches"
 
 
 def iterate_epoch(data: Any, iterable: Any, epoch: int, skip: int) -> Iterator[Any]:

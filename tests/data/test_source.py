@@ -192,6 +192,10 @@ def test_a_source_in_one_file_obeys_the_laws(records: Callable[[], Any]) -> None
         np.testing.assert_array_equal(again, rows)
         smaller = data.with_batch_size(3, drop_last=True)
         assert [batch.rows for batch in smaller.batches(0)] == [3, 3, 3]
+    with make(records(), shuffle=True, seed=3).shard(1, 3) as data:  # no line of the source for it
+        shares = [batch.arrays()["x"] for batch in data.batches(2)]
+    for share, whole_batch in zip(shares, np.split(rows, [SIZE, 2 * SIZE])):
+        np.testing.assert_array_equal(share, np.array_split(whole_batch, 3)[1])
 
 
 class StopAt(onnxfit.callbacks.Callback):
