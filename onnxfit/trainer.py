@@ -239,12 +239,8 @@ class Trainer(SavedTrainer):
             has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
-            arguments = {
-                "epochs": epochs,
-                "batch_size": training.batch_size,
-                "steps": batches.steps,
-            }
-            require_same_fits(self._world, arguments, callbacks, self)
+            arguments = {"epochs": epochs, "initial_epoch": first}
+            require_same_fits(self, arguments, training, callbacks)
             called = CallbackList(
                 self, [*callbacks, history, *bars], params, pending.callbacks, self._world
             )
@@ -277,7 +273,7 @@ class Trainer(SavedTrainer):
         manual = self._require_manual()
         arrays = manual.match_ort_values(inputs)
         if arrays is None:
-            arrays = next(self._single_batches.source("prediction", inputs).batches(0)).arrays()
+            arrays = next(self._single_batches.whole("prediction", inputs).batches(0)).arrays()
         with self._backend.lock:
             return manual.forward(arrays, training, self.global_step, self.seed)
 

@@ -28,15 +28,27 @@ def adapter_for(
 
 
 class SingleBatches:
-    """Sources of one batch, as `train_on_batch` needs them; each purpose has its KnownBatches."""
+    """Sources of one batch, as `train_on_batch` needs them; each purpose has its KnownBatches.
 
-    def __init__(self, recipe: Recipe, seed: int) -> None:
+    Each of several ranks passes the whole batch, and gets the share of its `rank`.
+    """
+
+    def __init__(self, recipe: Recipe, seed: int, rank: int, size: int) -> None:
         self._recipe = recipe
         self._seed = seed
+        self._rank = rank
+        self._size = size
         self._known: dict[str, KnownBatches] = {}
 
     def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
-        """Return the source of all rows in one batch, with the errors of a DataAdapter."""
+        """Return the source of all rows in one batch, with the errors of a DataAdapter.
+
+        On several ranks it has this rank's share of them.
+        """
+        return self.whole(purpose, x, y, sample_weight).shard(self._rank, self._size)
+
+    def whole(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
+        """Return the source of all rows in one batch, also on several ranks."""
         known = self._known.get(purpose)
         if known is None:
             known = KnownBatches(adapter_for(self._recipe, purpose, self._seed))

@@ -101,7 +101,7 @@ class BaseTrainer:
         self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
         # Of `train_on_batch`, which a callback may call while an epoch runs.
         self._batch_tracker = self._new_tracker()
-        self._single_batches = SingleBatches(recipe, self.seed)
+        self._single_batches = SingleBatches(recipe, self.seed, self.rank, self.world_size)
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from onnxfit.data import Source
 from onnxfit.distributed.world import World
 from onnxfit.errors import SettingError
 from onnxfit.imports import versions
@@ -39,7 +40,9 @@ def require_same_trainers(
     if world.size == 1:
         return
     installed = versions()
-    compared: dict[str, Any] = {f"version of {name}": installed.get(name) for name in COMPARED_VERSIONS}
+    compared: dict[str, Any] = {
+        f"version of {name}": installed.get(name) for name in COMPARED_VERSIONS
+    }
     compared["the model"] = _model_checksum(model)
     compared["the weights"] = checksum(arrays.values())
     compared |= {f"{name}=": described(value) for name, value in settings.items()}
@@ -58,18 +61,30 @@ def check_world(world: World, accumulate: int) -> int:
 
 
 def require_same_fits(
-    world: World,
-    arguments: Mapping[str, Any],
-    callbacks: Sequence[Callback],
     trainer: BaseTrainer,
+    arguments: Mapping[str, Any],
+    data: Source,
+    callbacks: Sequence[Callback],
 ) -> None:
-    """Raise SettingError on all ranks if they call `fit` differently; it names the difference."""
+    """Raise SettingError on all ranks if they call `fit` differently; it names the difference.
+
+    The same for a batch that has fewer rows than there are ranks.
+    """
+    world = trainer._world
     if world.size == 1:
         return
+    trainer._tracker.merged([])  # refuses a metric that cannot be merged, before any step
     names = [type(callback).__name__ for callback in callbacks]
-    compared = {**arguments, "callbacks": names, "step": trainer.global_step}
+    compared = {**arguments, "batch_size": data.batch_size, "callbacks": names}
+    compared |= {f"the data's {name}": value for name, value in data.fingerprint().items()}
+    compared["step"] = trainer.global_step
     compared["the weights"] = checksum(trainer.get_weights().values())
     world.require_same("fit(...)", compared, OWN_TRAINING)
+    if data.batch_size is not None and data.batch_size < world.size:
+        raise SettingError(
+            f"A batch of {data.batch_size} rows cannot be shared among {world.size} ranks: each"
+            f" needs a row. Choose batch_size={world.size} or more, or start fewer ranks."
+        )
 
 
 def agree(trainer: BaseTrainer, hook: str) -> None:
