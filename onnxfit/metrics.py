@@ -136,7 +136,7 @@ class Metric(ChecksArguments, ABC):
         A metric that remembers anything else in attributes that begin with an underscore overrides
         this.
         """
-        return {name: value for name, value in vars(self).items() if name.startswith("_")}
+        return _with_own_lists({n: value for n, value in vars(self).items() if n.startswith("_")})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state` that `state_dict` returned.
@@ -152,7 +152,7 @@ class Metric(ChecksArguments, ABC):
                 f"The metric {self.name!r} keeps {listed_names(sorted(own)) or 'nothing'}; the"
                 f" checkpoint has {listed_names(sorted(state)) or 'nothing'}."
             )
-        vars(self).update(state)
+        vars(self).update(_with_own_lists(state))
 
     @abstractmethod
     def update(self, y_true: Array, y_pred: Array, sample_weight: Array | None = None) -> None:
@@ -209,6 +209,11 @@ def get_metric(spec: MetricLike | type[Metric]) -> Metric:
 
 
 M = TypeVar("M", bound=Metric)
+
+
+def _with_own_lists(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with copies of its lists, since a metric adds its batches to them."""
+    return {name: value[:] if isinstance(value, list) else value for name, value in state.items()}
 
 
 def _others(metric: M, states: Sequence[Mapping[str, Any]]) -> list[M]:

@@ -746,6 +746,18 @@ def test_a_merged_metric_goes_on_and_leaves_the_others_alone(cls: type[Metric]) 
         np.testing.assert_array_equal(resumed.result(), metric.result())
 
 
+@every_metric
+def test_a_state_stays_as_it_is_when_its_metric_goes_on(cls: type[Metric]) -> None:
+    for y_true, y_pred in fitting(cls).values():
+        metric, resumed = quiet(cls), quiet(cls)
+        metric.update(y_true[:9], y_pred[:9])
+        state, earlier = metric.state_dict(), metric.result()
+        resumed.load_state_dict(state)
+        for one in (metric, resumed):
+            one.update(y_true[9:], y_pred[9:])
+            np.testing.assert_array_equal(merged(quiet(cls), [state]), earlier)
+
+
 def test_one_hot_labels_of_images_with_their_classes_last_in_a_batch_where_nothing_counts() -> None:
     """The labels do not tell then which axis has the classes."""
     one_hot = np.eye(3)[rng().integers(0, 3, (4, 5, 6))]
