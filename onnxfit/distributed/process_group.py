@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import zlib
@@ -70,6 +71,7 @@ class Torch:
                     " torch.distributed.init_process_group first."
                 )
             self._group.init_process_group(backend, timeout=NO_TIMEOUT)
+            atexit.register(self._destroy)
         self.rank: int = self._group.get_rank()
         self.size: int = self._group.get_world_size()
         self._device: Any = None
@@ -117,6 +119,11 @@ class Torch:
     def abort(self) -> None:
         """End this rank at once; torchrun, or the lost connection, ends the others."""
         os._exit(1)
+
+    def _destroy(self) -> None:
+        """End the process group that this object initialized, as torch asks for."""
+        if self._group.is_initialized():
+            self._group.destroy_process_group()
 
     def _send_from_0(self, array: npt.NDArray[Any]) -> None:
         tensor = self._torch.from_numpy(array)

@@ -30,7 +30,14 @@ def command(script: str) -> list[str]:
 def environment(**more: str) -> dict[str, str]:
     """The environment of this process, without what would change how ranks find each other."""
     paths = [str(ROOT), str(Path(np.__file__).parents[1])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        # Other tests run meanwhile: a rank that waits leaves them its core.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **more,
+    }
 
 
 def start(script: str, ranks: int) -> subprocess.Popen[str]:

@@ -36,8 +36,7 @@ assert world_of(own) is world_of(own) is not world
 assert world_of(own).average_every == 8
 assert own.local_size == size and not own.is_closed
 
-def same_everywhere(buffer):
-    return len(set(library.COMM_WORLD.allgather(zlib.crc32(buffer)))) == 1
+received = []  # checksums of what every rank must have to the bit
 
 def numbers(rank, n, kind):
     rng = np.random.default_rng(rank)
@@ -45,19 +44,19 @@ def numbers(rank, n, kind):
     return np.resize(values, n).astype(kind)
 
 for kind in ("float32", "float64", "int64", "uint8"):
-    for n in (1, 2, 3, 7, 1000, 4097, 10**6):
+    for n in (1, 3, 4097, 10**6):
         expected = sum(numbers(r, n, kind) for r in range(size))
         buffer = numbers(rank, n, kind)
         world.sum("numbers", buffer)
-        np.testing.assert_allclose(buffer, expected, rtol=1e-5, atol=1e-5)
-        assert same_everywhere(buffer), (kind, n)
+        assert np.abs(buffer - expected).max() < 1e-5, (kind, n)
+        received.append((kind, n, zlib.crc32(buffer)))
 
 compressed = MPI(compression="float16")
-for n in (4096, 4097, 10**6):
+for n in (4096, 10**6 + 1):
     buffer = numbers(rank, n, "float32").reshape(1, n)
     exact = sum(numbers(r, n, "float32") for r in range(size))
     compressed.allreduce(buffer)
-    assert same_everywhere(buffer)
+    received.append((n, zlib.crc32(buffer)))
     error = np.abs(buffer[0] - exact).max()
     assert 1e-6 < error < 2e-2, error
 large = np.full(5000, 4e4, np.float32)
@@ -71,18 +70,19 @@ doubles = np.full(5000, 1 + 2.0**-20)
 compressed.allreduce(doubles)
 assert (doubles == size * (1 + 2.0**-20)).all()
 
-mpi.MAX_ELEMENTS_OF_MESSAGE = 1000  # messages in parts
-buffer = np.arange(3001.0).reshape(3001, 1)
+mpi.MAX_ELEMENTS_OF_MESSAGE = 2000  # messages in parts
+buffer = np.arange(5001.0).reshape(5001, 1)
 world.sum("parts", buffer)
-np.testing.assert_array_equal(buffer[:, 0], size * np.arange(3001.0))
-buffer = np.ones(10_000, np.float32)
+np.testing.assert_array_equal(buffer[:, 0], size * np.arange(5001.0))
+buffer = np.ones(5000, np.float32)
 compressed.allreduce(buffer)
 assert (buffer == size).all()
 for message in (b"", b"x", os.urandom(5) * 500):
-    sent = message if rank == 0 else b"other"
-    assert len(world.communicator.broadcast(sent)) == len(message)
-    assert same_everywhere(np.frombuffer(world.communicator.broadcast(sent), np.uint8))
+    back = world.communicator.broadcast(message if rank == 0 else b"other")
+    assert len(back) == len(message)
+    received.append(back.hex())
 
+world.require_same("sums", {"received": received})
 assert world.gather("ranks", {"rank": rank, "a": np.full(rank, rank)})[-1]["a"].tolist() == [size - 1] * (size - 1)
 assert world.from_main("main", rank) == 0
 try:
