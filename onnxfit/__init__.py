@@ -3,7 +3,7 @@ back.
 """
 
 import onnxfit.imports  # noqa: F401  # before everything else
-from onnxfit import callbacks, losses, metrics, optimizers, penalties, schedules
+from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
 from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch
 from onnxfit.drawing import draw
 from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
@@ -57,6 +57,7 @@ __all__ = [
     "add_biases",
     "add_loss",
     "callbacks",
+    "distributed",
     "draw",
     "dynamic_batch",
     "gradient_model",

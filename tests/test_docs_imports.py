@@ -20,6 +20,7 @@ PUBLIC_MODULES = {
     "onnxfit",
     "onnxfit.callbacks",
     "onnxfit.data",
+    "onnxfit.distributed",
     "onnxfit.errors",
     "onnxfit.gradients",
     "onnxfit.losses",

@@ -4,5 +4,8 @@
 """
 
 from onnxfit.distributed.communicator import Communicator
+from onnxfit.distributed.launcher import launch
+from onnxfit.distributed.mpi import MPI
+from onnxfit.distributed.process_group import Torch
 
-__all__ = ["Communicator"]
+__all__ = ["MPI", "Communicator", "Torch", "launch"]

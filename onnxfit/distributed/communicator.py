@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from onnxfit.errors import SettingError, listed_names
+from onnxfit.registry import shortened
+
 __all__ = ["Communicator"]
+
+MEMBERS = ("rank", "size", "allreduce", "broadcast", "abort")
 
 
 class Communicator(Protocol):
@@ -16,6 +22,13 @@ class Communicator(Protocol):
 
     - `rank`: number of this process, from 0. Rank 0 writes files and decides.
     - `size`: number of processes.
+
+    A communicator may have more members, which `MPI` and `Torch` have:
+
+    - `timeout`: seconds that a rank waits for the others before the job ends; None for ever.
+    - `average_every`: number of updates after which the ranks average their weights; None where
+      they share the gradients of every update.
+    - `is_closed`: whether messages are no longer possible.
     """
 
     @property
@@ -32,7 +45,32 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return the bytes that rank 0 passed; those of other ranks are not used."""
+        """Return the bytes that rank 0 passed; those of other ranks are not used.
+
+        - `data`: the bytes.
+        """
+        ...
 
     def abort(self) -> None:
         """End all ranks at once, this one included; called after a failure."""
+
+
+def require_communicator(given: Any) -> None:
+    """Raise SettingError unless an object has the members of `Communicator`."""
+    if inspect.isclass(given):
+        raise SettingError(
+            f"distribute is a communicator, got the class {given.__name__}: make an object of it,"
+            f" such as {given.__name__}()."
+        )
+    if type(given).__module__.partition(".")[0] == "mpi4py":
+        raise SettingError(
+            f"distribute got {shortened(given)} of mpi4py: pass"
+            " onnxfit.distributed.MPI(communicator)."
+        )
+    missing = [name for name in MEMBERS if not hasattr(given, name)]
+    if missing:
+        raise SettingError(
+            f"distribute is 'auto', 'mpi', 'torch', None or a communicator, got {shortened(given)},"
+            f" which lacks {listed_names(missing)}. onnxfit.distributed.Communicator lists what a"
+            " communicator has."
+        )

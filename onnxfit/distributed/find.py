@@ -1,14 +1,137 @@
-"""The ranks that `Trainer(distribute=)` means."""
+"""The world that a process belongs to."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
+from onnxfit.distributed.communicator import require_communicator
+from onnxfit.distributed.failure import protect
+from onnxfit.distributed.mpi import MPI
+from onnxfit.distributed.process_group import Torch
 from onnxfit.distributed.world import ALONE, World
+from onnxfit.errors import UnknownNameError, warn_user
+
+__all__: list[str] = []
+
+WAYS = ("auto", "mpi", "torch")
+# Variables in which launchers tell the number of processes: Open MPI; MPICH, Intel MPI and MS-MPI;
+# MVAPICH; Hydra, for this machine alone.
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+# srun sets one of the first where it connects the processes by MPI. The size of the step comes
+# first: in a batch script, SLURM_NTASKS is that of the steps to come.
+SLURM_CONNECTIONS = ("PMIX_RANK", "PMI_RANK", "PMI_FD")
+SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
+_by_way: dict[str, World] = {}
+_by_communicator: weakref.WeakValueDictionary[int, World] = weakref.WeakValueDictionary()
 
 
-def world_of(distribute: Any) -> World:
-    """Return the ranks that `distribute` means."""
-    if distribute is None or distribute == "auto":
+def world_of(distribute: Any = "auto") -> World:
+    """Return the ranks that train together with this process.
+
+    - `distribute`: "auto" for the processes that a launcher of MPI started, or this process alone;
+      "mpi" for `MPI()`; "torch" for `Torch()`; None for this process alone; or a `Communicator`.
+      The same argument gives the same world again.
+
+    Errors: UnknownNameError for another name, SettingError for an object that is no communicator.
+    The failure of a rank ends all ranks of this world from now on.
+    """
+    if distribute is None:
         return ALONE
-    return World(distribute)
+    if not isinstance(distribute, str):
+        world = _world_of_communicator(distribute)
+    elif distribute not in WAYS:
+        raise UnknownNameError("way to distribute", distribute, WAYS)
+    elif distribute in _by_way:
+        world = _by_way[distribute]
+    else:
+        world = _found() if distribute == "auto" else _named(distribute)
+        _by_way[distribute] = world
+    protect(world)
+    return world
+
+
+def launched_ranks(environment: Mapping[str, str]) -> int:
+    """Return how many processes a launcher of MPI started, this one included; 1 without a launcher.
+
+    >>> launched_ranks({"PMI_RANK": "0", "PMI_SIZE": "4"})
+    4
+    >>> launched_ranks({"SLURM_NTASKS": "4"})  # a batch script, not one of four processes
+    1
+    """
+    counts = [_count(environment, name) for name in SIZES]
+    if any(name in environment for name in SLURM_CONNECTIONS):
+        sizes = [_count(environment, name) for name in SLURM_SIZES if name in environment]
+        counts += sizes[:1]
+    return max(counts)
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher of MPI started this process, alone or with others."""
+    return launched_ranks(environment) > 1 or any(name in environment for name in SIZES)
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else 1
+
+
+def _world_of_communicator(communicator: Any) -> World:
+    require_communicator(communicator)
+    world = _by_communicator.get(id(communicator))
+    if world is None or world.communicator is not communicator:
+        _by_communicator[id(communicator)] = world = World(communicator)
+    return world
+
+
+def _named(way: str) -> World:
+    if way == "torch":
+        return World(Torch())
+    auto = _by_way.get("auto", ALONE)
+    return World(MPI()) if auto is ALONE else auto
+
+
+def _found() -> World:
+    """Return the world of the launcher. mpi4py is imported where there is one, and not before."""
+    if "mpi" in _by_way:
+        return _by_way["mpi"]
+    ranks = launched_ranks(os.environ)
+    library = sys.modules.get("mpi4py.MPI")
+    if ranks > 1 and library is None and importlib.util.find_spec("mpi4py") is None:
+        warn_user(
+            f"A launcher started {ranks} processes, and each trains a model of its own, since"
+            " mpi4py is not installed: pip install onnxfit[mpi]. Trainer(distribute=None) trains"
+            " alone without this warning."
+        )
+        return ALONE
+    if library is None and ranks > 1:
+        from mpi4py import MPI as library
+    if library is None:
+        _warn_of_torchrun()
+        return ALONE
+    if not library.Is_initialized() or library.Is_finalized():
+        return ALONE
+    size = library.COMM_WORLD.Get_size()
+    if size == 1 and ranks > 1:
+        name = library.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+        warn_user(
+            f"A launcher started {ranks} processes, and each trains a model of its own, since"
+            f" mpi4py uses another MPI library ({name}) than the launcher: use the mpiexec of that"
+            " library. Trainer(distribute=None) trains alone without this warning."
+        )
+    return World(MPI()) if size > 1 else ALONE
+
+
+def _warn_of_torchrun() -> None:
+    ranks = _count(os.environ, "WORLD_SIZE")
+    if ranks > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        warn_user(
+            f"torchrun started {ranks} processes, and each trains a model of its own:"
+            " Trainer(distribute='torch') lets them train one model together, and"
+            " Trainer(distribute=None) trains alone without this warning."
+        )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from onnxfit.distributed.communicator import Communicator
 from onnxfit.distributed.messages import decode, encode
+from onnxfit.distributed.watchdog import watch
 from onnxfit.errors import SettingError
 
 __all__: list[str] = []
@@ -28,6 +29,10 @@ class World:
 
     - `average_every`: number of updates after which the ranks average their weights; None where
       they share every gradient.
+    - `timeout`: seconds that a rank waits for the others before the watchdog ends the job; None for
+      ever.
+    - `waiting`: name of the exchange that this rank is in; None outside of exchanges.
+    - `exchanges`: number of exchanges that this rank has begun.
     """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
@@ -35,7 +40,13 @@ class World:
         self.rank = 0 if communicator is None else communicator.rank
         self.size = 1 if communicator is None else communicator.size
         self.average_every: int | None = getattr(communicator, "average_every", None)
+        self.timeout: float | None = getattr(communicator, "timeout", None)
+        self.waiting: str | None = None
+        self.exchanges = 0
+        self._checked = 0  # exchanges until the last one that compared names
         self._alone: str | None = None  # what only this rank does at the moment
+        if self.size > 1 and self.timeout is not None:
+            watch(self)
 
     @property
     def is_main(self) -> bool:
@@ -56,12 +67,20 @@ class World:
 
     def sum(self, name: str, *buffers: npt.NDArray[Any]) -> None:
         """Replace every element of the buffers by its sum over all ranks."""
-        if self.communicator is None:
+        communicator = self.communicator
+        if communicator is None:
             return
-        self.refuse_alone(name)
-        for buffer in buffers:
-            if buffer.size:
-                self.communicator.allreduce(buffer)
+        if self._alone is not None:
+            self.refuse_alone(name)
+        # This runs in every step: two attributes, without a lock or a clock, serve the watchdog.
+        self.exchanges += 1
+        self.waiting = name
+        try:
+            for buffer in buffers:
+                if buffer.size:
+                    communicator.allreduce(buffer)
+        finally:
+            self.waiting = None
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """Return what each rank passed, in their order: JSON values and arrays."""
@@ -73,7 +92,8 @@ class World:
         messages = np.zeros(int(ends[-1]), np.uint8)
         begin = int(ends[self.rank]) - len(message)
         messages[begin : begin + len(message)] = np.frombuffer(message, np.uint8)
-        self.communicator.allreduce(messages)
+        with self._exchange(name):
+            self.communicator.allreduce(messages)
         return [
             decode(messages[end - length : end].tobytes()) for end, length in zip(ends, lengths)
         ]
@@ -83,7 +103,10 @@ class World:
         if self.communicator is None:
             return value
         self._meet(name, 0)
-        return decode(self.communicator.broadcast(encode(value) if self.is_main else b""))
+        message = encode(value) if self.is_main else b""
+        with self._exchange(name):
+            message = self.communicator.broadcast(message)
+        return decode(message)
 
     def require_same(self, name: str, values: Mapping[str, Any], fix: str = "") -> None:
         """Raise SettingError on all ranks where one has another value than rank 0; it names both.
@@ -114,13 +137,42 @@ class World:
         finally:
             self._alone = outer
 
+    def meet_at_end(self) -> None:
+        """Wait until all ranks end; SettingError where one does something else.
+
+        Rank 0 may draw pictures for an hour, so that nobody loses patience. Only where a sum was
+        the last exchange the timeout stays: the other ranks may wait in another sum.
+        """
+        if self.communicator is None:
+            return
+        if self.exchanges == self._checked:
+            self.timeout = None
+        self._meet("the end of the program", 0)
+
+    def abort(self) -> None:
+        """End all ranks at once."""
+        if self.communicator is not None:
+            self.communicator.abort()
+
+    @contextmanager
+    def _exchange(self, name: str) -> Iterator[None]:
+        """Let the watchdog know that this rank waits, in an exchange whose name is checked."""
+        self.exchanges += 1
+        self.waiting = name
+        try:
+            yield
+        finally:
+            self.waiting = None
+        self._checked = self.exchanges
+
     def _meet(self, name: str, number: int) -> list[int]:
         """Wait for all ranks; return their numbers. SettingError where their names differ."""
         assert self.communicator is not None
         self.refuse_alone(name)
         table = np.zeros((self.size, 2), np.int64)
         table[self.rank] = zlib.crc32(name.encode()), number
-        self.communicator.allreduce(table)
+        with self._exchange(name):
+            self.communicator.allreduce(table)
         if (table[:, 0] != table[0, 0]).any():
             self._raise_of_names(name)
         return [int(n) for n in table[:, 1]]
@@ -131,7 +183,8 @@ class World:
         names = np.zeros((self.size, width), np.uint8)
         own = name.encode()[:width]
         names[self.rank, : len(own)] = np.frombuffer(own, np.uint8)
-        self.communicator.allreduce(names)
+        with self._exchange(name):
+            self.communicator.allreduce(names)
         places = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in names]
         listed = "; ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
         raise SettingError(

@@ -1,0 +1,135 @@
+"""The start of several processes by mpiexec."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from onnxfit.distributed.find import is_launched
+from onnxfit.errors import InstallationError, SettingError
+from onnxfit.registry import check_arguments, shortened
+
+__all__ = ["launch"]
+
+NAMES = ("mpiexec", "mpirun")
+FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
+# Variables of batch systems and of lists of machines: the ranks may come to lie on others, too.
+OTHER_MACHINES = (
+    "SLURM_JOB_ID",
+    "PBS_NODEFILE",
+    "LSB_HOSTS",
+    "PE_HOSTFILE",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_default_hostfile",
+)
+
+
+@check_arguments
+def launch(arguments: Sequence[str], ranks: int) -> int:
+    """Run a command in several processes by mpiexec, and return its exit status.
+
+    - `arguments`: the command, as [sys.executable, "train.py"].
+    - `ranks`: number of processes, from 1. More than there are cores share them.
+
+    The mpiexec beside this Python is preferred to others. SIGINT, SIGTERM and SIGHUP go on to
+    mpiexec while it runs. Variables of the environment that are set already stay as they are. The
+    ranks send nothing over a network, unless a batch system or a list of machines is at hand.
+
+    Errors: SettingError for less than one rank, an empty command, or a process that mpiexec
+    started itself; InstallationError without mpiexec.
+
+    Four processes that train together:
+
+        status = onnxfit.distributed.launch([sys.executable, "train.py"], ranks=4)
+    """
+    if ranks < 1 or ranks != int(ranks):
+        raise SettingError(f"launch needs a whole number as ranks >= 1, got {shortened(ranks)}.")
+    if not arguments:
+        raise SettingError("launch needs a command, such as [sys.executable, 'train.py'].")
+    if is_launched(os.environ):
+        raise SettingError(
+            f"mpiexec started this process already, so it cannot start {ranks} more: call launch,"
+            " or --ranks, without mpiexec."
+        )
+    program = find_mpiexec()
+    process = subprocess.Popen(
+        [program, "-n", str(int(ranks)), *arguments],
+        env=ranks_environment(os.environ, ranks),
+        stdin=subprocess.DEVNULL,
+        # Otherwise Ctrl-C reaches mpiexec twice, from the terminal and from here, and a second one
+        # lets it leave the ranks behind.
+        start_new_session=os.name == "posix",
+    )
+    status = _wait(process)
+    return status if status >= 0 else 128 - status
+
+
+def find_mpiexec() -> str:
+    """Return the path of mpiexec: beside this Python, or of PATH. InstallationError without one."""
+    beside = Path(sys.executable).parent
+    folders = (beside, beside / "Scripts", beside.parent / "Library" / "bin")
+    for path in (*map(str, folders), None):
+        for name in NAMES:
+            found = shutil.which(name, path=path)
+            if found:
+                return found
+    raise InstallationError(
+        f"No mpiexec is beside {sys.executable} or in PATH: pip install onnxfit[mpi], which brings"
+        " one along."
+    )
+
+
+def ranks_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Return the environment in which mpiexec starts `ranks` processes.
+
+    Each implementation reads its own variables, so that all of them are set.
+    """
+    chosen = {
+        # Each rank has threads: none is tied to one core.
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "I_MPI_PIN": "off",
+    }
+    if ranks > (os.cpu_count() or 1):
+        chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI 5
+        chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # Open MPI 4
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        # Open MPI refuses root, who is the only user of many containers.
+        for prefix in ("OMPI", "PRTE"):
+            chosen[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
+            chosen[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    if not any(name in environment for name in OTHER_MACHINES):
+        chosen["OMPI_MCA_btl"] = "self,sm"  # Open MPI: shared memory
+        chosen["UCX_TLS"] = "self,sm"  # MPICH
+        chosen["HYDRA_LAUNCHER"] = "fork"  # MPICH, whose default is ssh
+        chosen["I_MPI_FABRICS"] = "shm"  # Intel MPI
+        chosen["I_MPI_HYDRA_BOOTSTRAP"] = "fork"
+    return {**chosen, **environment}
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process; signals that come meanwhile go on to it."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    numbers = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
+    if os.name != "posix":
+        numbers = []  # Windows has no signals to send on; Ctrl-C reaches mpiexec itself
+    try:
+        before = {number: signal.signal(number, forward) for number in numbers}
+    except ValueError:  # this is not the main thread, which alone handles signals
+        before = {}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

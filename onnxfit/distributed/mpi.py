@@ -1,0 +1,161 @@
+"""Ranks that exchange messages by MPI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfit.distributed.settings import TIMEOUT, require_settings
+from onnxfit.errors import InstallationError, SettingError, UnknownNameError
+from onnxfit.registry import check_arguments, shortened
+
+__all__ = ["MPI"]
+
+COMPRESSIONS = ("float16",)
+# Implementations count elements, and some count bytes, in 32 bits.
+MAX_ELEMENTS_OF_MESSAGE = 2**27
+# Below this, two messages of half the bytes take longer than one.
+MIN_ELEMENTS_COMPRESSED = 4096
+
+
+class MPI:
+    """Processes that `mpiexec` started, by mpi4py: `Trainer(distribute=MPI(...))`.
+
+    `Trainer(distribute="auto")` and `"mpi"` use one with the default settings. Every rank makes
+    this object at the same time.
+
+    - `communicator`: an mpi4py communicator, of which a duplicate is used; None for all processes
+      (`COMM_WORLD`).
+    - `timeout`: seconds > 0 that a rank waits for the others before it ends the job; None to wait
+      for ever.
+    - `average_every`: number of updates >= 1 after which the ranks average their weights (local
+      SGD); None where they share the gradients of every update.
+    - `compression`: "float16" halves the bytes of sums of 4,096 float32 elements and more; None
+      sends them as they are. Each rank's numbers and each sum are rounded to 11 significant bits.
+      The sums are computed in float32 and are the same on every rank. Numbers below 6e-8 become 0.
+      Numbers and sums beyond 65,504 become infinite, so that the loss shows them.
+    - `local_size`: number of ranks on this machine.
+
+    Errors: InstallationError without mpi4py or an MPI library; SettingError for other settings.
+
+    A script that `mpiexec -n 4 python train.py` starts, with a slow network between machines:
+
+        from onnxfit.distributed import MPI
+        trainer = onnxfit.Trainer("model.onnx", distribute=MPI(compression="float16"))
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        communicator: Any = None,
+        *,
+        timeout: float | None = TIMEOUT,
+        average_every: int | None = None,
+        compression: str | None = None,
+    ) -> None:
+        require_settings(self, timeout, average_every)
+        if compression is not None and compression not in COMPRESSIONS:
+            raise UnknownNameError("compression", compression, COMPRESSIONS)
+        self.timeout = timeout
+        self.average_every = average_every
+        self.compression = compression
+        self._library = mpi = _library()
+        if communicator is None:
+            communicator = mpi.COMM_WORLD
+        elif not isinstance(communicator, mpi.Intracomm) or communicator == mpi.COMM_NULL:
+            raise SettingError(
+                f"MPI needs a communicator of mpi4py with this process in it, or None, got"
+                f" {shortened(communicator)}."
+            )
+        # The messages of the user's program cannot meet those of a duplicate.
+        self._communicator = communicator.Dup()
+        self.rank: int = self._communicator.Get_rank()
+        self.size: int = self._communicator.Get_size()
+        local = self._communicator.Split_type(mpi.COMM_TYPE_SHARED)
+        self.local_size: int = local.Get_size()
+        local.Free()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the program has finalized MPI, after which no messages are possible."""
+        return bool(self._library.Is_finalized())
+
+    def allreduce(self, buffer: npt.NDArray[Any]) -> None:
+        """Replace every element of `buffer` by its sum over all ranks.
+
+        - `buffer`: an array in C order, of the same shape and type on every rank.
+        """
+        is_compressed = self.compression is not None and buffer.dtype == np.float32
+        if is_compressed and buffer.size >= MIN_ELEMENTS_COMPRESSED:
+            for part in _parts(buffer):
+                self._add_float16(part)
+        elif buffer.size <= MAX_ELEMENTS_OF_MESSAGE:
+            self._communicator.Allreduce(self._library.IN_PLACE, buffer)
+        else:
+            for part in _parts(buffer):
+                self._communicator.Allreduce(self._library.IN_PLACE, part)
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the bytes that rank 0 passed.
+
+        - `data`: the bytes; those of other ranks are not used.
+        """
+        length = np.array([len(data)], np.int64)
+        self._communicator.Bcast(length, root=0)
+        message = np.empty(int(length[0]), np.uint8)
+        if self.rank == 0:
+            message[...] = np.frombuffer(data, np.uint8)
+        for part in _parts(message):
+            self._communicator.Bcast(part, root=0)
+        return message.tobytes()
+
+    def abort(self) -> None:
+        """End all ranks at once, this one included."""
+        try:
+            self._communicator.Abort(1)
+        finally:  # MPI was finalized, or does not end the process
+            os._exit(1)
+
+    def _add_float16(self, buffer: npt.NDArray[np.float32]) -> None:
+        """Sum a flat buffer: each rank adds one part of it, and sends the sums to the others."""
+        with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
+            sent = buffer.astype(np.float16)
+        counts = np.full(self.size, buffer.size // self.size)
+        counts[: buffer.size % self.size] += 1
+        starts = np.cumsum(counts) - counts
+        own = int(counts[self.rank])
+        received = np.empty((self.size, own), np.float16)
+        bits = self._library.UINT16_T  # MPI has no type for float16, and moves the bits
+        received_counts = np.full(self.size, own)
+        self._communicator.Alltoallv(
+            [sent, (counts, starts), bits],
+            [received, (received_counts, np.arange(self.size) * own), bits],
+        )
+        total = received[0].astype(np.float32)
+        for numbers in received[1:]:
+            total += numbers
+        with np.errstate(over="ignore"):
+            rounded = total.astype(np.float16)
+        self._communicator.Allgatherv([rounded, bits], [sent, (counts, starts), bits])
+        buffer[...] = sent
+
+
+def _library() -> Any:
+    try:
+        from mpi4py import MPI as library
+    except (ImportError, OSError, RuntimeError) as error:
+        raise InstallationError(
+            f"MPI cannot be used: {error}. Install it: pip install onnxfit[mpi]."
+        ) from error
+    return library
+
+
+def _parts(buffer: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield flat views of a buffer in C order, each small enough for a message."""
+    flat = buffer.reshape(-1)
+    for start in range(0, flat.size, MAX_ELEMENTS_OF_MESSAGE):
+        yield flat[start : start + MAX_ELEMENTS_OF_MESSAGE]
