@@ -12,11 +12,17 @@ MAX_BYTES_PER_END = 32 * 1024  # of the first rows, and of the last, in a checks
 
 
 def fingerprint_of(columns: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return for each column its element type, its shape and a checksum, as JSON values.
+    """Return the columns' names, and for each its element type, its shape and a checksum.
+
+    They are JSON values.
 
     - `columns`: pairs (name, array), or anything that NumPy reads as an array.
     """
-    return {f"column {name}": _describe(value) for name, value in columns}
+    described = {name: _describe(value) for name, value in columns}
+    return {
+        "columns": list(described),
+        **{f"column {name}": values for name, values in described.items()},
+    }
 
 
 def checksum(*texts: str) -> int:

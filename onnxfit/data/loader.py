@@ -228,7 +228,7 @@ class LoaderSource(RowSource, StreamSource):
         return other._shard_rows(share)
 
     def fingerprint(self) -> dict[str, Any]:
-        own = {"data": type(self._loader).__name__, **self._loader.fingerprint()}
+        own = {"kind": type(self._loader).__name__, **self._loader.fingerprint()}
         return super().fingerprint() | own
 
     def items(self, epoch: int, skip: int) -> Iterator[tuple[Any, ...]]:

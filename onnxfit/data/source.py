@@ -153,7 +153,7 @@ class Source(ABC):
         data that is not in memory is not read. A sharded source describes the data of all ranks.
         """
         return {
-            "data": type(self).__name__,
+            "kind": type(self).__name__,
             "rows": self.rows,
             "steps": self.steps,
             "batch_size": self.batch_size,

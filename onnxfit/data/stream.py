@@ -145,7 +145,7 @@ class ProtocolSource(StreamSource):
         return f"an iterable of type {type(self.data).__name__}"
 
     def fingerprint(self) -> dict[str, Any]:
-        return super().fingerprint() | {"data": type(self.data).__name__, "seed": self.seed}
+        return super().fingerprint() | {"kind": type(self.data).__name__, "seed": self.seed}
 
 
 class IndexedSource(ProtocolSource):

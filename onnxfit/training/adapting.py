@@ -12,9 +12,16 @@ from onnxfit.step.recipe import Recipe
 
 
 def adapter_for(
-    recipe: Recipe, purpose: str, seed: int, class_weight: Mapping[int, float] | None = None
+    recipe: Recipe,
+    purpose: str,
+    seed: int,
+    class_weight: Mapping[int, float] | None = None,
+    ranks: int = 1,
 ) -> DataAdapter:
-    """Return the adapter of data to a recipe. SettingError for a purpose that needs a loss."""
+    """Return the adapter of data to a recipe. SettingError for a purpose that needs a loss.
+
+    - `ranks`: how many ranks share each batch.
+    """
     if not recipe.loss_outputs and purpose != "prediction":
         raise SettingError(
             f"This trainer has no loss, which {purpose} needs: name one, Trainer(...,"
@@ -23,7 +30,12 @@ def adapter_for(
             " forward, backward and apply_gradients."
         )
     return DataAdapter(
-        recipe.inputs, recipe.targets, purpose=purpose, seed=seed, class_weight=class_weight
+        recipe.inputs,
+        recipe.targets,
+        purpose=purpose,
+        seed=seed,
+        class_weight=class_weight,
+        ranks=ranks,
     )
 
 
@@ -38,19 +50,23 @@ class SingleBatches:
         self._seed = seed
         self._rank = rank
         self._size = size
-        self._known: dict[str, KnownBatches] = {}
+        self._known: dict[tuple[str, int], KnownBatches] = {}
 
     def source(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return the source of all rows in one batch, with the errors of a DataAdapter.
 
         On several ranks it has this rank's share of them.
         """
-        return self.whole(purpose, x, y, sample_weight).shard(self._rank, self._size)
+        known = self._batches(purpose, self._size)
+        return known.source(x, y, sample_weight).shard(self._rank, self._size)
 
     def whole(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return the source of all rows in one batch, also on several ranks."""
-        known = self._known.get(purpose)
+        return self._batches(purpose, 1).source(x, y, sample_weight)
+
+    def _batches(self, purpose: str, ranks: int) -> KnownBatches:
+        known = self._known.get((purpose, ranks))
         if known is None:
-            known = KnownBatches(adapter_for(self._recipe, purpose, self._seed))
-            self._known[purpose] = known
-        return known.source(x, y, sample_weight)
+            known = KnownBatches(adapter_for(self._recipe, purpose, self._seed, ranks=ranks))
+            self._known[purpose, ranks] = known
+        return known

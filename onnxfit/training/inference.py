@@ -120,7 +120,7 @@ class InferenceTrainer(BaseTrainer):
         class_weight: Mapping[int, float] | None = None,
     ) -> Source:
         self._world.refuse_alone(purpose)
-        adapter = adapter_for(self._recipe, purpose, self.seed, class_weight)
+        adapter = adapter_for(self._recipe, purpose, self.seed, class_weight, self.world_size)
         source = adapter.source(x, y, sample_weight, batch_size=batch_size, shuffle=shuffle)
         return source.shard(self.rank, self.world_size)
 

@@ -54,7 +54,8 @@ def test_a_fingerprint_names_what_differs() -> None:
     found = make(X, Y, shuffle=True, seed=3).fingerprint()
     assert found.pop("column x")[:2] == ["float32", [10, 2]]
     assert found.pop("column y_true/out")[:2] == ["float32", [10, 1]]
-    assert found == {"data": "ArraySource", "rows": 10, "steps": 3, "batch_size": 4, "seed": 3}
+    assert found.pop("columns") == ["x", "y_true/out"]
+    assert found == {"kind": "ArraySource", "rows": 10, "steps": 3, "batch_size": 4, "seed": 3}
 
 
 class Counting(np.ndarray):
@@ -86,7 +87,7 @@ def test_arrays_without_rows_and_of_any_layout_have_a_fingerprint() -> None:
     large = np.arange(60_000.0).reshape(300, 200)
     prints = [fingerprint_of([("x", a)]) for a in (large, np.asfortranarray(large), large.tolist())]
     assert prints[0] == prints[1] == prints[2]
-    assert fingerprint_of([("x", np.zeros((0, 3)))]) == {"column x": ["float64", [0, 3], 0]}
+    assert fingerprint_of([("x", np.zeros((0, 3)))])["column x"] == ["float64", [0, 3], 0]
     assert fingerprint_of([("x", np.float32(2))]) != fingerprint_of([("x", np.float32(3))])
     assert checksum("ab", "c") != checksum("a", "bc")
 
@@ -123,6 +124,6 @@ def test_padded_rows_have_fingerprints() -> None:
 
     first = fingerprint([1, 2], [3], [4, 5, 6])
     assert first == fingerprint([1, 2], [3], [4, 5, 6])
-    assert first["data"] == "Bucket"
+    assert first["kind"] == "Bucket"
     for other in ([[1, 2], [3], [4, 5, 7]], [[1, 2], [3, 3], [4, 5, 6]], [[2, 2], [3], [4, 5, 6]]):
         assert fingerprint(*other) != first

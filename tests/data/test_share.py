@@ -22,6 +22,7 @@ from onnxfit.data import (
     Pad,
     Prefetch,
     Source,
+    validation_split,
 )
 from onnxfit.data.known import ALL_ROWS, KnownBatches
 from onnxfit.data.share import Share
@@ -414,3 +415,13 @@ def test_a_source_that_does_not_say_how_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"of type Plain.*2 ranks.*\n.*shard\(rank, size\)"):
         Plain().shard(0, 2)
+
+
+def test_data_is_divided_for_validation_before_it_is_shared_out() -> None:
+    texts = Pad(TEXTS, batch_size=3)
+    for parts in (validation_split(X, Y, None, 0.3), validation_split(texts, None, None, 0.3)):
+        for data, rows in zip(parts, (7, 3)):
+            inputs = TOKENS if isinstance(data[0], Pad) else INPUTS
+            with make(*data, inputs=inputs, targets={} if inputs is TOKENS else OUT) as source:
+                assert source.rows == rows
+                check_shares(source, sizes=(2,))

@@ -91,8 +91,9 @@ def test_a_distributed_sampler_has_the_rows_of_its_rank() -> None:
     batches = [list(shard.batches(3)) for shard in shards]
     assert [(b.rows, b.whole_rows) for b in batches[0]] == [(2, 4), (2, 4), (1, 2)]
     assert [(shard.steps, shard.batch_size) for shard in shards] == [(3, 4)] * 2
-    samplers[1].set_epoch(3)
-    expected = list(samplers[1])
+    sampler = data.DistributedSampler(rows, 2, 1, seed=4)
+    sampler.set_epoch(3)
+    expected = list(sampler)
     np.testing.assert_array_equal(whole(shards[1], 3)["x"], X[expected])
     assert expected != list(range(1, ROWS, 2))
     assert shards[0].fingerprint() == shards[1].fingerprint()
@@ -106,6 +107,8 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
         match=r"rows of rank 1 of 4, and this process is rank 1 of 2: pass num_replicas=2, rank=1",
     ):
         make(loader).shard(1, 2)
+    with pytest.raises(DataError, match=r"rows of rank 1 of 4, and this process is rank 3 of 4"):
+        make(loader).shard(3, 4)
     with pytest.raises(DataError, match=r"changes the order.*pass a DataLoader without it"):
         make(loader, targets={}, purpose="prediction").shard(1, 4)
 
