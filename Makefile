@@ -23,6 +23,7 @@ demo := .venv/bin/python
 dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
+federating := .venv-federated/bin/python
 recipes := .venv-recipes/bin/python
 benching := .venv-bench/bin/python
 benching_plain := .venv-bench-plain/bin/python
@@ -35,7 +36,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports mutate docs screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate docs screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:  ## list these targets
@@ -107,6 +108,10 @@ exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
 	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py $(ARGS)
 
+# Flower and Ray report their use to their makers, unless these variables say no.
+federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
+	cd .venv-federated && FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 bin/python ../examples/federated.py
+
 # OPS= are operators, whose rules alone then have errors; ARGS= words of the files, or of the errors, in scripts/mutations.
 mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test must fail (30 min)
 	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
@@ -118,7 +123,7 @@ docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	PYTHONPATH=. $(dev) scripts/document_registries.py
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-recipes .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-recipes .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -169,6 +174,12 @@ python:
 	$(PYTHON) -m venv .venv-exports
 	$(if $(TORCH),$(exporting) $(pip_install) $(TORCH))
 	$(exporting) $(pip_install) -e '.[exports]'
+	@touch $@
+
+.venv-federated/installed: pyproject.toml | python
+	@echo "Installing onnxfit, Flower and its simulation (Ray) into .venv-federated ..."
+	$(PYTHON) -m venv .venv-federated
+	$(federating) $(pip_install) -e '.[flower]' 'flwr[simulation]'
 	@touch $@
 
 .venv-recipes/installed: pyproject.toml | python

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs/images"
 # modules of the root that are drawn as one box, from the highest to the lowest
 GROUPS = {
-    "sklearn, torch": ("sklearn", "torch"),
+    "sklearn, torch, flower": ("sklearn", "torch", "flower"),
     "losses, metrics, optimizers,\npenalties, schedules": (
         "losses", "metrics", "optimizers", "penalties", "schedules",
     ),

@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "callbacks": ("callbacks",),
     "training": ("training",),
     "trainer": ("trainer",),
-    "entry points": ("cli", "sklearn", "torch"),
+    "entry points": ("cli", "sklearn", "torch", "flower"),
     "package": ("__init__", "__main__"),
 }
 # `build_onnx_function` of a loss, a penalty or an optimizer differentiates that formula. Only a

@@ -22,6 +22,7 @@ PUBLIC_MODULES = {
     "onnxfit.data",
     "onnxfit.distributed",
     "onnxfit.errors",
+    "onnxfit.flower",
     "onnxfit.gradients",
     "onnxfit.losses",
     "onnxfit.metrics",

@@ -1,0 +1,324 @@
+"""The client of a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxfit.callbacks.callback import Callback, as_list
+from onnxfit.data.structure import split_validation_data
+from onnxfit.errors import DataError, SettingError, listed_names
+from onnxfit.flower.checks import checked_config, checked_weights
+from onnxfit.flower.messages import (
+    config_of,
+    decoded,
+    encoded,
+    flower_module,
+    only_arrays,
+    reply,
+)
+from onnxfit.gradients.update import initial_slots
+from onnxfit.graph import names
+from onnxfit.registry import check_arguments
+from onnxfit.runtime.backends import get_backend
+from onnxfit.trainer import Trainer
+
+Array = npt.NDArray[Any]
+Metrics = dict[str, float]
+
+NUM_EXAMPLES = "num-examples"  # the key by which Flower's strategies weight a reply
+# Added to the seed for each further round, so that every round draws other numbers. It is odd and
+# large, so that clients whose seeds are close do not repeat each other's rounds.
+SEED_STEP = 0x9E3779B97F4A7C15
+
+
+class FlowerClient:
+    """A client of a federation: it trains on its own data, from the weights of the server.
+
+    `client` creates it. Each round starts from the weights that the server sent. The optimizer's
+    slots, its step number and a schedule start anew, as is usual in federated learning: the result
+    of a round depends on the weights, the data, the server's settings and the seed alone. A seed of
+    its own for each round decides the order of rows and Dropout.
+
+    The server decides these settings of a round, with a hyphen or an underscore; others are left to
+    the application:
+
+    - `epochs` or `local-epochs`, `batch-size`: as in `Trainer.fit`.
+    - `learning-rate` or `lr`: a finite number >= 0, for this round. UnsupportedError if the
+      optimizer follows a schedule.
+    - `proximal-mu`: the factor of FedProx, a finite number >= 0. It adds `mu * (w - w0)` to the
+      gradient of each trained weight `w`, where `w0` is its value at the beginning of the round. It
+      needs `Trainer(..., backend="forward_backward")`. The reported loss does not contain it.
+    - `server-round`: the number of the round, from 1.
+
+    Only arrays are taken from a server: exactly those of the trainer's weights and running
+    statistics, of their shapes and element types, without NaN and infinity. They may also be
+    float64 if their values fit. Anything else is a DataError, and the trainer stays as it was.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Any,
+        validation_data: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        **fit_arguments: Any,
+    ) -> None:
+        """See `client` for `trainer`, `data`, `validation_data`, `epochs`, `batch_size` and the
+        other arguments, `fit_arguments`.
+        """
+        for name, array in trainer.get_weights().items():
+            if array.dtype.isbuiltin != 1:
+                raise SettingError(
+                    f"Flower sends arrays of NumPy's own types, and {name!r} is {array.dtype}: use"
+                    " a model in float32."
+                )
+        self.trainer = trainer
+        self._data = split_validation_data(data)
+        self._validation_data = validation_data
+        self._settings = checked_config({"epochs": epochs, "batch_size": batch_size}, "client")
+        self._fit_arguments = fit_arguments
+        self._seed = trainer.seed
+        follows_schedule = callable(trainer.optimizer.learning_rate)
+        self._learning_rate = None if follows_schedule else trainer.learning_rate
+        self._rounds = 0
+        self._validation_rows: int | None = None
+
+    # ------------------------------------------------------------------ without Flower
+
+    def train_round(
+        self, weights: Mapping[str, Any], config: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Array], int, Metrics]:
+        """Train from `weights`; return the new weights, the number of rows, and the metrics.
+
+        - `weights`: name -> array, as `Trainer.get_weights` returns them.
+        - `config`: the server's settings of this round.
+
+        The number of rows is that of one epoch. The metrics are the loss and the metrics of the
+        last epoch, as floats. This is what `train` does with a message of Flower.
+        """
+        trainer = self.trainer
+        settings = {**self._settings, **checked_config(config or {}, "server")}
+        arrays = checked_weights(weights, trainer.get_weights())
+        callbacks = as_list(self._fit_arguments.get("callbacks", ()))
+        if settings.get("proximal_mu"):
+            callbacks = [*callbacks, _ProximalTerm(trainer, settings["proximal_mu"], arrays)]
+        self._rounds = settings.get("round", self._rounds + 1)
+        self._begin_round(arrays, settings.get("learning_rate"))
+        before = trainer.samples_seen
+        trainer.seed = (self._seed + (self._rounds - 1) * SEED_STEP) % 2**63
+        if self._rounds == 1:
+            trainer.seed = self._seed
+        x, y, sample_weight = self._data
+        try:
+            history = trainer.fit(
+                x,
+                y,
+                sample_weight,
+                **{
+                    "verbose": 0,
+                    **self._fit_arguments,
+                    "epochs": settings["epochs"],
+                    "batch_size": settings["batch_size"],
+                    "callbacks": callbacks,
+                },
+            )
+        finally:
+            trainer.seed = self._seed
+        rows = (trainer.samples_seen - before) // max(len(history.epoch), 1)
+        if not rows:
+            raise DataError("The training data of this client gave no batch in this round.")
+        figures = {name: values[-1] for name, values in history.history.items() if values}
+        return trainer.get_weights(), rows, _floats(figures)
+
+    def evaluate_round(
+        self, weights: Mapping[str, Any], config: Mapping[str, Any] | None = None
+    ) -> tuple[int, Metrics]:
+        """Evaluate `weights` on the validation data; return its number of rows, and the metrics.
+
+        - `weights`, `config`: as in `train_round`; of the settings, only the batch size matters.
+
+        SettingError if the client has no validation data.
+        """
+        settings = {**self._settings, **checked_config(config or {}, "server")}
+        if self._validation_data is None:
+            raise SettingError(
+                "The server asks this client to evaluate, and it has no validation data: pass"
+                " client(..., validation_data=(x, y)), or let the server not ask:"
+                " FedAvg(fraction_evaluate=0.0)."
+            )
+        self.trainer.set_weights(checked_weights(weights, self.trainer.get_weights()))
+        x, y, sample_weight = split_validation_data(self._validation_data)
+        batch_size = settings["batch_size"]
+        figures = self.trainer.evaluate(x, y, sample_weight, batch_size=batch_size)
+        if self._validation_rows is None:
+            self._validation_rows = self._count_rows(x, y, sample_weight, batch_size)
+        return self._validation_rows, _floats(figures)
+
+    def _begin_round(self, weights: Mapping[str, Array], learning_rate: float | None) -> None:
+        """Set the weights; the optimizer is as before its first update."""
+        trainer = self.trainer
+        if learning_rate is not None:
+            trainer.learning_rate = learning_rate  # with its errors, before anything has changed
+        slots = {
+            names.slot(name, slot): value
+            for name in trainer.settings["weights"]
+            for slot, value in initial_slots(trainer.optimizer, name, weights[name]).items()
+        }
+        state = trainer.get_state()
+        rate = self._learning_rate if learning_rate is None else learning_rate
+        counters = {**state["counters"], "epoch": 0, "global_step": 0, "window": 0}
+        counters["learning_rate"] = rate
+        trainer.set_state({"weights": weights, "slots": slots, "counters": counters})
+
+    def _count_rows(self, x: Any, y: Any, sample_weight: Any, batch_size: int) -> int:
+        with self.trainer._source(x, y, sample_weight, batch_size, "evaluation") as source:
+            if source.rows is not None:
+                return source.rows
+            return sum(batch.rows for batch in source.batches(0))
+
+    # ------------------------------------------------------------------ with Flower
+
+    def train(self, message: Any) -> Any:
+        """Train as a `message` of Flower asks; return the reply.
+
+        The reply has the weights under the key of the message's arrays, and "metrics" with
+        `num-examples`, the number of rows. DataError if the message has not one ArrayRecord.
+        """
+        key, record = only_arrays(message)
+        arrays = decoded(record, self.trainer.get_weights())
+        weights, rows, metrics = self.train_round(arrays, config_of(message))
+        return reply(
+            message,
+            {NUM_EXAMPLES: rows, **metrics},
+            {key: encoded({name: weights[name] for name in record})},
+        )
+
+    def evaluate(self, message: Any) -> Any:
+        """Evaluate on the validation data as a `message` of Flower asks; return the reply.
+
+        The reply has "metrics" with `num-examples`, the number of rows. Errors as those of `train`
+        and `evaluate_round`.
+        """
+        _, record = only_arrays(message)
+        arrays = decoded(record, self.trainer.get_weights())
+        rows, metrics = self.evaluate_round(arrays, config_of(message))
+        return reply(message, {NUM_EXAMPLES: rows, **metrics}, {})
+
+    def to_client(self) -> Any:
+        """Return this client as a `flwr.client.Client`, for a `client_fn` of older applications.
+
+        Their weights have no names: a list has them in the order of `Trainer.get_weights`.
+        """
+        numpy_client: Any = flower_module("client").NumPyClient
+        return type("OnnxfitNumPyClient", (_ListMethods, numpy_client), {})(self).to_client()
+
+
+class _ListMethods:
+    """The methods of Flower's NumPyClient."""
+
+    def __init__(self, owner: FlowerClient) -> None:
+        self._owner = owner
+
+    def get_parameters(self, config: Mapping[str, Any]) -> list[Array]:
+        return list(self._owner.trainer.get_weights().values())
+
+    def fit(
+        self, parameters: Sequence[Array], config: Mapping[str, Any]
+    ) -> tuple[list[Array], int, Metrics]:
+        weights, rows, metrics = self._owner.train_round(self._named(parameters), config)
+        return list(weights.values()), rows, metrics
+
+    def evaluate(
+        self, parameters: Sequence[Array], config: Mapping[str, Any]
+    ) -> tuple[float, int, Metrics]:
+        rows, metrics = self._owner.evaluate_round(self._named(parameters), config)
+        return metrics.pop("loss"), rows, metrics
+
+    def _named(self, parameters: Sequence[Array]) -> dict[str, Array]:
+        known = list(self._owner.trainer.get_weights())
+        if len(parameters) != len(known):
+            raise DataError(
+                f"The server sent {len(parameters)} arrays, expected {len(known)}, in the order of"
+                f" get_weights: {listed_names(known)}."
+            )
+        return dict(zip(known, parameters))
+
+
+class _ProximalTerm(Callback):
+    """FedProx: adds `mu * (w - w0)` to the gradients, where `w0` are the weights of the server."""
+
+    def __init__(self, trainer: Trainer, mu: float, weights: Mapping[str, Array]) -> None:
+        if not get_backend(trainer.backend).shows_gradients:
+            raise SettingError(
+                f"The server asks for FedProx with proximal-mu={mu:g}, which changes gradients,"
+                f" and backend={trainer.backend!r} does not show them: use Trainer(...,"
+                " backend='forward_backward')."
+            )
+        self._mu = mu
+        self._start = weights
+
+    def on_gradients(self, gradients: dict[str, Array]) -> None:
+        weights = self.trainer.get_weights()
+        for name, gradient in gradients.items():
+            gradient += self._mu * (weights[name] - self._start[name])
+
+
+@check_arguments
+def client(
+    trainer: Trainer,
+    data: Any,
+    validation_data: Any = None,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    steps_per_epoch: int | None = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | str | None = None,
+    callbacks: Callback | Iterable[Callback] | None = (),
+    verbose: int | str = 0,
+) -> FlowerClient:
+    """Return a client for Flower that trains `trainer` on `data`, from the server's weights.
+
+    - `trainer`: its `weights=` select the weights that travel, together with the running statistics
+      that its steps update. All other weights stay in each client's file. The server and all
+      clients need the same model, `weights=` and `batch_norm=`.
+    - `data`: `(x, y)`, `(x, y, sample_weight)`, or a loader as for `Trainer.fit`. It stays here.
+    - `validation_data`: the same, for the evaluations that the server asks for.
+    - `epochs`, `batch_size`: of one round, where the server does not decide them.
+    - `steps_per_epoch`, `shuffle`, `class_weight`, `callbacks`, `verbose`: as in `Trainer.fit`.
+
+    SettingError for an argument that cannot be, or weights of a type that NumPy lacks (bfloat16).
+
+    >>> import numpy as np, onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {0}>
+    ...     { y = MatMul(x, slope) }''')
+    >>> x = np.ones((4, 1), np.float32)
+    >>> first = client(Trainer(model, loss="mse", optimizer=0.25), (x, 2 * x))
+    >>> weights, rows, metrics = first.train_round({"slope": np.zeros((1, 1), np.float32)})
+    >>> weights["slope"].item(), rows, metrics["loss"]
+    (1.0, 4, 4.0)
+    """
+    return FlowerClient(
+        trainer,
+        data,
+        validation_data,
+        epochs=epochs,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        callbacks=as_list(callbacks),
+        verbose=verbose,
+    )
+
+
+def _floats(figures: Mapping[str, Any]) -> Metrics:
+    """Return the figures that are numbers, as Python's floats: Flower sends no others."""
+    return {name: float(value) for name, value in figures.items() if np.ndim(value) == 0}
