@@ -20,7 +20,7 @@ sys.modules["onnxfit"].__path__ = [{str(ROOT / "onnxfit")!r}]
 import os, signal, threading, time
 import numpy as np
 """
-SECONDS = 60  # after which a job counts as one that hangs
+SECONDS = 120  # after which a job counts as one that hangs
 
 
 def command(script: str) -> list[str]:
