@@ -34,6 +34,7 @@ COMPARED_WITH = (
     "sklearn",
     "skl2onnx",
     "flit_core",
+    "mpi4py",
     "matplotlib",
     "tensorboard",
     "yaml",
@@ -47,6 +48,8 @@ DOORS = ("torch", "sklearn")
 # `--quick`, as `make test-quick` has it: files whose tests start processes, build distributions,
 # train for long or measure. They run in `make test`.
 LEFT_OUT_OF_QUICK = (
+    "tests/distributed/test_mpi.py",
+    "tests/distributed/test_process_group.py",
     "tests/exports/",
     "tests/gradients/rules/test_backend.py",
     "tests/runtime/test_memory.py",

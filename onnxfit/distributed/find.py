@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -101,7 +102,7 @@ def _found() -> World:
     if "mpi" in _by_way:
         return _by_way["mpi"]
     ranks = launched_ranks(os.environ)
-    library = sys.modules.get("mpi4py.MPI")
+    library: Any = sys.modules.get("mpi4py.MPI")
     if ranks > 1 and library is None and importlib.util.find_spec("mpi4py") is None:
         warn_user(
             f"A launcher started {ranks} processes, and each trains a model of its own, since"
@@ -110,7 +111,7 @@ def _found() -> World:
         )
         return ALONE
     if library is None and ranks > 1:
-        from mpi4py import MPI as library
+        library = importlib.import_module("mpi4py.MPI")
     if library is None:
         _warn_of_torchrun()
         return ALONE

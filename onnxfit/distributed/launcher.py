@@ -62,7 +62,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
     program = find_mpiexec()
     process = subprocess.Popen(
         [program, "-n", str(int(ranks)), *arguments],
-        env=ranks_environment(os.environ, ranks),
+        env=ranks_environment(os.environ),
         stdin=subprocess.DEVNULL,
         # Otherwise Ctrl-C reaches mpiexec twice, from the terminal and from here, and a second one
         # lets it leave the ranks behind.
@@ -87,8 +87,8 @@ def find_mpiexec() -> str:
     )
 
 
-def ranks_environment(environment: Mapping[str, str], ranks: int) -> dict[str, str]:
-    """Return the environment in which mpiexec starts `ranks` processes.
+def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which mpiexec starts ranks.
 
     Each implementation reads its own variables, so that all of them are set.
     """
@@ -98,15 +98,15 @@ def ranks_environment(environment: Mapping[str, str], ranks: int) -> dict[str, s
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "I_MPI_PIN": "off",
     }
-    if ranks > (os.cpu_count() or 1):
-        chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI 5
-        chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # Open MPI 4
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         # Open MPI refuses root, who is the only user of many containers.
         for prefix in ("OMPI", "PRTE"):
             chosen[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
             chosen[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     if not any(name in environment for name in OTHER_MACHINES):
+        # Open MPI counts cores without their second threads, and refuses more ranks than that.
+        chosen["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI 5
+        chosen["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # Open MPI 4
         chosen["OMPI_MCA_btl"] = "self,sm"  # Open MPI: shared memory
         chosen["UCX_TLS"] = "self,sm"  # MPICH
         chosen["HYDRA_LAUNCHER"] = "fork"  # MPICH, whose default is ssh

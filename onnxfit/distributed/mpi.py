@@ -37,7 +37,8 @@ class MPI:
     - `compression`: "float16" halves the bytes of sums of 4,096 float32 elements and more; None
       sends them as they are. Each rank's numbers and each sum are rounded to 11 significant bits.
       The sums are computed in float32 and are the same on every rank. Numbers below 6e-8 become 0.
-      Numbers and sums beyond 65,504 become infinite, so that the loss shows them.
+      Numbers and sums beyond 65,504 become infinite, so that the loss shows them. The conversion
+      takes some 7 ns a number, which pays on networks below about 2 Gbit/s, not within a machine.
     - `local_size`: number of ranks on this machine.
 
     Errors: InstallationError without mpi4py or an MPI library; SettingError for other settings.

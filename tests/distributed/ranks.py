@@ -20,7 +20,7 @@ sys.modules["onnxfit"].__path__ = [{str(ROOT / "onnxfit")!r}]
 import os, signal, threading, time
 import numpy as np
 """
-SECONDS = 60  # after which a job counts as one that hangs
+SECONDS = 120  # after which a job counts as one that hangs
 
 
 def command(script: str) -> list[str]:
@@ -34,6 +34,7 @@ def environment(**more: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "",  # lines are kept back, as for a user
         # Other tests run meanwhile: a rank that waits leaves them its core.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         **more,
@@ -44,7 +45,7 @@ def start(script: str, ranks: int) -> subprocess.Popen[str]:
     """Start a script in several ranks."""
     return subprocess.Popen(
         [find_mpiexec(), "-n", str(ranks), *command(script)],
-        env=ranks_environment(environment(), ranks),
+        env=ranks_environment(environment()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -63,7 +63,8 @@ def test_launchers_tell_the_number_of_ranks(environment: dict[str, str], expecte
     assert launched_ranks(environment) == expected
 
 
-def test_an_ordinary_process_is_alone_and_does_not_import_mpi() -> None:
+def test_a_process_is_alone_until_it_has_company() -> None:
+    """It imports no MPI; from the first world of several ranks on, its failure ends them."""
     script = """
 from onnxfit.distributed.find import world_of
 before = sys.excepthook
@@ -71,8 +72,30 @@ assert world_of() is world_of(None) and world_of().size == 1
 assert not [name for name in sys.modules if name.startswith(("mpi4py", "torch"))]
 assert sys.excepthook is before
 assert threading.active_count() == 1
+
+class Pair:
+    rank, size, timeout = 0, 2, 600.0
+    allreduce = broadcast = None
+    def abort(self): print("aborted")
+
+pair = Pair()
+thread = threading.Thread(target=world_of, args=[pair])  # a rank that is a thread
+thread.start()
+thread.join()
+assert sys.excepthook is before
+world = world_of(pair)
+installed = sys.excepthook
+assert installed is not before and sys.stdout.line_buffering
+assert world_of(pair) is world and sys.excepthook is installed
+assert [t.name for t in threading.enumerate()] == ["MainThread", "onnxfit-watchdog"]
+raise ValueError("a bad row")
 """
-    subprocess.run(ranks.command(script), env=ranks.environment(), check=True)
+    result = subprocess.run(
+        ranks.command(script), env=ranks.environment(), capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (1, "aborted\n"), result.stderr
+    assert result.stderr.startswith("onnxfit: rank 0 of 2 failed:\nTraceback")
+    assert result.stderr.endswith("ValueError: a bad row\n")
 
 
 def test_a_launcher_without_mpi4py_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,10 +204,10 @@ def test_launch_refuses_what_cannot_start(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ranks_share_cores_and_stay_on_this_machine() -> None:
-    many = launcher.ranks_environment({"HOME": "/x", "I_MPI_PIN": "on"}, (os.cpu_count() or 1) + 1)
+    many = launcher.ranks_environment({"HOME": "/x", "I_MPI_PIN": "on"})
     assert many["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert (many["OMPI_MCA_btl"], many["HOME"], many["I_MPI_PIN"]) == ("self,sm", "/x", "on")
-    in_a_cluster = launcher.ranks_environment({"SLURM_JOB_ID": "7"}, 1)
+    in_a_cluster = launcher.ranks_environment({"SLURM_JOB_ID": "7"})
     assert "OMPI_MCA_btl" not in in_a_cluster
     assert "OMPI_MCA_rmaps_base_oversubscribe" not in in_a_cluster
 
@@ -195,5 +218,5 @@ def test_root_is_allowed_where_root_starts_the_ranks(
     user: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    environment = launcher.ranks_environment({}, 1)
+    environment = launcher.ranks_environment({})
     assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in environment) == (user == 0)

@@ -80,3 +80,18 @@ def test_what_needs_all_ranks_is_refused_where_one_acts_alone():
     on_ranks(1, exchange)
     with world.only_here("anything"):
         assert world.gather("evaluate", 1) == [1]
+
+
+def test_the_end_waits_for_ever_unless_others_may_wait_in_a_sum():
+    def exchange(communicator):
+        communicator.timeout = 30.0
+        world = World(communicator)
+        world.sum("gradients", np.ones(1))
+        world.meet_at_end()
+        between_checks, world.timeout = world.timeout, 30.0
+        world.sum("gradients", np.ones(1))
+        world.gather("the end of epoch 1", 0)
+        world.meet_at_end()
+        return between_checks, world.timeout
+
+    assert on_ranks(2, exchange) == [(30.0, None)] * 2
