@@ -225,6 +225,7 @@ class CallbackList:
     - `params`: the dict that every callback gets as its attribute.
     - `states`: state_key -> state, loaded into the callbacks it names.
     - `world`: the processes that train together; rank 0 alone calls some of the callbacks.
+    - `caller`: the method that runs the callbacks, for the error of ranks that do not do the same.
 
     `figures` are the names that the logs of an epoch's end will have, and `batch_figures` those of
     a batch's end; None where `fit` has not said so. Callbacks may log others.
@@ -264,6 +265,7 @@ class CallbackList:
         params: Mapping[str, Any] | None = None,
         states: Mapping[str, dict[str, Any]] | None = None,
         world: World = ALONE,
+        caller: str = "fit",
     ) -> None:
         callbacks = list(callbacks)
         _check(callbacks, trainer.backend)
@@ -285,7 +287,7 @@ class CallbackList:
             hook for hook in HOOKS if getattr(self, hook.removeprefix("on_"))
         ]
         if world.size > 1:
-            self.heard = world.from_main("the hooks of the callbacks", list(self.heard))
+            self.heard = world.from_main(f"the beginning of {caller}", list(self.heard))
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
         self._failed = False

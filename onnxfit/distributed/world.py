@@ -63,7 +63,10 @@ class World:
         local_size = getattr(self.communicator, "local_size", 1)
         if chosen is not None or local_size == 1:
             return chosen
-        return max(1, (os.cpu_count() or 1) // local_size)
+        cores = os.cpu_count() or 1
+        # Open MPI binds each rank to cores of its own.
+        own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+        return own if own < cores else max(1, cores // local_size)
 
     def sum(self, name: str, *buffers: npt.NDArray[Any]) -> None:
         """Replace every element of the buffers by its sum over all ranks."""

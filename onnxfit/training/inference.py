@@ -61,7 +61,7 @@ class InferenceTrainer(BaseTrainer):
         refuse_number(sample_weight, "evaluate")
         with (
             self._source(x, y, sample_weight, batch_size, "evaluation") as data,
-            self._calling(callbacks) as called,
+            self._calling(callbacks, "evaluate") as called,
         ):
             results = dict(self._evaluate_source(data, called, steps, verbose))
         if return_dict:
@@ -98,7 +98,7 @@ class InferenceTrainer(BaseTrainer):
         """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
         with (
             self._single_batches.source("evaluation", x, y, sample_weight) as data,
-            self._calling(()) as called,
+            self._calling((), "test_on_batch") as called,
         ):
             return dict(self._evaluate_source(data, called))
 
@@ -132,16 +132,18 @@ class InferenceTrainer(BaseTrainer):
         steps: int | None = None,
         verbose: int | str = 0,
     ) -> Any:
-        with self._calling(callbacks) as called:
+        with self._calling(callbacks, "predict") as called:
             outputs = self._predict_source(data, called, make_run, steps, verbose)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     @contextmanager
-    def _calling(self, callbacks: Callback | Iterable[Callback] | None) -> Iterator[CallbackList]:
+    def _calling(
+        self, callbacks: Callback | Iterable[Callback] | None, caller: str
+    ) -> Iterator[CallbackList]:
         """Call the callbacks of an evaluation or prediction, and close them at its end."""
         outer = self._thread.callbacks  # a callback of a fit may evaluate
         trainer: Any = self  # a Trainer, the only class that is built
-        inner = CallbackList(trainer, as_list(callbacks), world=self._world)
+        inner = CallbackList(trainer, as_list(callbacks), world=self._world, caller=caller)
         self._thread.callbacks = inner
         try:
             yield inner
