@@ -14,7 +14,7 @@ endif
 # take the CPU build too, on the Python that onnxruntime-training has wheels for: the CUDA build holds more memory.
 TORCH ?= torch==2.13.0
 
-# One process for each core, and so one thread in each for PyTorch.
+# One process for each core, and so one thread in each for PyTorch and onnxruntime (tests/one_thread.py).
 pytest = -m pytest --numprocesses auto --dist worksteal $(ARGS)
 test test-quick test-plain: export OMP_NUM_THREADS = 1
 

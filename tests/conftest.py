@@ -1,5 +1,5 @@
-"""What every test file shares: reproducible property tests, a quick sample of all tests, and no
-silent skipping where CI runs.
+"""What every test file shares: reproducible property tests, a quick sample of all tests, one thread
+in each process, and no silent skipping where CI runs.
 """
 
 import os
@@ -13,6 +13,7 @@ import pytest
 
 from onnxfit.gradients import table
 from tests.builds import HAS_BUILDER
+from tests.one_thread import use_one_thread
 
 hypothesis.settings.register_profile("local", deadline=None)
 # no clock, no dice: a red run can be repeated
@@ -106,6 +107,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_one_thread()
     in_ci = os.environ.get("CI") == "true"
     profile = "ci" if in_ci else "local"
     profile = "quick" if config.getoption("--quick") else profile

@@ -61,6 +61,7 @@ def test_example(name: str, tmp_path: Path) -> None:
         sys.executable,
         "-W",
         "error",
+        str(ROOT / "tests" / "one_thread.py"),
         str(EXAMPLES / f"{name}.py"),
         *(["--quick"] if name in QUICK else []),
     ]

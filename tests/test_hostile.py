@@ -151,7 +151,7 @@ class TestTheSandbox:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("name", "count"), {"fits": 6, "refits": 3, "shapes": 6, "prefetch": 4, "threads": 2}.items()
+    ("name", "count"), {"fits": 3, "refits": 2, "shapes": 3, "prefetch": 2, "threads": 2}.items()
 )
 def test_the_soak_in_short(
     name: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

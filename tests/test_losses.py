@@ -404,18 +404,19 @@ def test_weight_zero_is_no_gradient_from_the_row(loss):
 
 @every_loss
 @pytest.mark.parametrize("reduction", ["mean", "weighted_mean", "sum"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(loss, reduction, bad):
+def test_a_row_of_weight_zero_that_is_not_finite_has_no_influence(loss, reduction):
     loss = dataclasses.replace(loss, reduction=reduction)
     y, p = draw(loss)
     s = np.array([1, 0, 1, 1, 0, 1], np.float32)
-    expected = Graph(loss, y, p, s, gradient=True)(y, p, s)
-    p[s == 0] = bad
-    if y.dtype.kind == "f":
-        y[4] = bad
-    result = Graph(loss, y, p, s, gradient=True)(y, p, s)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(result[name], array, err_msg=name)
+    graph = Graph(loss, y, p, s, gradient=True)
+    expected = graph(y, p, s)
+    for bad in (np.nan, np.inf, -np.inf, 1e300):
+        p[s == 0] = bad
+        if y.dtype.kind == "f":
+            y[4] = bad
+        result = graph(y, p, s)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(result[name], array, err_msg=f"{bad}: {name}")
 
 
 @every_loss

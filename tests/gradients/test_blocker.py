@@ -66,12 +66,13 @@ def test_blockers_are_those_of_the_gradient_that_is_built(family: str, shapes: s
     for case in families()[family]:
         if case.domains:
             continue  # the type of an output is unknown before its operator is decomposed
+        model = with_sum_as_loss(case, shapes)
+        found = backward.blockers(model.clone(), "loss", case.wrt)
         try:
-            backward.add_gradients(with_sum_as_loss(case, shapes), "loss", case.wrt)
+            backward.add_gradients(model, "loss", case.wrt)
             expected: tuple[Blocker, ...] = ()
         except BlockedError as error:
             expected = error.blockers
-        found = backward.blockers(with_sum_as_loss(case, shapes), "loss", case.wrt)
         assert tuple(found) == expected, case.name
 
 

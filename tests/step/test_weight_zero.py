@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -26,13 +28,18 @@ def outcome(x, y, **settings):
     return {**history, **trainer.evaluate(x, y, W, batch_size=4), **trainer.get_weights()}
 
 
+@cache
+def outcome_of_finite_rows(backend, gradient):
+    return outcome(X, Y, backend=backend, gradient=gradient)
+
+
 @every_way
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["x", "y"])
 def test_it_may_hold_nan_and_infinity(way, value, where) -> None:
     x, y = X.copy(), Y.copy()
     {"x": x, "y": y}[where][W == 0] = value
-    expected = outcome(X, Y, **way)
+    expected = outcome_of_finite_rows(**way)
     for name, figure in outcome(x, y, **way).items():
         np.testing.assert_allclose(figure, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
@@ -41,7 +48,7 @@ def test_it_may_hold_nan_and_infinity(way, value, where) -> None:
 def test_its_loss_may_overflow(way) -> None:
     y = Y.copy()
     y[W == 0] = 9.96921e36  # the fill value of netCDF, whose square is infinite
-    expected = outcome(X, Y, **way)
+    expected = outcome_of_finite_rows(**way)
     for name, figure in outcome(X, y, **way).items():
         np.testing.assert_allclose(figure, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +52,29 @@ class Calling(Callback):
         self._call(self.trainer)
 
 
+def fitted(backend: str, callbacks: list[Callback]) -> tuple[Any, ...]:
+    trainer = Trainer(
+        mlp(), loss="cross_entropy", optimizer=0.0, metrics=["accuracy", "auc"], backend=backend
+    )
+    recorder = Recorder()
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 20, "verbose": 0}
+    history = trainer.fit(
+        X, Y, callbacks=[*callbacks, recorder], validation_data=(X[:30], Y[:30]), **settings
+    )
+    return history.history, recorder.events, trainer.train_losses_, list(trainer.last_losses)
+
+
+@cache
+def fitted_alone(backend: str) -> tuple[Any, ...]:
+    return fitted(backend, [])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("hook", CALLING_HOOKS)
 def test_the_logs_of_a_fit_are_those_of_its_own_batches(backend: str, hook: str) -> None:
     """With a learning rate of 0, so that training changes no weights."""
-
-    def fitted(callbacks: list[Callback]) -> tuple[Any, ...]:
-        trainer = Trainer(
-            mlp(), loss="cross_entropy", optimizer=0.0, metrics=["accuracy", "auc"], backend=backend
-        )
-        recorder = Recorder()
-        settings: dict[str, Any] = {"epochs": 2, "batch_size": 20, "verbose": 0}
-        history = trainer.fit(
-            X, Y, callbacks=[*callbacks, recorder], validation_data=(X[:30], Y[:30]), **settings
-        )
-        return history.history, recorder.events, trainer.train_losses_, list(trainer.last_losses)
-
     calling = Calling(hook, lambda trainer: [call(trainer) for call in CALLS.values()])
-    np.testing.assert_equal(fitted([calling]), fitted([]))
+    np.testing.assert_equal(fitted(backend, [calling]), fitted_alone(backend))
     assert calling.calls
 
 

@@ -18,6 +18,7 @@ from tests.gradients.rules.cases import (
     Case,
     Run,
     built,
+    built_in_double,
     families,
     in_double,
     judged,
@@ -31,6 +32,8 @@ CASES = [
     for family, cases in families().items()
     for case in cases
 ]
+# The scope puts the tests of a case side by side: a process judges a case once for all of them.
+every_case = pytest.mark.parametrize("case", CASES, scope="module")
 
 
 def test_names_are_unique() -> None:
@@ -38,12 +41,12 @@ def test_names_are_unique() -> None:
     assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_the_gradient_meets_central_differences_in_float64(case: Case) -> None:
     judged(case)
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 @pytest.mark.parametrize("shapes", ["static", "batch", "any"])
 def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case, shapes: str) -> None:
     if shapes not in case.shapes:
@@ -56,14 +59,14 @@ def test_the_gradient_in_float32_is_close_for_any_sizes(case: Case, shapes: str)
         assert found[f"{name}_grad"].dtype == np.float32
 
 
-@pytest.mark.parametrize("case", [p for p in CASES if p.values[0].twice and not p.values[0].single])
+@pytest.mark.parametrize(
+    "case", [p for p in CASES if p.values[0].twice and not p.values[0].single], scope="module"
+)
 def test_the_gradient_can_be_differentiated_again(case: Case) -> None:
     """The same laws for the gradient graph itself, by its inputs and by the arriving gradients."""
     feeds, arriving, expected = judged(case)
     first = list(expected)
-    work = normalize(
-        built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model
-    )
+    work = normalize(built_in_double(case))
     op = GraphBuilder(work.graph)
     values = {v.name: v for v in work.graph.inputs}
     outer = {}

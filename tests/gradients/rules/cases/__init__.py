@@ -21,7 +21,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -232,14 +232,20 @@ def seeds(case: Case, forward: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     }
 
 
+@lru_cache(maxsize=1)
+def _forward(case: Case) -> tuple[Arrays, Arrays, Arrays]:
+    """Inputs, outputs of the untouched model, and gradients that arrive at them."""
+    feeds = case.feeds()
+    forward = runner(case.model(), "onnxruntime")(feeds)
+    return feeds, forward, seeds(case, forward)
+
+
 @cache
 def judged(case: Case) -> tuple[Arrays, Arrays, Arrays]:
     """Inputs, arriving gradients, and the float64 gradient of a case after it has met its
     differences.
     """
-    feeds = case.feeds()
-    forward = runner(case.model(), "onnxruntime")(feeds)
-    arriving = seeds(case, forward)
+    feeds, forward, arriving = _forward(case)
     if case.single:
         graph = built(case.model(), case.outputs, case.wrt, arriving)
         found = graph.run({**feeds, **arriving})
@@ -277,22 +283,31 @@ def _in_float64(
     """The gradient graph with the first judge that can run it and agrees with onnxruntime about the
     forward.
     """
+    try:
+        proto = built_in_double(case)
+    except GradientError:
+        raise
+    except Exception as error:  # the operator is for float32 only
+        raise AssertionError(f"no judge: {error}") from error
     causes = []
     for runs in ("onnxruntime", "reference"):
         try:
-            graph = built(case.model(double=True), case.outputs, case.wrt, arriving, runs=runs)
-        except GradientError:
-            raise
-        except Exception as error:  # no kernel for float64, or the operator is for float32 only
-            causes.append(f"{runs}: {error}")
-            continue
-        try:
+            graph = Built(proto, tuple(case.outputs), tuple(case.wrt), runner(proto, runs))
             found = graph.run({**in_double(feeds), **in_double(arriving)})
             same(found, forward, case.outputs, 1e-3, f"the forward of {runs} in float64")
             return graph, found
-        except Exception as error:
+        except Exception as error:  # no kernel for float64
             causes.append(f"{runs}: {error}")
     raise AssertionError("no judge: " + "; ".join(causes))
+
+
+@lru_cache(maxsize=1)
+def built_in_double(case: Case) -> onnx.ModelProto:
+    """The model of a case with its gradients, in float64. The tests of a case follow each other,
+    and share it.
+    """
+    _, _, arriving = _forward(case)
+    return built(case.model(double=True), case.outputs, case.wrt, arriving, runs="").model
 
 
 def meets_differences(
@@ -308,6 +323,7 @@ def meets_differences(
         )
 
     rng = np.random.default_rng(2)
+    size = 1e-3 * abs(value(feeds))
     for name in wrt:
         for _ in range(directions):
             way = rng.uniform(0.5, 1.5, feeds[name].shape) * rng.choice([-1, 1], feeds[name].shape)
@@ -320,7 +336,7 @@ def meets_differences(
             assert found[name].shape == feeds[name].shape, (
                 f"the gradient of {name} has shape {found[name].shape}"
             )
-            scale = np.abs(product).sum() + 1e-3 * abs(value(feeds))
+            scale = np.abs(product).sum() + size
             assert abs(slope - product.sum()) <= tolerance * scale + 1e-9, (
                 f"gradient of {name}: {product.sum()} along a direction, central difference {slope}"
             )
