@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
 
-from onnxfit.callbacks.callback import Callback, CallbackList, as_list
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.progress import ProgressBar
 from onnxfit.data import validation_split as split_rows
@@ -252,6 +253,7 @@ class Trainer(SavedTrainer):
         Return the loss and metrics of this batch alone, as they were before the update.
         """
         tracker = self._batch_tracker
+        self._world.meet("train_on_batch")
         with self._training, self._single_batches.source("training", x, y, sample_weight) as data:
             for batch in data.batches(0):
                 tracker.reset()
@@ -298,6 +300,7 @@ class Trainer(SavedTrainer):
         gradients, and their mean updates the weights of all.
         """
         manual = self._require_manual()
+        self._world.meet("apply_gradients")
         with self._training, self._backend.lock:
             changes = self._changes_of_frozen()
             manual.apply(gradients, self.learning_rate, self.global_step)
@@ -310,10 +313,12 @@ class Trainer(SavedTrainer):
 
         `path` may be a folder of `save_onnx_graph`. `settings` replace the constructor's arguments
         of the same name; a loss, penalty, optimizer or metric of your own class must be given
-        again, since a checkpoint holds no code. CheckpointError for a file that is no checkpoint,
+        again, since a checkpoint holds no code. Of several processes, all call it; rank 0 reads the
+        file, and the others get its contents. CheckpointError for a file that is no checkpoint,
         is damaged, or is from a newer onnxfit.
         """
-        contents = checkpoint.load(path, settings)
+        world = world_of(settings.get("distribute", "auto"))
+        contents = checkpoint.load(path, settings, world)
         with matching_this_version(path):
             try:
                 trainer = cls(contents.model, **contents.settings)

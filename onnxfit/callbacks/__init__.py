@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.backup import BackupAndRestore as BackupAndRestore
     from onnxfit.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from onnxfit.callbacks.callback import Callback as Callback
-    from onnxfit.callbacks.callback import CallbackList as CallbackList
+    from onnxfit.callbacks.callback_list import CallbackList as CallbackList
     from onnxfit.callbacks.csv_logger import CSVLogger as CSVLogger
     from onnxfit.callbacks.csv_logger import JSONLLogger as JSONLLogger
     from onnxfit.callbacks.device_stats import DeviceStats as DeviceStats

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Thread
-from typing import Any
+from typing import Any, Union
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.logs import Logs
+from onnxfit.errors import SettingError
 
 __all__: list[str] = []  # no class of the public package
 
@@ -21,7 +22,23 @@ class SavingCallback(Callback):
     """
 
     background = True
+    save_freq: Union[str, int] = "epoch"
     _current_save: _Save | None = None
+
+    def saves_after(self, batch: int) -> bool:
+        return isinstance(self.save_freq, int) and batch % self.save_freq == 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Refuse to save between two averages of the weights that several processes train."""
+        super().on_train_begin(logs)
+        every = self.callbacks.world.average_every or 1
+        for name in ("save_freq", "every_n_steps"):
+            number = getattr(self, name, None)
+            if isinstance(number, int) and number % every:
+                raise SettingError(
+                    f"{type(self).__name__} needs {name} in multiples of {every}, got {number}:"
+                    f" after every {every} updates the ranks average their weights."
+                )
 
     def save(self, job: Callable[[], object]) -> None:
         """Run a function, in a thread unless `background` is False; call `finish_save` first.

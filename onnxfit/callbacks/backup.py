@@ -43,7 +43,9 @@ class BackupAndRestore(SavingCallback):
     The resumed fit continues at the batch after the backup, with the same order of rows and every
     callback's state: its weights equal those of an uninterrupted fit. Backups are written after
     monitors and checkpoints have run; loggers that did not see that event are called when training
-    resumes. If the process is killed while it writes a backup, the one before is restored.
+    resumes. If the process is killed while it writes a backup, the one before is restored. Of
+    several processes, rank 0 writes and reads the backups, and the others get them from it; another
+    number of processes can go on. With `average_every=k` the numbers are multiples of k.
 
     SettingError: a setting is out of its range, or the folder has backups of another model.
     CheckpointError: a backup could not be written; with `background=True` it is raised by the next
@@ -93,19 +95,25 @@ class BackupAndRestore(SavingCallback):
 
     def prepare(self, trainer: Trainer) -> None:
         self._readable = []
-        remove_leftovers(self.backup_dir, seconds=0)
-        for path in reversed(self._backups()):
+        paths: list[Path] = []
+        if trainer.is_main:
+            remove_leftovers(self.backup_dir, seconds=0)
+            paths = self._backups()
+        names = trainer.from_main("BackupAndRestore", [str(path) for path in reversed(paths)])
+        for path in map(Path, names):
             try:
                 trainer.restore(path)
             except CheckpointError as error:
-                warn_user(
-                    f"The backup {str(path)!r} cannot be read; the one before is tried. {error}"
-                )
+                if trainer.is_main:
+                    warn_user(
+                        f"The backup {str(path)!r} cannot be read; the one before is tried. {error}"
+                    )
             else:
                 self._readable = [path]
                 return
 
     def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
         self._ended_normally = False
         self._last_step = self.trainer.global_step
 

@@ -51,8 +51,10 @@ class BatchSizeFinder(StatefulCallback):
     A size fails where memory does not suffice, and no size is larger than the data. Weights, slots,
     statistics and counters are restored, and no hook of a callback is called. `fit(..., epochs=0)`
     searches and does not train. A resumed fit does not search again. The validation data keep the
-    batch size of `fit`. A faster size is not better for the loss: larger batches make fewer
-    updates, and most often need a higher learning rate.
+    batch size of `fit`. Of several processes, the batches are those of all together, the first size
+    has a row for each, and the clock of rank 0 counts; where memory does not suffice, training
+    fails, since the processes may fail at different sizes. A faster size is not better for the
+    loss: larger batches make fewer updates, and most often need a higher learning rate.
 
     Afterwards `results` has a dict for each size tried, `{"batch_size", "seconds",
     "samples_per_second"}` (seconds of a step) or `{"batch_size", "error"}`; `suggestion` is the
@@ -108,7 +110,7 @@ class BatchSizeFinder(StatefulCallback):
             self.trainer.batch_size = self.suggestion
 
     def _search(self) -> None:
-        size = self.init_val
+        size = max(self.init_val, self.trainer.world_size)
         while self._succeeds(size):
             size *= 2
         if self.mode == "binsearch" and self.suggestion is not None:
@@ -153,13 +155,16 @@ class BatchSizeFinder(StatefulCallback):
                     seconds.append(now - began)
                     began = now
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and "alloc" not in str(error):
+            # A rank that fails alone cannot catch up with the others, which are in the step.
+            is_alone = self.trainer.world_size == 1
+            if not is_alone or not (isinstance(error, MemoryError) or "alloc" in str(error)):
                 raise
             self.results.append({"batch_size": size, "error": str(error) or type(error).__name__})
             return None
         if not seconds:
             return None
-        step = max(min(seconds), 1e-9)  # the clock may be coarse
+        fastest: float = self.trainer.from_main("BatchSizeFinder", min(seconds))
+        step = max(fastest, 1e-9)  # the clock may be coarse
         self.results.append(
             {"batch_size": size, "seconds": step, "samples_per_second": size / step}
         )

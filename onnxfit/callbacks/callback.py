@@ -1,4 +1,4 @@
-"""Base classes of callbacks, and the list that calls their hooks.
+"""The base class of callbacks.
 
 The loop calls the hooks in this order:
 
@@ -22,21 +22,18 @@ The loop calls the hooks in this order:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from onnxfit.callbacks.hooks import TrainerByOtherName, check_hooks, older_hook
+from onnxfit.callbacks.hooks import TrainerByOtherName, older_hook
 from onnxfit.callbacks.logs import Logs
-from onnxfit.distributed.world import ALONE, World
-from onnxfit.errors import SettingError, warn_user
-from onnxfit.runtime.backends import get_backend
 
 if TYPE_CHECKING:
+    from onnxfit.callbacks.callback_list import CallbackList
     from onnxfit.trainer import Trainer
 
-__all__ = ["HOOKS", "Callback", "CallbackList"]
+__all__ = ["HOOKS", "Callback"]
 
 PHASES = ("monitor", "checkpoint", "backup", "logger")
 
@@ -64,8 +61,9 @@ class Callback:
     the order of their phases, and within a phase in the order of the list.
 
     `ranks` is a class attribute, too: where several processes train together, "all" of them call
-    the hooks, or the "first" alone. None, the default, means all for monitors, which decide by the
-    same logs everywhere, and the first for the other phases, which write files.
+    the hooks, or the "first" alone, which cannot evaluate or set weights. None, the default, means
+    all for monitors, which decide by the same logs everywhere, and the first for the other phases,
+    which write files. `trainer.from_main` gives all of them a value of rank 0.
 
     >>> class Stop(Callback):
     ...     def on_epoch_end(self, epoch, logs):
@@ -130,8 +128,21 @@ class Callback:
             return True
         return older_hook(self, hook) is not None
 
+    def saves_after(self, batch: int) -> bool:
+        """Return whether a checkpoint may be written after a batch that makes no update.
+
+        With `accumulate`, each of several processes has a part of the gradients that wait for the
+        update. All processes ask, and rank 0 gets the gradients where the answer is True; without
+        that, `trainer.save` refuses. The answer depends on nothing that differs among processes.
+
+        - `batch`: number of batches that are trained, over all fits.
+        """
+        return False
+
     def prepare(self, trainer: Trainer) -> None:
         """Act before `fit` decides at which epoch and batch to begin, e.g. call `trainer.restore`.
+
+        All of several processes call it, whatever `ranks` says.
 
         - `trainer`: the Trainer, none of whose hooks has been called yet.
         """
@@ -215,285 +226,3 @@ HOOKS = {
     for name, method in vars(Callback).items()
     if name.startswith("on_")
 }
-
-
-class CallbackList:
-    """Callbacks in the order in which they run: monitors, checkpoints, backups, loggers.
-
-    - `trainer`: the Trainer that every callback gets as its attribute.
-    - `callbacks`: the callbacks; within a phase they keep this order.
-    - `params`: the dict that every callback gets as its attribute.
-    - `states`: state_key -> state, loaded into the callbacks it names.
-    - `world`: the processes that train together; rank 0 alone calls some of the callbacks.
-    - `caller`: the method that runs the callbacks, for the error of ranks that do not do the same.
-
-    `figures` are the names that the logs of an epoch's end will have, and `batch_figures` those of
-    a batch's end; None where `fit` has not said so. Callbacks may log others.
-
-    `on_train_begin` and the other hooks call the hook of every callback; `epoch`, `batch`, `logs`,
-    `gradients` and `exception` are its arguments. For every hook there is a tuple of the methods
-    that listen to it: `train_batch_end` for `on_train_batch_end`. Where the tuple is empty, the
-    loop need not prepare logs.
-
-    SettingError: an entry is not a Callback, two have the same state_key, or a callback overrides a
-    hook that `trainer.backend` never calls, misspells a hook, or does not take its arguments.
-    """
-
-    figures: Collection[str] | None = None
-    batch_figures: Collection[str] | None = None
-
-    train_begin: tuple[Callable[[Logs], None], ...]
-    train_end: tuple[Callable[[Logs], None], ...]
-    epoch_begin: tuple[Callable[[int, Logs], None], ...]
-    epoch_end: tuple[Callable[[int, Logs], None], ...]
-    train_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    train_batch_end: tuple[Callable[[int, Logs], None], ...]
-    test_begin: tuple[Callable[[Logs], None], ...]
-    test_end: tuple[Callable[[Logs], None], ...]
-    test_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    test_batch_end: tuple[Callable[[int, Logs], None], ...]
-    predict_begin: tuple[Callable[[Logs], None], ...]
-    predict_end: tuple[Callable[[Logs], None], ...]
-    predict_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    predict_batch_end: tuple[Callable[[int, Logs], None], ...]
-    gradients: tuple[Callable[[dict[str, npt.NDArray[Any]]], None], ...]
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        callbacks: Iterable[Callback],
-        params: Mapping[str, Any] | None = None,
-        states: Mapping[str, dict[str, Any]] | None = None,
-        world: World = ALONE,
-        caller: str = "fit",
-    ) -> None:
-        callbacks = list(callbacks)
-        _check(callbacks, trainer.backend)
-        self.callbacks = sorted(callbacks, key=lambda callback: PHASES.index(callback.phase))
-        for callback in self.callbacks:
-            callback.trainer = trainer
-            callback.params = dict(params or {})
-            callback.callbacks = self
-        self.load_state_dict(states or {})
-        self._world = world
-        # Those whose hooks this rank calls.
-        self._called = [c for c in self.callbacks if world.is_main or not c.runs_on_first]
-        for hook in HOOKS:
-            listening = [callback for callback in self._called if callback.listens(hook)]
-            listeners = tuple(self._listener(callback, hook) for callback in listening)
-            setattr(self, hook.removeprefix("on_"), listeners)
-        # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
-        self.heard: Collection[str] = [
-            hook for hook in HOOKS if getattr(self, hook.removeprefix("on_"))
-        ]
-        if world.size > 1:
-            self.heard = world.from_main(f"the beginning of {caller}", list(self.heard))
-        self._logs: Logs | None = None
-        self._begun: list[Callback] = []
-        self._failed = False
-
-    def __iter__(self) -> Iterator[Callback]:
-        return iter(self.callbacks)
-
-    def __len__(self) -> int:
-        return len(self.callbacks)
-
-    def _listener(self, callback: Callback, hook: str) -> Callable[..., None]:
-        """Return the hook of a callback; on one of several ranks it refuses what needs them all."""
-        method: Callable[..., None] = getattr(callback, hook)
-        if self._world.size == 1 or not callback.runs_on_first:
-            return method
-
-        def call(*arguments: Any) -> None:
-            with self._world.only_here(f"{type(callback).__name__}.{hook}"):
-                method(*arguments)
-
-        return call
-
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return every callback's state, by its state_key."""
-        return {callback.state_key: callback.state_dict() for callback in self.callbacks}
-
-    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Load every callback's saved state; callbacks without one stay as they are.
-
-        - `states`: state_key -> state.
-
-        If a callback refuses its state, the attributes of all are set back.
-        """
-        before = [dict(vars(callback)) for callback in self.callbacks]
-        try:
-            for callback in self.callbacks:
-                if callback.state_key in states:
-                    callback.load_state_dict(states[callback.state_key])
-        except BaseException:
-            for callback, attributes in zip(self.callbacks, before):
-                vars(callback).clear()
-                vars(callback).update(attributes)
-            raise
-
-    def log(self, name: str, value: SupportsFloat) -> None:
-        """Add a value to the logs of the current event, for every callback still to be called.
-
-        - `name`, `value`: the entry of the logs.
-
-        SettingError: no hook is running.
-        """
-        if self._logs is None:
-            raise SettingError(
-                f"trainer.log({name!r}, ...) adds to the logs of a hook: call it inside one."
-            )
-        self._logs.add(name, value)
-
-    def _call(
-        self, listeners: tuple[Callable[..., None], ...], logs: Logs, *arguments: Any
-    ) -> None:
-        if listeners:
-            self._logs = logs
-            try:
-                for listener in listeners:
-                    listener(*arguments)
-            finally:
-                self._logs = None
-
-    def on_train_begin(self, logs: Logs) -> None:
-        self._logs = logs
-        try:
-            for callback in self._called:
-                self._begun.append(callback)
-                self._listener(callback, "on_train_begin")(logs)
-        finally:
-            self._logs = None
-
-    def on_train_end(self, logs: Logs) -> None:
-        self._call(self.train_end, logs, logs)
-
-    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        self._call(self.epoch_begin, logs, epoch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        self._call(self.epoch_end, logs, epoch, logs)
-
-    def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
-        """Call a hook of the loggers alone, where training resumes from a checkpoint.
-
-        Checkpoints are written before loggers are called, so the loggers missed that event.
-
-        - `hook`: "on_epoch_end" or "on_train_batch_end".
-        - `index`, `logs`: the arguments of the hook.
-        """
-        loggers = [c for c in self._called if c.phase == "logger" and c.listens(hook)]
-        self._call(tuple([self._listener(c, hook) for c in loggers]), logs, index, logs)
-
-    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
-        self._call(self.train_batch_begin, logs, batch, logs)
-
-    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self._call(self.train_batch_end, logs, batch, logs)
-        logs.end()
-
-    def on_test_begin(self, logs: Logs) -> None:
-        self._begin_all()
-        self._call(self.test_begin, logs, logs)
-
-    def on_test_end(self, logs: Logs) -> None:
-        self._call(self.test_end, logs, logs)
-
-    def on_test_batch_begin(self, batch: int, logs: Logs) -> None:
-        self._call(self.test_batch_begin, logs, batch, logs)
-
-    def on_test_batch_end(self, batch: int, logs: Logs) -> None:
-        self._call(self.test_batch_end, logs, batch, logs)
-        logs.end()
-
-    def on_predict_begin(self, logs: Logs) -> None:
-        self._begin_all()
-        self._call(self.predict_begin, logs, logs)
-
-    def on_predict_end(self, logs: Logs) -> None:
-        self._call(self.predict_end, logs, logs)
-
-    def on_predict_batch_begin(self, batch: int, logs: Logs) -> None:
-        self._call(self.predict_batch_begin, logs, batch, logs)
-
-    def on_predict_batch_end(self, batch: int, logs: Logs) -> None:
-        self._call(self.predict_batch_end, logs, batch, logs)
-
-    def on_gradients(self, gradients: dict[str, npt.NDArray[Any]]) -> None:
-        for listener in self.gradients:
-            listener(gradients)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Call `on_exception` of every callback that began.
-
-        An error of a hook becomes a warning, because `exception` itself is about to be raised.
-        """
-        self._failed = True
-        self._finish("on_exception", exception)
-
-    def on_close(self) -> None:
-        """Close every callback that began, even if closing one of them fails.
-
-        The first error is raised at the end. After an exception it becomes a warning, so that it
-        does not hide the exception.
-        """
-        try:
-            self._finish("on_close")
-        finally:
-            self._begun.clear()
-            self._failed = False
-
-    def _begin_all(self) -> None:
-        if not self._begun:  # `evaluate` or `predict` outside `fit`
-            self._begun = list(self._called)
-
-    def _finish(self, hook: str, *arguments: Any) -> None:
-        errors: list[tuple[Callback, BaseException]] = []
-        for callback in self._begun:
-            try:
-                self._listener(callback, hook)(*arguments)
-            # Even Ctrl-C must not keep the other callbacks from closing their files.
-            except BaseException as error:
-                errors.append((callback, error))
-        if errors and not self._failed:
-            raise errors[0][1]
-        for callback, failure in errors:
-            warn_user(f"{type(callback).__name__}.{hook} failed with {failure!r}.", RuntimeWarning)
-
-
-def as_list(callbacks: Callback | Iterable[Callback] | None) -> list[Callback]:
-    """Return one callback, several or None as a list, in their order."""
-    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
-
-
-def _check(callbacks: list[Any], backend: str) -> None:
-    """Raise SettingError for callbacks that cannot run; warn of methods that are never called."""
-    keys: set[str] = set()
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            fix = f"; write {callback.__name__}(...)" if isinstance(callback, type) else ""
-            raise SettingError(
-                f"callbacks must be instances of onnxfit.callbacks.Callback, got {callback!r}{fix}."
-            )
-        name = type(callback).__name__
-        if callback.ranks not in (None, "all", "first"):
-            raise SettingError(
-                f"{name}.ranks must be 'all', 'first' or None, got {callback.ranks!r}."
-            )
-        if callback.phase not in PHASES:
-            raise SettingError(
-                f"{name}.phase must be one of {', '.join(PHASES)}, got {callback.phase!r}."
-            )
-        check_hooks(callback, HOOKS)
-        if callback.state_key in keys:
-            raise SettingError(
-                f"Two callbacks have the state_key {callback.state_key!r}, so that a checkpoint"
-                " could not tell them apart: drop one, or give each a state_key of its own."
-            )
-        keys.add(callback.state_key)
-        if callback.listens("on_gradients") and not get_backend(backend).shows_gradients:
-            raise SettingError(
-                f"{name} overrides on_gradients, which backend={backend!r} never calls, since its"
-                " gradients exist only inside the step: use Trainer(...,"
-                " backend='forward_backward')."
-            )

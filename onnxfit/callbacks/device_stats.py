@@ -22,7 +22,8 @@ class DeviceStats(Callback):
     - `memory_megabytes`: memory of the process in RAM (RSS), in 10^6 bytes. On macOS its peak;
       absent on Windows.
 
-    Loggers and History have these values like every metric.
+    Loggers and History have these values like every metric. Of several processes, `cpu_percent` and
+    `memory_megabytes` are those of rank 0, and the rows are those of all.
 
     >>> stats = DeviceStats()
     """

@@ -121,14 +121,14 @@ class EarlyStopping(StatefulCallback):
             self.stopped_epoch = epoch
             self.trainer.stop_reason = f"EarlyStopping: {reason}"
             self.trainer.stop_training = True
-            if self.verbose:
+            if self.verbose and self.trainer.is_main:
                 print_line(f"Epoch {epoch + 1}: EarlyStopping stops training.")
 
     def on_train_end(self, logs: Logs) -> None:
         if self.best_weights is None or self.best_epoch is None:
             return
         self.trainer.set_weights(self.best_weights)
-        if self.verbose:
+        if self.verbose and self.trainer.is_main:
             print_line(f"EarlyStopping restored the weights of epoch {self.best_epoch + 1}.")
 
     def _reason(self, epoch: int, value: float) -> str | None:

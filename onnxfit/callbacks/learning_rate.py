@@ -68,7 +68,7 @@ class LearningRateScheduler(StatefulCallback):
                 f" {rate!r} from schedule({', '.join(map(repr, arguments))})."
             )
         self.trainer.learning_rate = float(rate)
-        if self.verbose:
+        if self.verbose and self.trainer.is_main:
             print_line(
                 f"Epoch {epoch + 1}: LearningRateScheduler sets the learning rate to {rate:.6g}."
             )
@@ -160,7 +160,7 @@ class ReduceLROnPlateau(StatefulCallback):
         self.trainer.learning_rate = rate
         self.wait = 0
         self.cooldown_left = self.cooldown
-        if self.verbose:
+        if self.verbose and self.trainer.is_main:
             print_line(
                 f"Epoch {epoch + 1}: ReduceLROnPlateau reduces the learning rate to {rate:.6g}."
             )

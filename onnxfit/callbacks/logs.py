@@ -88,6 +88,13 @@ class Logs(Mapping[str, float]):
             )
         self._values[name] = number
 
+    def replace(self, values: Mapping[str, float]) -> None:
+        """Take the values of rank 0, where several processes train together.
+
+        - `values`: name -> number.
+        """
+        self._values = {**values}
+
     def end(self) -> None:
         """End the hook: values that have not been read can no longer be read."""
         self._ended = True

@@ -69,7 +69,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     Afterwards `best_model_path` and `best_model_score` are the best file and its metric,
     `last_model_path` the file written last. A checkpoint contains the state of every callback as it
     is after the epoch, this one included. Every `fit` begins with a fresh state unless a saved
-    state was loaded.
+    state was loaded. Of several processes, rank 0 writes the files, and all know their paths; with
+    `average_every=k`, `save_freq` and `every_n_steps` are multiples of k.
 
     SettingError: a setting is out of its range, or, before the first step, no figure that decides
     what is saved can ever be called `monitor`. UnknownNameError (a KeyError) at the first save:
@@ -84,6 +85,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     """
 
     phase: ClassVar[str] = "checkpoint"
+    # All decide by the same logs, so that all know the paths; rank 0 alone writes.
+    ranks: ClassVar[str] = "all"
     remembered = (
         "best_model_path",
         "best_model_score",
@@ -256,7 +259,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         if self._monitor_decides:
             self.monitor.require(self.callbacks, at_batches=self._saves_at_batches)
         self.monitor.start(self.trainer)
-        remove_leftovers(Path(self.last_path).parent)
+        if self.trainer.is_main:
+            remove_leftovers(Path(self.last_path).parent)
         # A loaded state whose step is the trainer's was read from one of the files of that step:
         # training resumes from it, so it must not be deleted.
         resumed = self.written if self.step == self.trainer.global_step else []
@@ -278,7 +282,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         for callback in self.callbacks:
             if isinstance(callback, ModelCheckpoint) and callback._event is not logs:
                 callback._decide(logs, at_epoch_end)
-        if self._to_write or self._to_delete:
+        if self.trainer.is_main and (self._to_write or self._to_delete):
             self.finish_save()
             self.save(self._job())
 
@@ -364,7 +368,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.kept = self.kept[: self.top_k]
 
     def _print(self, path: str, score: float | None) -> None:
-        if not self.verbose:
+        if not (self.verbose and self.trainer.is_main):
             return
         best = self.best_model_score
         change = ""

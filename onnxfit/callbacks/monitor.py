@@ -11,7 +11,8 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import SettingError, listed_names, nearest_name, warn_user
 
 if TYPE_CHECKING:
-    from onnxfit.callbacks.callback import Callback, CallbackList
+    from onnxfit.callbacks.callback import Callback
+    from onnxfit.callbacks.callback_list import CallbackList
     from onnxfit.trainer import Trainer
 
 __all__: list[str] = []  # no class of the public package
@@ -48,7 +49,7 @@ class Monitor:
     def start(self, trainer: Trainer) -> None:
         """Resolve mode "auto" for this trainer's metrics, and warn again of a missing metric."""
         self.direction = trainer.monitor_mode(self.name) if self.mode == "auto" else self.mode
-        self._warned = False
+        self._warned = not trainer.is_main
 
     def require(self, callbacks: CallbackList, *, at_batches: bool = False) -> None:
         """Raise SettingError if the running `fit` can never compute the metric.

@@ -26,6 +26,9 @@ class OptunaPruning(Callback):
     of runs mark the run as failed, and BackupAndRestore keeps its backups, so that each trial needs
     a `backup_dir` of its own.
 
+    Of several processes, rank 0 reports to its trial and asks it, and `fit` raises `TrialPruned` on
+    all of them. Other ranks have no trial: pass them None, and what the trial of rank 0 suggests.
+
     InstallationError: `optuna` is not installed. SettingError: the study has several directions,
     for which Optuna cannot prune. Both are raised before training.
 
@@ -40,6 +43,7 @@ class OptunaPruning(Callback):
 
     # The epoch's last word, after the loggers that stand before it in the list.
     phase: ClassVar[str] = "logger"
+    ranks: ClassVar[str] = "all"  # each raises TrialPruned
 
     @check_arguments
     def __init__(self, trial: Any, *, monitor: str = "val_loss") -> None:
@@ -50,6 +54,8 @@ class OptunaPruning(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         self._reason = None
         self._optuna()
+        if not self.trainer.is_main:
+            return
         self.monitor.start(self.trainer)
         directions = getattr(getattr(self.trial, "study", None), "directions", ())
         if len(directions) > 1:
@@ -59,7 +65,7 @@ class OptunaPruning(Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        value = self.monitor.read(logs)
+        value = self.monitor.read(logs) if self.trainer.is_main else None
         if value is None:
             return
         self.trial.report(value, epoch)
@@ -70,8 +76,9 @@ class OptunaPruning(Callback):
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs) -> None:
-        if self._reason is not None:
-            raise self._optuna().TrialPruned(self._reason)
+        reason = self.trainer.from_main("OptunaPruning", self._reason)
+        if reason is not None:
+            raise self._optuna().TrialPruned(reason)
 
     def _optuna(self) -> Any:
         try:

@@ -23,7 +23,8 @@ class Timer(StatefulCallback):
       every epoch is complete.
 
     `elapsed` and `remaining` are seconds. They count the whole fit with validation and callbacks,
-    and the time before an interruption from which training resumed. SettingError: a setting is out
+    and the time before an interruption from which training resumed. Of several processes, the clock
+    of rank 0 stops all of them. SettingError: a setting is out
     of its range.
 
     >>> Timer(duration=0)

@@ -33,6 +33,7 @@ class World:
       ever.
     - `waiting`: name of the exchange that this rank is in; None outside of exchanges.
     - `exchanges`: number of exchanges that this rank has begun.
+    - `is_failing`: whether this rank ends after an error, while the others may be anywhere.
     """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
@@ -45,6 +46,7 @@ class World:
         self.exchanges = 0
         self._checked = 0  # exchanges until the last one that compared names
         self._alone: str | None = None  # what only this rank does at the moment
+        self.is_failing = False
         if self.size > 1 and self.timeout is not None:
             watch(self)
 
@@ -73,7 +75,7 @@ class World:
         communicator = self.communicator
         if communicator is None:
             return
-        if self._alone is not None:
+        if self._alone is not None or self.is_failing:
             self.refuse_alone(name)
         # This runs in every step: two attributes, without a lock or a clock, serve the watchdog.
         self.exchanges += 1
@@ -127,6 +129,20 @@ class World:
                         f"Rank {rank} has {key} {theirs.get(key)!r}, rank 0 has {expected!r}: all"
                         f" ranks run the same program on the same data. {fix}".rstrip()
                     )
+
+    def meet(self, name: str) -> None:
+        """Wait for all ranks. SettingError on all of them where one does something else."""
+        if self.communicator is not None:
+            self._meet(name, 0)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Refuse exchanges while callbacks end after an error of this rank."""
+        self.is_failing = True
+        try:
+            yield
+        finally:
+            self.is_failing = False
 
     @contextmanager
     def only_here(self, what: str) -> Iterator[None]:
@@ -197,6 +213,11 @@ class World:
 
     def refuse_alone(self, name: str) -> None:
         """Raise SettingError for what needs all ranks, where this one acts alone."""
+        if self.is_failing and self.size > 1:
+            raise SettingError(
+                f"{name} needs all ranks, and rank {self.rank} ends after an error: call it before"
+                " the error, or in the next run."
+            )
         if self._alone is not None:
             raise SettingError(
                 f"{self._alone} runs on rank {self.rank} alone, and {name} needs all ranks: call it"

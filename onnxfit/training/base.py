@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit.callbacks.callback import CallbackList
+from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch
@@ -25,7 +25,6 @@ from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
 from onnxfit.registry import check_arguments, is_finite, is_number, shortened
 from onnxfit.runtime.backends.backend import Backend
-from onnxfit.runtime.reduction import average_state
 from onnxfit.step.objectives import OutputMetric
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import check_accumulate
@@ -34,6 +33,8 @@ from onnxfit.training.adapting import SingleBatches
 from onnxfit.training.guard import TrainingGuard
 from onnxfit.training.hints import missing_attribute
 from onnxfit.training.position import PendingFit
+from onnxfit.training.ranked import RankedTrainer
+from onnxfit.training.ranks import require_rows_for_ranks, require_same_weights
 from onnxfit.training.state import COUNTERS, TrainerState, require_same_form
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ThreadState(local):
         self.predicted: dict[str, Array] = {}
 
 
-class BaseTrainer:
+class BaseTrainer(RankedTrainer):
     """Weights, counters and learning rate of a training, and single batches.
 
     Trainer adds the constructor, the loop over data, training by hand and the files. Members with
@@ -70,13 +71,15 @@ class BaseTrainer:
     - `history`: the History of the running fit, or of the last one.
     - `train_losses_`: the mean loss of every epoch so far.
     - `last_losses`: the losses of the last five batches.
-    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why.
+    - `stop_training`, `stop_reason`: set them in a hook to end the running fit, and to say why. Of
+      several processes, rank 0 decides: what others set is replaced after the hook.
     - `predicted`: output -> array of the current batch, in `on_predict_batch_end`.
     """
 
     def __init__(
         self, model: onnx.ModelProto, settings: dict[str, Any], recipe: Recipe, backend: Backend
     ) -> None:
+        super().__init__(backend)
         self.model = model
         self.settings = settings
         self.loss = settings["loss"]
@@ -85,7 +88,6 @@ class BaseTrainer:
         self.optimizer = recipe.optimizer
         self.objectives = recipe.objectives
         self.epoch = 0
-        self.global_step = 0
         self.global_batch = 0
         self.samples_seen = 0
         self.history = History()
@@ -94,8 +96,6 @@ class BaseTrainer:
         self.stop_training = False
         self.stop_reason: str | None = None
         self._recipe = recipe
-        self._backend = backend
-        self._world = backend.world
         # Every rank draws random numbers of its own.
         self._random_seed = (self.seed + RANK_STRIDE * self.rank) % 2**63
         self._tracker = Tracker(recipe.objectives, recipe.metrics)  # of `fit`
@@ -105,7 +105,6 @@ class BaseTrainer:
         rate = recipe.optimizer.learning_rate
         self._learning_rate: float | None = None if callable(rate) else float(rate)
         self._check_learning_rate(self._learning_rate or 0.0)
-        self._averaged_step = 0  # the update after which the ranks last had the same weights
         self._frozen: tuple[str, ...] = ()
         self._frozen_tensors: tuple[str, ...] = ()  # the frozen weights, and their slots
         self._fit_state: FitState | None = None  # of the running fit, or of the last one
@@ -118,23 +117,6 @@ class BaseTrainer:
         if name.startswith("_") or hasattr(type(self), name):
             return object.__getattribute__(self, name)  # raises the error of Python or a property
         raise missing_attribute(type(self), name)
-
-    # ------------------------------------------------------------------ ranks
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those that train together, from 0."""
-        return self._world.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes that train together."""
-        return self._world.size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files; True where one process trains alone."""
-        return self._world.is_main
 
     # ------------------------------------------------------------------ settings that may change
 
@@ -261,7 +243,9 @@ class BaseTrainer:
                 "batch_size can be set before the first epoch of a fit: in on_train_begin, or by"
                 " fit(batch_size=...)."
             )
-        state.batches.with_batch_size(checked_batch_size(value))
+        batch_size = checked_batch_size(value)
+        require_rows_for_ranks(batch_size, self._world)
+        state.batches.with_batch_size(batch_size)
         state.idle_data = state.batches.data
         for callback in state.callbacks:
             callback.params["steps"] = state.batches.steps
@@ -293,6 +277,7 @@ class BaseTrainer:
             numbers = count() if epochs is None else range(epochs)
             batches = stack.enter_context(closing(b for n in numbers for b in data.batches(n)))
             state, on_gradients = self.get_state(), self._backend.on_gradients
+            averaged_step = self._averaged_step
             self._discard_window()
             self._backend.on_gradients = None
             try:
@@ -301,9 +286,11 @@ class BaseTrainer:
                         raise SettingError(
                             f"A learning rate is a finite number, got {shortened(rate)}."
                         )
-                    yield self._step(batch, rate, self._tracker)
+                    yield self._trial_loss(batch, self._step(batch, rate, self._tracker))
             finally:
-                self.set_state(state)
+                with self._training, self._backend.lock:
+                    self._set_state(state)
+                self._averaged_step = averaged_step
                 self._backend.on_gradients = on_gradients
 
     def report_gradient_norms(self, *, per_weight: bool = False) -> None:
@@ -341,7 +328,7 @@ class BaseTrainer:
         for name in weights:
             if name not in known:
                 raise UnknownNameError("trained weight", name, known)
-        self._world.refuse_alone("set_weights")
+        require_same_weights(self._world, "set_weights", weights)
         with self._backend.lock:
             self._backend.state.set(weights)
 
@@ -368,11 +355,14 @@ class BaseTrainer:
         DataError or SettingError, before anything changes, for the state of another trainer.
         """
         with self._training, self._backend.lock:
+            require_same_form(state, self.get_state())
+            same = require_same_weights(
+                self._world, "set_state", state["weights"], may_differ=self._averages_weights
+            )
             self._set_state(state)
+            self._averaged_step = self.global_step if same else -1
 
     def _set_state(self, state: TrainerState) -> None:
-        require_same_form(state, self.get_state())
-        self._world.refuse_alone("set_state")
         counters = state["counters"]
         self._backend.state.set({**state["weights"], **state["slots"]})
         for name in COUNTERS:
@@ -382,6 +372,7 @@ class BaseTrainer:
 
     def revert_step(self) -> None:
         """Undo the last update: weights, slots and statistics are as before. It works once."""
+        self._world.meet("revert_step")
         with self._training, self._backend.lock:
             self._backend.revert()
 
@@ -425,12 +416,6 @@ class BaseTrainer:
         if not batch.rows and self._backend.reduction is None:
             return None
         return self._backend.train(batch, learning_rate, self.global_step, self._random_seed)
-
-    def _average(self) -> None:
-        """Average weights, slots and statistics over all ranks."""
-        with self._backend.lock:
-            average_state(self._world, self._backend.state)
-        self._averaged_step = self.global_step
 
     def _flush(self, learning_rate: float) -> None:
         """Update with the gradients of a window that has too few batches, at an epoch's end."""

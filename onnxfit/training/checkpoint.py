@@ -10,6 +10,7 @@ can hold.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -25,6 +26,7 @@ import onnx
 import safetensors
 
 from onnxfit.callbacks.history import History
+from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import (
     CHECKPOINT_ENTRY,
@@ -53,9 +55,11 @@ from onnxfit.graph.validity import require_valid
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
+from onnxfit.training.ranks import RANKS
 from onnxfit.training.state import COUNTER_TYPES
 
 FORMAT = 1
+MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
 REGISTRIES = tuple(
@@ -106,8 +110,12 @@ class Contents:
 class Snapshot:
     """A training state as it was at one moment; training may go on, and any thread may write it."""
 
-    def __init__(self, contents: Contents) -> None:
-        """`contents`: its arrays are kept without a copy, so that nobody may write into them."""
+    def __init__(self, contents: Contents, *, writes: bool = True) -> None:
+        """`contents`: its arrays are kept without a copy, so that nobody may write into them.
+
+        `writes`: False for a process that leaves the writing to another one.
+        """
+        self._writes = writes
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
         model, self._tensors = detached(contents.model, contents.state["weights"], DATA)
         to_inference_form(model)
@@ -128,10 +136,12 @@ class Snapshot:
         self._info = json.dumps(info).encode()
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint to `path`, atomically.
+        """Write a checkpoint to `path`, atomically, and return the path.
 
         CheckpointError if the folder or the disk refuses; nothing is changed then.
         """
+        if not self._writes:
+            return Path(path)
         try:
             return write_atomically(path, self._write)
         except CheckpointError as error:
@@ -166,16 +176,25 @@ class Snapshot:
         return value.item() if isinstance(value, np.generic) else value
 
 
-def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
+def load(
+    path: str | os.PathLike[str], settings: Mapping[str, Any], world: World = ALONE
+) -> Contents:
     """Return what the checkpoint `path` holds; `settings` replace those of the same names in it.
 
     `path` may be a folder with one checkpoint. Raises CheckpointError for anything but a whole
     checkpoint of a known format.
+
+    - `world`: the ranks, all of which call this. Rank 0 reads the file, and the others get its
+      bytes, so that they need no file system in common.
     """
     require_path(path)
-    name = os.fspath(_in_folder(Path(path)))
+    file = None
+    if world.size > 1:
+        name, file = _received(path, world)
+    else:
+        name = os.fspath(_in_folder(Path(path)))
     try:
-        with zipfile.ZipFile(name) as archive:
+        with zipfile.ZipFile(file or name) as archive:
             info, model, arrays = _read_archive(archive, name)
     except CheckpointError:
         raise
@@ -215,6 +234,29 @@ def load(path: str | os.PathLike[str], settings: Mapping[str, Any]) -> Contents:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
 
 
+def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO]:
+    """Return the name and the bytes of a checkpoint that rank 0 reads; all raise its errors."""
+    name, content, problem = os.fspath(path), b"", None
+    parts = io.BytesIO()
+    if world.is_main:
+        try:
+            name = os.fspath(_in_folder(Path(path)))
+            content = Path(name).read_bytes()
+        except FileNotFoundError:
+            problem = f"There is no checkpoint {name!r}."
+        except CheckpointError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"{name!r} is not a whole onnxfit checkpoint: {error}"
+    name, size, problem = world.from_main("restore or load", [name, len(content), problem])
+    if problem is not None:
+        raise CheckpointError(problem)
+    for start in range(0, size, MAX_MESSAGE_BYTES):
+        part = np.frombuffer(content[start : start + MAX_MESSAGE_BYTES], np.uint8)
+        parts.write(world.from_main("the bytes of a checkpoint", part).tobytes())
+    return name, parts
+
+
 def _read_archive(
     archive: zipfile.ZipFile, name: str
 ) -> tuple[dict[str, Any], onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
@@ -243,6 +285,8 @@ def _read_archive(
 def _check_description(info: Mapping[str, Any], name: str) -> None:
     """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
     require_types(repr(name), info, FIELD_TYPES)
+    if "distribute" in info["settings"]:  # a file does not decide which processes train
+        raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")
     position = info["resume"]
     names = list(POSITION_TYPES)[: len(position)]
     if len(position) > len(names):
@@ -253,7 +297,12 @@ def _check_description(info: Mapping[str, Any], name: str) -> None:
     if info["ended"]:
         require_types(f"The ended of {name!r}", info["ended"], EVENT_TYPES)
     if info["tracker"]:
-        require_types(f"The tracker of {name!r}", info["tracker"], SUM_TYPES)
+        place = f"The tracker of {name!r}"
+        require_types(place, info["tracker"], SUM_TYPES)
+        ranks = {RANKS: info["tracker"].get(RANKS, [])}  # of one process there are none
+        require_types(place, ranks, {RANKS: list_of(MAPPING)})
+        for number, sums in enumerate(ranks[RANKS]):
+            require_types(f"{place}, rank {number},", sums, SUM_TYPES)
     require_types(f"The history of {name!r}", info["history"], History.remembered)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy.typing as npt
 from tqdm import tqdm
 
-from onnxfit.callbacks.callback import Callback, CallbackList, as_list
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress import print_line
 from onnxfit.data import Batch, Source
@@ -91,8 +92,11 @@ class InferenceTrainer(BaseTrainer):
         `predict_on_batch` does not compile.
         """
         check_steps("steps", steps)
-        with self._source(x, None, None, batch_size, "prediction") as data:
-            return self._predict(data, callbacks, self._backend.deployed, steps, verbose)
+        with (
+            self._source(x, None, None, batch_size, "prediction") as data,
+            self._calling(callbacks, "predict") as called,
+        ):
+            return self._predict(data, called, self._backend.deployed, steps, verbose)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """Return the loss and metrics of the rows of `x`, `y`, `sample_weight`."""
@@ -104,8 +108,11 @@ class InferenceTrainer(BaseTrainer):
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
-        with self._single_batches.source("prediction", x) as data:
-            return self._predict(data, (), lambda: self._backend.predict)
+        with (
+            self._single_batches.source("prediction", x) as data,
+            self._calling((), "predict_on_batch") as called,
+        ):
+            return self._predict(data, called, lambda: self._backend.predict)
 
     # ------------------------------------------------------------------ inside
 
@@ -127,20 +134,23 @@ class InferenceTrainer(BaseTrainer):
     def _predict(
         self,
         data: Source,
-        callbacks: Callback | Iterable[Callback] | None,
+        callbacks: CallbackList,
         make_run: Callable[[], Callable[[Batch], dict[str, Array]]],
         steps: int | None = None,
         verbose: int | str = 0,
     ) -> Any:
-        with self._calling(callbacks, "predict") as called:
-            outputs = self._predict_source(data, called, make_run, steps, verbose)
+        outputs = self._predict_source(data, callbacks, make_run, steps, verbose)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     @contextmanager
     def _calling(
         self, callbacks: Callback | Iterable[Callback] | None, caller: str
     ) -> Iterator[CallbackList]:
-        """Call the callbacks of an evaluation or prediction, and close them at its end."""
+        """Call the callbacks of an evaluation or prediction, and close them at its end.
+
+        - `caller`: the method that evaluates or predicts.
+        """
+        self._require_equal_ranks(caller)
         outer = self._thread.callbacks  # a callback of a fit may evaluate
         trainer: Any = self  # a Trainer, the only class that is built
         inner = CallbackList(trainer, as_list(callbacks), world=self._world, caller=caller)
@@ -164,7 +174,8 @@ class InferenceTrainer(BaseTrainer):
         """Return loss and metrics over the data, or over its first `steps` batches."""
         tracker = self._new_tracker()
         callbacks.on_test_begin(Logs())
-        for index, batch in enumerate(_batches(source, steps, verbose, "evaluate")):
+        batches = _batches(source, steps, verbose, "evaluate", self.is_main)
+        for index, batch in enumerate(batches):
             if callbacks.test_batch_begin:
                 callbacks.on_test_batch_begin(index, Logs())
             loss = math.nan
@@ -210,7 +221,8 @@ class InferenceTrainer(BaseTrainer):
         run = make_run()
         tells_end = "on_predict_batch_end" in callbacks.heard
         try:
-            for index, batch in enumerate(_batches(source, steps, verbose, "predict")):
+            batches = _batches(source, steps, verbose, "predict", self.is_main)
+            for index, batch in enumerate(batches):
                 if callbacks.predict_batch_begin:
                     callbacks.on_predict_batch_begin(index, Logs())
                 predicted: Any = run(batch) if batch.rows else {}
@@ -245,11 +257,18 @@ def refuse_number(sample_weight: Any, function: str) -> None:
         )
 
 
-def _batches(source: Source, steps: int | None, verbose: int | str, title: str) -> Iterator[Batch]:
-    """Yield the first `steps` batches of a source, or all; show them as `verbose` says."""
+def _batches(
+    source: Source, steps: int | None, verbose: int | str, title: str, shows: bool
+) -> Iterator[Batch]:
+    """Yield the first `steps` batches of a source, or all; show them as `verbose` says.
+
+    - `shows`: False for a process that leaves the showing to another one.
+    """
     if verbose not in (0, 1, 2, "auto"):
         raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {shortened(verbose)}.")
     batches = islice(source.batches(0), steps)
+    if not shows:
+        verbose = 0
     if verbose == 1 or (verbose == "auto" and sys.stderr.isatty()):
         total = source.steps
         if steps is not None:

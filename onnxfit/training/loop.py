@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from onnxfit.callbacks.callback import CallbackList
+from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
 from onnxfit.callbacks.logs import Logs
 from onnxfit.data import Batch, Source
@@ -37,6 +37,7 @@ class FitState:
     warned_of_loss: bool = False
     met_single_row: bool = False  # a batch of one row
     sums: Mapping[str, Any] = field(default_factory=dict)  # of several ranks, when last exchanged
+    sums_batch: int = -1  # the number of batches in them
     callback_states: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # after an error
 
     def resume_position(self) -> Position:
@@ -82,6 +83,11 @@ class FitLoop:
         position = replace(pending.position, data_epoch=batches.data_position[0])
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # the mean of the last epoch
+        self.is_stopping = True  # of several ranks: whether all know that training stops
+        # Hooks before and inside a step see the sums of all ranks; only loops of ranks need this.
+        heard = callbacks.heard if trainer.world_size > 1 else ()
+        self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
+        self._agrees_on_steps = "on_gradients" in heard
         figures = list(trainer._tracker.figures())
         validated = [f"val_{name}" for name in figures] if validation is not None else []
         callbacks.batch_figures = [*figures, "batch_loss"]
@@ -100,7 +106,7 @@ class FitLoop:
             if state.pending.undelivered and not state.pending.position.batch:
                 logs = self._deliver()
             for epoch in range(first, epochs):
-                if self.trainer.stop_training:
+                if self.trainer.stop_training and self.is_stopping:
                     break
                 logs = self.epoch(epoch)
             state.position = Position()
@@ -112,7 +118,7 @@ class FitLoop:
         """Run an epoch, or what an interrupted fit has left of it, and return its logs."""
         trainer = self.trainer
         self.callbacks.on_epoch_begin(epoch, Logs())
-        agree(trainer, "on_epoch_begin")
+        self._agree("on_epoch_begin")
         if self.state.pending.undelivered:
             self._deliver()
         figures, learning_rate = self.train()
@@ -126,7 +132,7 @@ class FitLoop:
         self.state.current_event = "on_epoch_end", epoch, logs
         self.callbacks.on_epoch_end(epoch, logs)
         self.state.current_event = None
-        agree(trainer, "on_epoch_end")
+        self._agree("on_epoch_end")
         return logs
 
     def train(self) -> tuple[Figures, float]:
@@ -137,18 +143,22 @@ class FitLoop:
         if learning_rate is None:
             learning_rate = trainer.learning_rate
         tracker.reset()
+        state.sums_batch = -1
         if state.pending.tracker:
-            sums = own_sums(trainer._world, state.pending.tracker)
+            state.sums, state.sums_batch = state.pending.tracker, position.batch
+            sums = own_sums(trainer._world, state.pending.tracker, tracker)
             if sums:
                 tracker.load_state_dict(sums)
             state.pending = replace(state.pending, tracker={})
-        finished = trainer.stop_training or position.trained
+        finished = (trainer.stop_training and self.is_stopping) or position.trained
         tells_begin = "on_train_batch_begin" in callbacks.heard
         tells_end = "on_train_batch_end" in callbacks.heard
         for index, batch in () if finished else state.batches:
+            if self._exchanges_early and index and state.sums_batch != index:
+                self._merged("the beginning of a batch")
             if tells_begin:
                 callbacks.on_train_batch_begin(index, Logs())
-                agree(trainer, "on_train_batch_begin")
+                self._agree("on_train_batch_begin")
             learning_rate = trainer.learning_rate
             if batch.rows == 1 and not state.met_single_row:
                 self._warn_of_single_row(batch)
@@ -157,9 +167,11 @@ class FitLoop:
             position.batch = index + 1
             position.learning_rate = learning_rate
             last_losses.append(loss)
+            if self._agrees_on_steps:
+                self._agree("on_gradients")
             if tells_end:
-                self._tell_batch_end(index, loss)
-            if trainer.stop_training:
+                self._tell_batch_end(index, batch, loss)
+            if trainer.stop_training and self.is_stopping:
                 break
             if not (math.isfinite(loss) or state.warned_of_loss):
                 self._warn_of_loss(loss)
@@ -169,15 +181,24 @@ class FitLoop:
         self.loss = whole.loss
         return whole.results(), learning_rate
 
-    def _tell_batch_end(self, index: int, loss: float) -> None:
-        state = self.state
+    def _tell_batch_end(self, index: int, batch: Batch, loss: float) -> None:
+        state, trainer = self.state, self.trainer
+        if trainer._averages_weights:
+            loss = trainer._mean_loss(batch, loss)
+        if trainer.world_size > 1 and self.callbacks.save_after(trainer.global_batch):
+            trainer._backend.gather_window()
         figures = self._merged("the end of a batch").figures()  # of scalars only
         figures["batch_loss"] = loss
         logs = Logs(figures)
         state.current_event = "on_train_batch_end", index, logs
         self.callbacks.on_train_batch_end(index, logs)
         state.current_event = None
-        agree(self.trainer, "on_train_batch_end")
+        self._agree("on_train_batch_end")
+
+    def _agree(self, hook: str) -> None:
+        """Let all ranks take over the decisions of rank 0, and stop together."""
+        if self.trainer.world_size > 1:
+            self.is_stopping = agree(self.trainer, hook)
 
     def _merged(self, where: str) -> Tracker:
         """Return the figures of all ranks, and keep what a checkpoint needs of them."""
@@ -185,6 +206,7 @@ class FitLoop:
         if world.size == 1:
             return tracker
         whole, self.state.sums = merged_over_ranks(world, where, tracker)
+        self.state.sums_batch = self.state.position.batch
         return whole
 
     def validate(self, validation: Validation) -> Figures:
@@ -219,7 +241,7 @@ class FitLoop:
 
     def _agree_on_batches(self) -> None:
         """Let all ranks take over what rank 0 has decided in `on_train_begin`."""
-        agree(self.trainer, "on_train_begin")
+        self._agree("on_train_begin")
         world, own = self.trainer._world, self.state.batches.data.batch_size
         batch_size = world.from_main("the batch size", own)
         if batch_size != own:
@@ -233,6 +255,7 @@ class FitLoop:
         self.trainer.stop_training = event["stop"]
         self.trainer.stop_reason = event["reason"]
         self.callbacks.tell_loggers(event["hook"], event["index"], logs)
+        self._agree(event["hook"])
         return logs
 
     def _warn_of_single_row(self, batch: Batch) -> None:
@@ -255,6 +278,8 @@ class FitLoop:
     def _warn_of_loss(self, loss: float) -> None:
         self.state.warned_of_loss = True
         trainer = self.trainer
+        if not trainer.is_main:
+            return
         warn_user(
             f"The loss is {loss} at step {trainer.global_step}, learning rate"
             f" {trainer.learning_rate:g}: training goes on. Lower the learning rate, or set"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import onnx
 
 from onnxfit.data import Source
 from onnxfit.distributed.world import World
-from onnxfit.errors import SettingError
+from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
 from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.tracker import Tracker
@@ -80,21 +81,54 @@ def require_same_fits(
     compared["step"] = trainer.global_step
     compared["the weights"] = checksum(trainer.get_weights().values())
     world.require_same("fit(...)", compared, OWN_TRAINING)
-    if data.batch_size is not None and data.batch_size < world.size:
+    require_rows_for_ranks(data.batch_size, world)
+
+
+def require_rows_for_ranks(batch_size: int | None, world: World) -> None:
+    """Raise SettingError for batches that have fewer rows than there are ranks."""
+    if batch_size is not None and batch_size < world.size:
         raise SettingError(
-            f"A batch of {data.batch_size} rows cannot be shared among {world.size} ranks: each"
-            f" needs a row. Choose batch_size={world.size} or more, or start fewer ranks."
+            f"A batch of {batch_size} rows cannot be shared among {world.size} ranks: each needs a"
+            f" row. Choose batch_size={world.size} or more, or start fewer ranks."
         )
 
 
-def agree(trainer: BaseTrainer, hook: str) -> None:
-    """Let all ranks take over what rank 0 has decided in a hook: to stop, and the learning rate."""
+def agree(trainer: BaseTrainer, hook: str) -> bool:
+    """Let all ranks take over what rank 0 has decided in a hook, and return whether training stops.
+
+    Rank 0 decides to stop, and on the learning rate, `accumulate` and `frozen`.
+    """
     world = trainer._world
     if world.size == 1:
-        return
+        return trainer.stop_training
     decided = [trainer.stop_training, trainer.stop_reason, trainer._learning_rate]
-    decided = world.from_main(f"the end of {hook}", decided)
+    own = [trainer.accumulate, list(trainer.frozen)]
+    decided, chosen = world.from_main(f"the end of {hook}", [decided, own])
     trainer.stop_training, trainer.stop_reason, trainer._learning_rate = decided
+    if chosen != own:
+        trainer.accumulate, trainer.frozen = chosen
+    return trainer.stop_training
+
+
+def require_same_weights(
+    world: World, name: str, weights: Mapping[str, Any], *, may_differ: bool = False
+) -> bool:
+    """Raise SettingError on all ranks where they set other weights, or one of them sets none.
+
+    Return whether the weights are the same. A rank that ends after an error sets its own alone.
+
+    - `name`: the call that sets the weights.
+    - `may_differ`: raise nothing for other weights.
+    """
+    if world.size == 1 or world.is_failing:
+        return True
+    arrays = {key: np.asarray(weights[key]) for key in sorted(weights)}
+    numbers = [array for array in arrays.values() if array.dtype != object]  # others are refused
+    own = {"the names": list(arrays), f"the weights of {name}": checksum(numbers)}
+    if may_differ:
+        return len({str(theirs) for theirs in world.gather(name, own)}) == 1
+    world.require_same(name, own)
+    return True
 
 
 def merged_over_ranks(world: World, where: str, tracker: Tracker) -> tuple[Tracker, dict[str, Any]]:
@@ -133,17 +167,35 @@ def _join_rows(parts: Sequence[Array]) -> Array | list[Array]:
     return join_batches(parts) if parts[0].ndim else parts[0]
 
 
-def own_sums(world: World, sums: Mapping[str, Any]) -> Mapping[str, Any]:
+def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping[str, Any]:
     """Return the sums from which this rank resumes, {} for none.
 
-    On another number of ranks than before, rank 0 goes on from the sums of all.
+    On another number of ranks than before, rank 0 goes on from the sums of all. CheckpointError, on
+    all ranks, for sums of another form than those of `tracker`.
     """
     states = sums.get(RANKS, [])
+    if states:
+        with refusing_sums():
+            tracker.merged(states)
     if len(states) == world.size:
         own: Mapping[str, Any] = states[world.rank]
         return own
     whole = {name: value for name, value in sums.items() if name != RANKS}
     return whole if world.is_main else {}
+
+
+@contextmanager
+def refusing_sums() -> Iterator[None]:
+    """Raise CheckpointError where metrics cannot use the sums of a checkpoint."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"The metrics cannot go on from the sums of the ranks in the checkpoint: {error}."
+        ) from error
 
 
 def checksum(arrays: Iterable[Array]) -> int:

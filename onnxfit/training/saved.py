@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
 from onnxfit.callbacks.history import History
-from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, UnsupportedError
+from onnxfit.errors import (
+    CheckpointError,
+    OnnxfitError,
+    SettingError,
+    UnsupportedError,
+    warn_user,
+)
 from onnxfit.files import require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
@@ -24,7 +30,11 @@ from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
 from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
+from onnxfit.training.state import require_same_form
 from onnxfit.training.summary import summary, trainer_html
+
+if TYPE_CHECKING:
+    from onnxfit.training.loop import FitState
 
 
 class SavedTrainer(InferenceTrainer):
@@ -42,7 +52,7 @@ class SavedTrainer(InferenceTrainer):
 
         It holds model, weights, slots, counters, settings, history and callbacks' states. A
         checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
-        `export`.
+        `export`. Of several processes, only rank 0 writes, and the others do not wait for it.
         """
         require_path(path)
         if os.fspath(path).endswith(".onnx"):
@@ -50,27 +60,32 @@ class SavedTrainer(InferenceTrainer):
                 f"save writes a checkpoint, which is no ONNX model, got {os.fspath(path)!r}. Write"
                 f" the model with export({os.fspath(path)!r}), or name the checkpoint *.ckpt."
             )
-        return self.snapshot().write(path)
+        if not self.is_main:
+            self._require_savable("save")
+            return Path(path)
+        return self._snapshot("save").write(path)
 
     def snapshot(self) -> checkpoint.Snapshot:
         """Return a copy in memory of what `save` writes.
 
-        Its `write(path)` may run later, or in another thread, while training goes on.
+        Its `write(path)` may run later, or in another thread, while training goes on. Of several
+        processes, only rank 0 writes.
         """
-        return checkpoint.Snapshot(self._contents())
+        return self._snapshot("snapshot")
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
 
-        The settings remain this trainer's. CheckpointError as for `load`; SettingError or
-        DataError, before anything changes, for the state of another model or optimizer.
+        The settings remain this trainer's. All of several processes call it; rank 0 reads the file,
+        and the others get its contents. CheckpointError as for `load`; SettingError or DataError,
+        before anything changes, for the state of another model or optimizer.
         """
         if self._is_fitting:
             raise SettingError(
                 "restore decides where a fit begins: call it before fit, or in a callback's"
                 " `prepare`."
             )
-        contents = checkpoint.load(path, self.settings)
+        contents = checkpoint.load(path, self.settings, self._world)
         with self._training, matching_this_version(path):
             self._restore(contents)
 
@@ -81,14 +96,15 @@ class SavedTrainer(InferenceTrainer):
         """Return the original model with the trained weights, for inference; write it to `path`.
 
         `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
-        2 GB the tensors are in a file `<path>.data` beside it. CheckpointError if it cannot be
-        written.
+        2 GB the tensors are in a file `<path>.data` beside it. Of several processes, only rank 0
+        writes. CheckpointError if it cannot be written.
         """
         if averaged and self.optimizer.ema_momentum is None:
             raise SettingError(
                 "averaged=True needs an optimizer that averages, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
             )
+        self._require_equal_ranks("export")
         with self._backend.lock:
             arrays = self.get_weights()
             if averaged:
@@ -96,7 +112,7 @@ class SavedTrainer(InferenceTrainer):
                     arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
         model = with_initializers(self.model, arrays)
         to_inference_form(model)
-        if path is not None:
+        if path is not None and self.is_main:
             write_model(path, model, self._recipe.state)
         return model
 
@@ -108,7 +124,8 @@ class SavedTrainer(InferenceTrainer):
         `predict` with `backend="forward_backward"`; with `accumulate`, `accumulate` and `update` as
         well. Return graph name -> file name, which is the graph's name between `prefix` and
         `suffix`, and `.onnx`; tensors above 2 GB are in `<file name>.data`. With the type `bytes`
-        as `folder`, nothing is written: return graph name -> serialized graph.
+        as `folder`, nothing is written: return graph name -> serialized graph. Of several
+        processes, only rank 0 writes.
         """
         if folder is not bytes:
             require_path(folder)
@@ -120,7 +137,8 @@ class SavedTrainer(InferenceTrainer):
         files = {}
         for name, graph in graphs.items():
             files[name] = f"{prefix}{name}{suffix}.onnx"
-            write_model(Path(folder) / files[name], graph, self._recipe.state)
+            if self.is_main:
+                write_model(Path(folder) / files[name], graph, self._recipe.state)
         self.save(Path(folder) / f"{prefix}trainer{suffix}{checkpoint.SUFFIX}")
         return files
 
@@ -146,6 +164,15 @@ class SavedTrainer(InferenceTrainer):
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs
         return inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+
+    def _require_savable(self, what: str) -> None:
+        """Raise SettingError where rank 0 does not have the state of all ranks."""
+        self._require_equal_ranks(what)
+        self._require_whole_window(what)
+
+    def _snapshot(self, what: str) -> checkpoint.Snapshot:
+        self._require_savable(what)
+        return checkpoint.Snapshot(self._contents(), writes=self.is_main)
 
     def _contents(self) -> checkpoint.Contents:
         """Return what a checkpoint written now holds; its arrays are copies."""
@@ -174,9 +201,22 @@ class SavedTrainer(InferenceTrainer):
             undelivered |= {"stop": self.stop_training, "reason": self.stop_reason}
         sums = fit.pending.tracker
         if fit.position.batch and not sums:
-            sums = fit.sums or self._tracker.state_dict()
+            sums = self._sums_of_epoch(fit)
         callbacks = fit.callbacks.state_dict() if fit.running else fit.callback_states
         return PendingFit(fit.resume_position(), sums, undelivered, callbacks)
+
+    def _sums_of_epoch(self, fit: FitState) -> Mapping[str, Any]:
+        """Return the sums of the running epoch; {}, with a warning, where other ranks have more."""
+        if self.world_size == 1:
+            return self._tracker.state_dict()
+        if fit.sums_batch == fit.position.batch:
+            return fit.sums
+        warn_user(
+            "The checkpoint has no loss and metrics of the batches before it, since the ranks did"
+            f" not exchange them after batch {fit.position.batch}: those of the resumed epoch will"
+            " be of its other batches. Save in on_train_batch_end or on_epoch_end instead."
+        )
+        return {}
 
     def _restore(self, contents: checkpoint.Contents) -> None:
         """Go to the state that a checkpoint holds."""
@@ -186,7 +226,11 @@ class SavedTrainer(InferenceTrainer):
         # a fit that has ended leaves nothing to resume
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
-        self.set_state(contents.state)
+        with self._training, self._backend.lock:
+            require_same_form(contents.state, self.get_state())
+            self._set_state(contents.state)
+            self._backend.keep_window_on_main()
+        self._averaged_step = self.global_step
         self.history = history
         self.train_losses_ = [float(loss) for loss in contents.train_losses]
         self._fit_state = None

@@ -409,7 +409,7 @@ def differing(name):
 def shifted(communicator):
     trainer = Trainer(network(), loss="cross_entropy", distribute=communicator)
     if communicator.rank:
-        trainer.set_weights({"b1": np.ones(3)})
+        trainer._backend.state.set({"b1": np.ones(3)})
     trainer.fit(X, CLASSES, verbose=0)
 
 

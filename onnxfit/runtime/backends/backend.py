@@ -209,6 +209,20 @@ class Backend(ABC):
         self.last_update = session
         return True
 
+    @property
+    def window_is_whole(self) -> bool:
+        """Whether rank 0 has the gradients that wait for an update, those of all ranks."""
+        return True
+
+    def gather_window(self) -> None:  # noqa: B027  every rank has all gradients
+        """Give rank 0 the gradients that wait for an update, of all ranks, and the others zeros."""
+
+    def keep_window_on_main(self) -> None:  # noqa: B027  every rank keeps all gradients
+        """Set the gradients that wait for an update to 0 on all ranks but rank 0.
+
+        All ranks have loaded the same, which are those of all ranks.
+        """
+
     def write_shares(self, session: BoundSession, batch: Batch) -> None:
         """Write this rank's shares of a batch into the inputs that the session has for them."""
         feeds = session.feeds

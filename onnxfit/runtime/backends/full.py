@@ -19,6 +19,7 @@ from onnxfit.runtime.backends.backend import (
     write_scalars,
 )
 from onnxfit.runtime.backends.shape_cache import Specs
+from onnxfit.runtime.buffers import Buffer
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
@@ -61,6 +62,7 @@ class FullBackend(Backend):
         self._weight_types = dict.fromkeys(arrays[name].dtype for name in recipe.weights)
         # Of each batch in a window, whose gradients wait: statistics and loss alone.
         self._window_reduction: GradientReduction | None = None
+        self._gathered = 0  # batches of the window when rank 0 got all gradients, 0 for not
         if world.shares_gradients and self.can_accumulate:
             statistics = {name: arrays[name] for name in recipe.statistics}
             self._window_reduction = GradientReduction(world, {}, statistics, device)
@@ -102,6 +104,7 @@ class FullBackend(Backend):
         self, batch: Batch, learning_rate: float, step: int, seed: int
     ) -> BoundSession | None:
         """Add the gradients of a batch to those of its window; update at the window's end."""
+        self._gathered = 0
         # Each batch of a window draws random numbers of its own.
         number = step * self.accumulate + self.window
         session = self._run_share("accumulate", batch, learning_rate, number, seed)
@@ -127,13 +130,32 @@ class FullBackend(Backend):
 
     def flush(self, learning_rate: float, step: int) -> bool:
         if self.window and self.world.shares_gradients:
-            sums = [names.gradient_sums(str(d)) for d in self._weight_types]
-            if self.device.kind != "cpu":
-                sums = [names.gradient_sum(w) for w in self.recipe.weights]
-            sum_buffers(
-                self.world, "the gradients of a window", [self.state.buffer(n) for n in sums]
-            )
+            sum_buffers(self.world, "the gradients of a window", self._sums())
         return super().flush(learning_rate, step)
+
+    @property
+    def window_is_whole(self) -> bool:
+        return self.window in (0, self._gathered) or not self.world.shares_gradients
+
+    def gather_window(self) -> None:
+        if self.window and self.world.shares_gradients:
+            sum_buffers(self.world, "the gradients of a window", self._sums())
+            self.keep_window_on_main()
+
+    def keep_window_on_main(self) -> None:
+        if not (self.window and self.world.shares_gradients):
+            return
+        if not self.world.is_main:
+            for buffer in self._sums():
+                buffer.write(np.zeros((), buffer.array.dtype))
+        self._gathered = self.window
+
+    def _sums(self) -> list[Buffer]:
+        """Return the buffers of the gradients that wait for an update."""
+        sums = [names.gradient_sums(str(dtype)) for dtype in self._weight_types]
+        if self.device.kind != "cpu":
+            sums = [names.gradient_sum(weight) for weight in self.recipe.weights]
+        return [self.state.buffer(name) for name in sums]
 
     def _run_share(
         self, kind: str, batch: Batch, learning_rate: float, step: int, seed: int
