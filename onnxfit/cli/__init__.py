@@ -7,6 +7,7 @@ module is imported when the command is run.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -17,6 +18,9 @@ from typing import Any
 import click
 
 from onnxfit import __version__
+from onnxfit.cli import ranks
+from onnxfit.cli.ranks import ARGUMENTS
+from onnxfit.distributed.find import launched_ranks
 from onnxfit.errors import OnnxfitError
 
 __all__ = ["main"]
@@ -43,8 +47,26 @@ class CommandGroup(click.Group):
     """Commands that are found by their modules, and whose errors are messages.
 
     An error is one message on standard error and an exit code, not a traceback. A warning is one
-    line on standard error.
+    line on standard error. In several processes, rank 0 prints them.
     """
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        if extra.get("standalone_mode", True) and launched_ranks(os.environ) > 1:
+            command = functools.partial(super().main, *args, **{**extra, "standalone_mode": False})
+            ranks.run(command)
+        return super().main(*args, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        resolved = super().resolve_command(ctx, args)
+        if not ranks.takes_part(resolved[0]):
+            ctx.exit()
+        return resolved
 
     def invoke(self, ctx: click.Context) -> object:
         with warnings.catch_warnings():
@@ -65,7 +87,7 @@ class CommandGroup(click.Group):
             except MemoryError as error:
                 raise click.ClickException(f"Not enough memory. {error}".rstrip()) from error
             except KeyboardInterrupt:
-                click.echo("Interrupted.", err=True)
+                ranks.say("Interrupted.")
                 ctx.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -89,7 +111,7 @@ def _module_names() -> list[str]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    ranks.say(f"Warning: {message}")
 
 
 @click.group(

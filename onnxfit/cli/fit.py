@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from onnxfit.cli import job, options
+from onnxfit.cli import job, options, ranks
 from onnxfit.cli.config import config_option
 from onnxfit.cli.models import is_checkpoint
 from onnxfit.errors import SettingError
@@ -194,10 +194,19 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     metavar="FOLDER",
     help="Write curves and the graph to FOLDER, for `tensorboard --logdir FOLDER`.",
 )
+@ranks.option
 @config_option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 @options.as_json
-def fit(overwrite: bool, quiet: bool, as_json: bool, **fit_options: Any) -> None:
+@click.pass_context
+def fit(
+    ctx: click.Context,
+    /,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    **fit_options: Any,
+) -> None:
     """Train MODEL, a .onnx file, and print the loss and metrics of its last epoch, or of the best
     with --early-stopping.
 
@@ -216,9 +225,18 @@ def fit(overwrite: bool, quiet: bool, as_json: bool, **fit_options: Any) -> None
         )
     if fit_options["validation_data"] and fit_options["validation_split"]:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")
+    number = fit_options.pop("ranks")
     fit_options = job.with_absolute_paths(fit_options)
+    layout = None
     if fit_options["checkpoint"]:
-        _delete_checkpoints(job.CheckpointLayout(fit_options["checkpoint"]), overwrite)
+        layout = job.CheckpointLayout(fit_options["checkpoint"])
+    if ranks.to_launch(number):
+        job.trainer_settings(fit_options)  # refuses what is wrong before anything starts
+        if layout and not overwrite:
+            _delete_checkpoints(layout, overwrite)  # refuses those of an earlier training
+        ranks.launch(ctx.meta[ranks.ARGUMENTS], number)
+    if layout and ranks.is_main():
+        _delete_checkpoints(layout, overwrite)
     job.run(fit_options, quiet=quiet, as_json=as_json)
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
-import click
-
 from onnxfit.callbacks import (
     Callback,
     CSVLogger,
@@ -25,7 +23,7 @@ from onnxfit.callbacks import (
     TensorBoard,
     file_template,
 )
-from onnxfit.cli import arrays, settings
+from onnxfit.cli import arrays, ranks, settings
 from onnxfit.cli.models import require_loss
 from onnxfit.cli.options import print_figures
 from onnxfit.errors import CheckpointError, SettingError
@@ -97,6 +95,8 @@ class CheckpointLayout:
 
     def write_options(self, fit_options: Options, *, finished: bool = False) -> None:
         """Write the options, and whether the training is finished, beside the checkpoints."""
+        if not ranks.is_main():
+            return
         contents = {"onnxfit": "fit", "finished": finished, "options": fit_options}
         text = json.dumps(contents, indent=2)
         write_atomically(self.options_path, lambda file: file.write(text.encode()))
@@ -211,7 +211,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     if layout:
         layout.write_options(fit_options)
     history = _fit(trainer, fit_options, data, validation, callbacks, layout, quiet)
-    if fit_options["output"]:
+    if fit_options["output"] and trainer.is_main:
         trainer.export(fit_options["output"])
     if layout:
         layout.write_options(fit_options, finished=True)
@@ -219,16 +219,21 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
 
 
 def _trainer(fit_options: Options) -> Trainer:
-    trainer = Trainer(
-        fit_options["model"],
-        weights=list(fit_options["weights"]) or None,
-        loss=settings.parse_loss(fit_options["loss"]),
-        penalty=settings.parse_penalty(fit_options["penalty"]),
-        optimizer=settings.parse_optimizer(fit_options["optimizer"], fit_options["learning_rate"]),
-        metrics=settings.parse_metrics(fit_options["metrics"]),
+    return require_loss(Trainer(fit_options["model"], **trainer_settings(fit_options)))
+
+
+def trainer_settings(fit_options: Options) -> dict[str, Any]:
+    """Return the arguments of Trainer; an error for names and settings that do not exist."""
+    return {
+        "weights": list(fit_options["weights"]) or None,
+        "loss": settings.parse_loss(fit_options["loss"]),
+        "penalty": settings.parse_penalty(fit_options["penalty"]),
+        "optimizer": settings.parse_optimizer(
+            fit_options["optimizer"], fit_options["learning_rate"]
+        ),
+        "metrics": settings.parse_metrics(fit_options["metrics"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
-    )
-    return require_loss(trainer)
+    }
 
 
 def _early_stopping(fit_options: Options) -> EarlyStopping | None:
@@ -321,17 +326,21 @@ class Interrupted(KeyboardInterrupt):
 class Interruption(Callback):
     """Callback that stops training after a signal, at the end of the batch or validation.
 
-    A second signal stops at once, wherever the process is.
+    A second signal stops at once, wherever the process is. Of several ranks, all stop at the same
+    batch, whichever of them received a signal.
     """
 
     # Loggers are called for the same batch or epoch when training is resumed.
     phase: ClassVar[str] = "checkpoint"
+    ranks: ClassVar[str | None] = "all"
 
     def __init__(self) -> None:
         self.signal = 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        self._raise_signal()
+        # Until an update, each of several ranks accumulates gradients of its own.
+        if self.trainer.world_size == 1 or (batch + 1) % self.trainer.accumulate == 0:
+            self._raise_signal()
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         # At the end of the last epoch, training ends without an interruption.
@@ -339,8 +348,9 @@ class Interruption(Callback):
             self._raise_signal()
 
     def _raise_signal(self) -> None:
-        if self.signal:
-            raise Interrupted(self.signal)
+        number = ranks.signal_of_all(self.signal)
+        if number:
+            raise Interrupted(number)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -368,16 +378,18 @@ def _save_and_exit(
     trainer: Trainer, fit_options: Options, layout: CheckpointLayout | None, number: int
 ) -> NoReturn:
     """Save the state, say how to go on, and exit as a process that the signal ended."""
-    if layout:
+    if layout and trainer.is_main:
         path = layout.interrupted
         trainer.save(path)
-        click.echo(f"Interrupted; the state is in {path}. To go on:", err=True)
         option = " --allow-paths-outside" if paths_outside(fit_options) else ""
-        click.echo(f"  onnxfit resume {shlex.quote(str(path))}{option}", err=True)
-    else:
-        click.echo(
+        if trainer.world_size > 1:
+            option += f" --ranks {trainer.world_size}"
+        ranks.say(f"Interrupted; the state is in {path}. To go on:")
+        ranks.say(f"  onnxfit resume {shlex.quote(str(path))}{option}")
+    elif not layout:
+        ranks.say(
             "Interrupted; nothing is saved. With --checkpoint FILE, `onnxfit resume` could go on"
-            " from here.",
-            err=True,
+            " from here."
         )
+    ranks.wait_for_main("the end of an interrupted fit")
     raise SystemExit(128 + number)

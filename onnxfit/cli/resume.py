@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnxfit.cli import job, options
+from onnxfit.cli import job, options, ranks
 from onnxfit.cli.fit import fit
 from onnxfit.cli.models import WITHOUT_CODE
 from onnxfit.errors import CheckpointError
@@ -17,7 +17,7 @@ from onnxfit.training import checkpoint
 __all__ = ["resume"]
 
 # options of `fit` that are not saved for `resume`, since they are for one call
-NOT_SAVED = {"overwrite", "quiet", "as_json"}
+NOT_SAVED = {"overwrite", "quiet", "as_json", "ranks"}
 PATH = ValueType("a path", lambda value: TEXT.accepts(value) and "\0" not in value)
 TRUE_OR_FALSE = ValueType("true or false", lambda value: isinstance(value, bool))
 TEXT_OR_NUMBER = ValueType(
@@ -44,17 +44,27 @@ TEXT_OR_NUMBER = ValueType(
         " of the checkpoints and the working directory."
     ),
 )
+@ranks.option
 @click.option("-q", "--quiet", is_flag=True, help="No progress on standard error.")
 @options.as_json
+@click.pass_context
 def resume(
-    path: Path, epochs: int | None, allow_paths_outside: bool, quiet: bool, as_json: bool
+    ctx: click.Context,
+    /,
+    path: Path,
+    epochs: int | None,
+    allow_paths_outside: bool,
+    quiet: bool,
+    as_json: bool,
+    **others: Any,
 ) -> None:
     """Go on where `onnxfit fit --checkpoint` was stopped: by Ctrl-C, by a crash, or because it was
     done and --epochs asks for more.
 
     Training starts from the newest whole checkpoint of a folder, or from the one named, with the
     options and data of that `fit`, which are noted beside it. On the CPU the trained model is then
-    the same, bit for bit, as if training had never been stopped.
+    the same, bit for bit, as if training had never been stopped; on another number of --ranks than
+    before, within rounding.
 
     The noted options are data and run no code. The model and data that they name are read, wherever
     they are. Files are written, and replaced, in the folder of the checkpoints and in the working
@@ -89,12 +99,14 @@ def resume(
             f" {fit_options['epochs']} trains on."
         )
     fit_options["epochs"] = epochs or fit_options["epochs"]
+    if ranks.to_launch(others["ranks"]):
+        ranks.launch(ctx.meta[ranks.ARGUMENTS], others["ranks"])
     start: Path | None = path
     if path.is_dir():
         start = _newest(job.CheckpointLayout(fit_options["checkpoint"]))
     if not quiet:
         message = f"From {start}." if start else "There is no checkpoint yet: from the beginning."
-        click.echo(message, err=True)
+        ranks.say(message)
     job.run(fit_options, quiet=quiet, as_json=as_json, start=start)
 
 
@@ -123,7 +135,7 @@ def _newest(layout: job.CheckpointLayout) -> Path | None:
         try:
             checkpoint.load(path, WITHOUT_CODE)
         except CheckpointError as error:
-            click.echo(f"Warning: {error} It is skipped.", err=True)
+            ranks.say(f"Warning: {error} It is skipped.")
         else:
             return path
     return None

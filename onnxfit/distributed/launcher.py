@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -50,6 +50,16 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
 
         status = onnxfit.distributed.launch([sys.executable, "train.py"], ranks=4)
     """
+    return run_ranks(arguments, ranks)
+
+
+def run_ranks(
+    arguments: Sequence[str], ranks: int, answers: Callable[[int], bool] | None = None
+) -> int:
+    """Do what `launch` does.
+
+    - `answers`: called with each signal; where it returns True, the signal does not go on.
+    """
     if ranks < 1 or ranks != int(ranks):
         raise SettingError(f"launch needs a whole number as ranks >= 1, got {shortened(ranks)}.")
     if not arguments:
@@ -68,7 +78,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         # lets it leave the ranks behind.
         start_new_session=os.name == "posix",
     )
-    status = _wait(process)
+    status = _wait(process, answers)
     return status if status >= 0 else 128 - status
 
 
@@ -115,15 +125,20 @@ def ranks_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**chosen, **environment}
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process; signals that come meanwhile go on to it."""
+def _wait(process: subprocess.Popen[bytes], answers: Callable[[int], bool] | None = None) -> int:
+    """Wait for the end of a process; signals that come meanwhile go on to it.
+
+    Those that this process ignores, as under nohup, stay ignored.
+    """
 
     def forward(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        if answers is None or not answers(number):
+            process.send_signal(number)
 
     numbers = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
     if os.name != "posix":
         numbers = []  # Windows has no signals to send on; Ctrl-C reaches mpiexec itself
+    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     try:
         before = {number: signal.signal(number, forward) for number in numbers}
     except ValueError:  # this is not the main thread, which alone handles signals
