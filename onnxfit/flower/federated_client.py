@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.callbacks.callback import Callback, as_list
+from onnxfit.callbacks.callback import Callback
+from onnxfit.callbacks.callback_list import as_list
 from onnxfit.data.structure import split_validation_data
 from onnxfit.errors import DataError, SettingError, listed_names
 from onnxfit.flower.checks import checked_config, checked_weights
