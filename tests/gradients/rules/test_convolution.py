@@ -88,6 +88,18 @@ def test_convolutions_are_torchs(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("images", "group"), [(2, 1), (16, 1), (2, 2)])
+def test_strides_that_end_at_the_last_pixel_are_torchs(images: int, group: int) -> None:
+    """A tap reads the first and the last pixel of a row, and a stride skips others."""
+    torch = pytest.importorskip("torch")
+    meets_torch(
+        f"Conv<strides=[2,2], group={group}>(a, b)",
+        lambda a, b: torch.nn.functional.conv2d(a, b, stride=2, groups=group),
+        (images, 16, 5, 5), (16, 16 // group, 1, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("widest", [pooling.MAX_POOLED_WIDTH, 0])
 @pytest.mark.parametrize("ceil", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)])
