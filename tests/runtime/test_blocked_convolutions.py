@@ -15,6 +15,7 @@ from onnxfit.runtime.blocked_convolutions import (
     channel_block,
     with_blocked_convolutions,
 )
+from tests.gradients.rules.cases import built
 
 needs_kernels = pytest.mark.skipif(channel_block() == 0, reason="no kernels for this processor")
 
@@ -104,6 +105,65 @@ def test_constant_weights_are_left_to_onnxruntime() -> None:
 def test_a_processor_without_kernels_runs_the_plain_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_convolutions, "channel_block", lambda: 0)
     plain = model_of("y = Conv<group=16>(x, w)", "float[2,16,5,5] x, float[16,1,3,3] w")
+    assert with_blocked_convolutions(plain) is plain
+
+
+def gradient_of_weights(body: str, *shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """A graph with the gradient of the weights of a depthwise convolution alone."""
+    x, w, y = shapes
+    inputs = f"float{[*x]} x, float{[*w]} w"
+    model = built(
+        model_of(f"y = {body}", inputs), ["y"], ["w"], {"y_grad": np.zeros(y, np.float32)}, runs=""
+    ).model
+    del model.graph.output[:]
+    model.graph.output.extend([onnx.helper.make_tensor_value_info("w_grad", 1, w)])
+    model.graph.node.remove(next(node for node in model.graph.node if "y" in node.output))
+    model.graph.input.remove(next(value for value in model.graph.input if value.name == "w"))
+    for value in model.graph.input:
+        if value.name == "y_grad":
+            value.CopyFrom(onnx.helper.make_tensor_value_info("y_grad", 1, y))
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+GRADIENTS = [
+    ("Conv<group=16, pads=[1,1,1,1]>(x, w)", (2, 16, 4, 4), (16, 1, 3, 3), (2, 16, 4, 4)),
+    ("Conv<group=16, pads=[1,1,1,1]>(x, w)", (3, 16, 9, 8), (16, 1, 3, 3), (3, 16, 9, 8)),
+    ("Conv<group=32, pads=[0,1,0,1]>(x, w)", (1, 32, 1, 66), (32, 1, 1, 3), (1, 32, 1, 66)),
+    ("Conv<group=16, strides=[2,2], pads=[2,1,1,1]>(x, w)",
+     (2, 16, 12, 11), (16, 1, 5, 3), (2, 16, 6, 6)),
+    ("Conv<group=16, dilations=[2,1]>(x, w)", (2, 16, 12, 9), (16, 1, 3, 2), (2, 16, 8, 8)),
+    ("ConvTranspose<group=16, strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, w)",
+     (2, 16, 6, 5), (16, 1, 3, 3), (2, 16, 12, 10)),
+]  # fmt: skip
+
+
+@needs_kernels
+@pytest.mark.parametrize(("body", "x", "w", "y"), GRADIENTS)
+def test_blocks_change_no_gradient_of_weights(
+    body: str, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
+) -> None:
+    plain = gradient_of_weights(body, x, w, y)
+    blocked = with_blocked_convolutions(plain)
+    operators = [node.op_type for node in blocked.graph.node]
+    assert operators.count("ReorderInput") == 2
+    assert not {"MatMul", "Mul"} & {*operators}  # what the result does not need is gone
+    for found, expected in zip(results(blocked), results(plain)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_with_pixels_that_no_window_reads_stay() -> None:
+    plain = gradient_of_weights(
+        "Conv<group=16, strides=[2,2]>(x, w)", (2, 16, 4, 4), (16, 1, 1, 1), (2, 16, 2, 2)
+    )
+    assert with_blocked_convolutions(plain) is plain
+
+
+def test_copied_notes_are_not_used() -> None:
+    plain = gradient_of_weights(*GRADIENTS[0])
+    noted = next(node for node in plain.graph.node if node.metadata_props)
+    copy = plain.graph.node.add()
+    copy.CopyFrom(noted)
+    copy.output[0] = "copy"
     assert with_blocked_convolutions(plain) is plain
 
 
