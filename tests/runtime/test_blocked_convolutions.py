@@ -81,12 +81,14 @@ def test_blocks_change_no_number(inputs: str, body: str) -> None:
         ("float[2,16,5,5] x, float[16,16,3,3] w", "Conv(x, w)"),
         ("float[2,16,5] x, float[16,1,3] w", "Conv<group=16>(x, w)"),
         ("float[2,16,5,5] x, float[32,1,3,3] w", "Conv<group=16>(x, w)"),
-        # no tap reaches each second pixel; a size that is no multiple of the stride; a bias
+        # no tap reaches each second pixel; a size that is no multiple of the stride; a bias; a
+        # result of many pixels
         ("float[2,16,5,5] x, float[16,1,1,1] w",
          "ConvTranspose<group=16, strides=[2,2], output_padding=[1,1]>(x, w)"),
         ("float[2,16,5,5] x, float[16,1,3,3] w", "ConvTranspose<group=16, strides=[2,2]>(x, w)"),
         ("float[2,16,5,5] x, float[16,1,2,2] w, float[16] b",
          "ConvTranspose<group=16, strides=[2,2]>(x, w, b)"),
+        ("float[2,16,9,16] x, float[16,1,2,2] w", "ConvTranspose<group=16, strides=[2,2]>(x, w)"),
     ],
 )  # fmt: skip
 def test_other_convolutions_stay(inputs: str, body: str) -> None:
