@@ -21,6 +21,13 @@ GRADIENT_NORM = "train/gradient_norm"  # the common L2 norm of all gradients bef
 PENALTY = "train/penalty"  # the penalties alone, where a step reports them or has them apart
 
 
+# Notes in the metadata of nodes, with which a compiler finds the gradient of the weights of a
+# depthwise convolution: the two readers of its operands, and the node whose output it is.
+DEPTHWISE_LARGE = "onnxfit.depthwise_large"
+DEPTHWISE_SMALL = "onnxfit.depthwise_small"
+DEPTHWISE_WEIGHTS = "onnxfit.depthwise_weights"
+
+
 def target(output: str) -> str:
     """Return the name of the labels of an output."""
     return f"y_true/{output}"

@@ -19,6 +19,7 @@ from onnxfit.data import Batch
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
+from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.fusions import useless_optimizers
@@ -61,6 +62,8 @@ def compile_model(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
+    if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
+        model = with_blocked_convolutions(model)
     with compilation_order(model):
         serialized = model.SerializeToString()
     try:

@@ -88,6 +88,84 @@ def test_convolutions_are_torchs(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("images", "group"), [(2, 1), (16, 1), (2, 2)])
+def test_strides_that_end_at_the_last_pixel_are_torchs(images: int, group: int) -> None:
+    """A tap reads the first and the last pixel of a row, and a stride skips others."""
+    torch = pytest.importorskip("torch")
+    meets_torch(
+        f"Conv<strides=[2,2], group={group}>(a, b)",
+        lambda a, b: torch.nn.functional.conv2d(a, b, stride=2, groups=group),
+        (images, 16, 5, 5), (16, 16 // group, 1, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["pixels", "columns", "sums"])
+@pytest.mark.parametrize(
+    ("stride", "dilation", "kernel", "pads"),
+    [
+        (1, 1, (3, 3), (1, 1)),
+        (2, 1, (5, 3), (2, 1)),
+        (3, 2, (2, 3), (0, 2)),
+        (1, 2, (1, 4), (1, 0)),
+    ],
+)
+def test_depthwise_convolutions_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, form: str, stride: int, dilation: int,
+    kernel: tuple[int, int], pads: tuple[int, int],
+) -> None:  # fmt: skip
+    """In each of the forms, along one axis, two and three, with one filter or two for a channel."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(weights, "MAX_PIXEL_PAIRS", 2**20 if form == "pixels" else 0)
+    monkeypatch.setattr(weights, "MAX_COLUMNS", 100 if form == "columns" else 0)
+    for axes, shape in enumerate([(2, 3, 7), (2, 3, 7, 8), (2, 3, 3, 7, 8)], 1):
+        taps, padding = ((2, *kernel), (1, *pads))
+        taps, padding = taps[-axes:], padding[-axes:]
+        settings = {"stride": stride, "dilation": dilation, "padding": padding, "groups": 3}
+        function = getattr(torch.nn.functional, f"conv{axes}d")
+        meets_torch(
+            f"Conv<group=3, strides={[stride] * axes}, dilations={[dilation] * axes},"
+            f" pads={[*padding] * 2}>(a, b)",
+            lambda a, b, function=function, settings=settings: function(a, b, **settings),
+            shape, (3 * (1 + axes % 2), 1, *taps),
+        )  # fmt: skip
+
+
+def test_taps_that_read_padding_only_have_no_slope() -> None:
+    """Of a depthwise convolution whose images are lower than its windows."""
+    a = np.random.default_rng(0).standard_normal((2, 2, 1, 50)).astype(np.float32)
+    dy = np.ones((2, 2, 1, 50), np.float32)
+    b = np.zeros((2, 1, 3, 3), np.float32)
+    _, gradient = gradients_of(
+        "float[2,2,1,50] a, float[2,1,3,3] b",
+        "Conv<group=2, pads=[1,1,1,1]>(a, b)",
+        {"a": a, "b": b},
+        dy,
+    )
+    assert not gradient[:, :, [0, 2]].any()
+    np.testing.assert_allclose(gradient[:, 0, 1, 1], a.sum((0, 2, 3)), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "products"),
+    [(4, 3, 2), (16, 3, 4), (16, 5, 6), (16, 7, 8), (80, 3, 0)],
+)
+def test_depthwise_forms_follow_the_sizes(size: int, kernel: int, products: int) -> None:
+    """One product of all pixels, one for each row of taps, or sums for rows that are long; and one
+    product to sum the pairs of each tap.
+    """
+    pad = kernel // 2
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 21]>
+        g (float[2,16,{size},{size}] a, float[16,1,{kernel},{kernel}] b) => (y)
+        {{ y = Conv<group=16, pads={[pad] * 4}>(a, b) }}"""
+    )
+    dy = np.zeros((2, 16, size, size), np.float32)
+    graph = built(model, ["y"], ["b"], {"y_grad": dy}, runs="").model.graph
+    assert [n.op_type for n in graph.node].count("MatMul") == products
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("widest", [pooling.MAX_POOLED_WIDTH, 0])
 @pytest.mark.parametrize("ceil", [0, 1])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 1, 1), (2, 3, 1)])

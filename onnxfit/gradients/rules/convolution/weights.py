@@ -8,11 +8,16 @@ sizes: STRATEGIES lists the measured choices, and the first that applies is used
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from onnxfit.gradients.building import Ints, spatial_shape, static_shape
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.building import Ints, spatial_shape, static_shape, zeros
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -23,9 +28,11 @@ from onnxfit.gradients.rules.convolution.windows import (
     images_last,
     pad_pixels,
     slice_per_tap,
+    slice_pixels,
     swap_first_axes,
     window_pixels,
 )
+from onnxfit.graph import names
 from onnxfit.graph.values import GraphBuilder, Value
 
 # From this batch size, one Gather copies the pixels of all taps faster than Slices and a Concat.
@@ -37,6 +44,10 @@ MAX_GATHER_INDICES = 2**16
 MAX_GATHERED_ELEMENTS = 2**22
 # From this number of channels per element of a row, copies with the channels last are faster.
 MIN_CHANNELS_PER_COLUMN = 4
+# Each channel of a depthwise convolution has few weights. Up to these sizes, products of matrices
+# that also multiply pixels which never meet are faster than elementwise products of those that do.
+MAX_PIXEL_PAIRS = 2**12
+MAX_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,18 @@ class WeightProblem:
 
     @property
     def is_depthwise(self) -> bool:
-        return self.channels == 1 and self.filters == self.group
+        """Whether each filter reads a single channel of several."""
+        return self.channels == 1 and self.group > 1
+
+    @property
+    def is_tiny(self) -> bool:
+        return math.prod(self.pixels) * self.position_count <= MAX_PIXEL_PAIRS
+
+    @property
+    def has_few_columns(self) -> bool:
+        """Whether a row of all filters of a channel is short."""
+        columns = max(self.pixels[-1], self.positions[-1])
+        return columns * self.filters // self.group <= MAX_COLUMNS
 
     @property
     def is_wide(self) -> bool:
@@ -112,7 +134,33 @@ def weight_gradient(
         large, small, spec, w, images, filters, channels, tuple(kernel), pixels, positions
     )
     strategy = next(row for row in STRATEGIES if row.applies(problem))
-    return strategy.build(op, problem)
+    if not problem.is_depthwise or filters != spec.group:
+        return strategy.build(op, problem)
+    read_before = {*large.ir.uses(), *small.ir.uses()}
+    dw = strategy.build(op, problem)
+    _note_operands(problem, dw, read_before)
+    return dw
+
+
+def _note_operands(
+    problem: WeightProblem, dw: Value, read_before: Collection[tuple[ir.Node, int]]
+) -> None:
+    """Note in the metadata of nodes what they compute, for processors with kernels for it.
+
+    `read_before`: the uses of the operands before the gradient was built.
+    """
+    roles = {names.DEPTHWISE_LARGE: problem.large, names.DEPTHWISE_SMALL: problem.small}
+    for role, value in roles.items():
+        new = [use for use in value.ir.uses() if use not in read_before]
+        if not new or dw.name is None:
+            return
+        new[0].node.metadata_props[role] = json.dumps([dw.name, new[0].idx])
+    spec = problem.spec
+    producer = dw.ir.producer()
+    assert producer is not None  # the strategy has just made it
+    producer.metadata_props[names.DEPTHWISE_WEIGHTS] = json.dumps(
+        [dw.name, spec.strides, spec.dilations, spec.pads_before]
+    )
 
 
 # Strategies
@@ -192,6 +240,81 @@ def _weights_of_taps(op: GraphBuilder, products: list[Value], problem: WeightPro
     return op.Reshape(dw, [problem.filters, problem.channels, *problem.kernel])
 
 
+def by_pairs_of_pixels(op: GraphBuilder, problem: WeightProblem) -> Value:
+    """Multiply every pixel of a channel by every element of `small`; sum the pairs of each tap."""
+    pixels = math.prod(problem.pixels)
+    positions = problem.position_count
+    read = window_pixels(problem.spec, problem.pixels, problem.positions, problem.kernel)
+    tap, position = np.nonzero(read < pixels)
+    is_read = np.zeros((pixels, positions, problem.taps), problem.large.dtype)
+    is_read[read[tap, position], position, tap] = 1
+    large = op.Reshape(problem.large, [-1, problem.group, pixels])
+    small = op.Reshape(problem.small, [-1, problem.filters, positions])
+    large = op.Reshape(op.Transpose(large, perm=[1, 2, 0]), [problem.group, 1, pixels, -1])
+    small = op.Transpose(small, perm=[1, 0, 2])
+    small = op.Reshape(small, [problem.group, problem.filters // problem.group, -1, positions])
+    pairs = op.Reshape(large @ small, [problem.filters, -1])
+    return op.Reshape(pairs @ is_read.reshape(-1, problem.taps), [-1, 1, *problem.kernel])
+
+
+def by_pairs_of_columns(op: GraphBuilder, problem: WeightProblem) -> Value:
+    """For each row of taps, multiply the columns that it reads by the columns of `small`.
+
+    Column v of the pixels meets column o of `small` in at most one tap of the row. A product with
+    zeros and ones sums the pairs of each tap.
+    """
+    spec = problem.spec
+    large = swap_first_axes(op, problem.large, spec)
+    small = swap_first_axes(op, problem.small, spec)
+    *outer_kernel, taps = problem.kernel
+    width = problem.pixels[-1]
+    columns = problem.positions[-1]
+    multiplier = problem.filters // problem.group
+    rows = []
+    for tap in itertools.product(*map(range, outer_kernel)):
+        ranges = [_positions_inside(problem, axis, t) for axis, t in enumerate(tap)]
+        if any(first >= end for first, end in ranges):  # this row of taps reads padding only
+            shape = np.array([problem.filters, 1, columns * width])
+            rows.append(zeros(op, large, op.constant(shape)))
+            continue
+        starts = [
+            first * stride + t * dilation - pad
+            for (first, _), t, stride, dilation, pad in zip(
+                ranges, tap, spec.strides, spec.dilations, spec.pads_before
+            )
+        ]
+        ends = [
+            start + (end - first - 1) * stride + 1
+            for start, (first, end), stride in zip(starts, ranges, spec.strides)
+        ]
+        firsts = [first for first, _ in ranges]
+        read = slice_pixels(op, large, starts, ends, spec.strides[:-1], 2)
+        met = slice_pixels(op, small, firsts, [end for _, end in ranges], [1] * len(tap), 2)
+        read = op.Reshape(read, [problem.group, 1, -1, width])
+        met = op.Reshape(met, [problem.group, multiplier, -1, columns])
+        pairs = op.Transpose(met, perm=[0, 1, 3, 2]) @ read
+        rows.append(op.Reshape(pairs, [problem.filters, 1, -1]))
+    all_rows = op.Concat(*rows, axis=1) if len(rows) > 1 else rows[0]
+    last = ConvSpec(
+        spec.strides[-1:], spec.dilations[-1:], (spec.pads_before[-1], spec.pads_after[-1])
+    )
+    column = window_pixels(last, [width], [columns], [taps])
+    is_read = column.T[:, None] == np.arange(width)[:, None]
+    is_read = is_read.reshape(-1, taps).astype(large.dtype)
+    dw = op.Reshape(all_rows, [-1, columns * width]) @ is_read
+    return op.Reshape(dw, [problem.filters, 1, *problem.kernel])
+
+
+def _positions_inside(problem: WeightProblem, axis: int, tap: int) -> tuple[int, int]:
+    """Return the first position at which a tap reads a pixel, and the one after the last."""
+    spec = problem.spec
+    offset = tap * spec.dilations[axis] - spec.pads_before[axis]
+    stride = spec.strides[axis]
+    first = max(0, -(offset // stride))
+    end = min(problem.positions[axis], (problem.pixels[axis] - 1 - offset) // stride + 1)
+    return first, end
+
+
 def by_depthwise_sums(op: GraphBuilder, problem: WeightProblem) -> Value:
     """Sum elementwise products over images and positions."""
     spec = problem.spec
@@ -254,6 +377,16 @@ class Strategy:
 
 STRATEGIES = (
     Strategy(
+        by_pairs_of_pixels,
+        lambda p: p.is_depthwise and p.is_tiny,
+        "Tiny images: one product takes 0.1 to 0.4 of the time of a Slice and a sum for each tap.",
+    ),
+    Strategy(
+        by_pairs_of_columns,
+        lambda p: p.is_depthwise and p.has_few_columns,
+        "Products for each row of taps take 0.1 to 0.9 of the time of a sum for each tap.",
+    ),
+    Strategy(
         lambda op, p: by_convolution(op, p.large, p.small, p.spec, p.w),
         lambda p: p.taps > MAX_COPIED_TAPS,
         "With so many taps, copies of the images cost more than a product of matrices saves.",
@@ -275,8 +408,8 @@ STRATEGIES = (
     ),
     Strategy(
         by_depthwise_sums,
-        lambda p: p.is_depthwise,
-        "A channel meets one filter only: there is nothing to multiply as matrices.",
+        lambda p: p.is_depthwise and p.filters == p.group,
+        "Rows are long, and a product of columns grows with their square.",
     ),
     Strategy(
         by_product_per_image,

@@ -49,16 +49,18 @@ def slice_per_tap(
     for tap in itertools.product(*map(range, kernel)):
         start = [t * d for t, d in zip(tap, spec.dilations)]
         end = [first + (n - 1) * s + 1 for first, n, s in zip(start, positions, spec.strides)]
-        slices.append(_slice(op, padded, start, end, spec.strides, axis))
+        slices.append(slice_pixels(op, padded, start, end, spec.strides, axis))
     return slices
 
 
-def _slice(
+def slice_pixels(
     op: GraphBuilder, value: Value, start: list[int], end: list[int], strides: Ints, axis: int
 ) -> Value:
     """Slice the axes from `axis` on, unless all of their elements are wanted."""
     last = axis + len(end)
-    if not any(start) and value.shape is not None and end == [*value.shape[axis:last]]:
+    sizes = [] if value.shape is None else [*value.shape[axis:last]]
+    # The last element read may be the last one of the axis although a stride skips others.
+    if not any(start) and end == sizes and all(s == 1 or n == 1 for s, n in zip(strides, end)):
         return value
     return op.Slice(value, start, end, list(range(axis, last)), strides)
 
