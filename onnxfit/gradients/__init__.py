@@ -36,6 +36,7 @@ __all__ = [
     "Pullback",
     "choose_source",
     "decompose",
+    "differentiate",
     "gradient_source",
     "reachable",
     "refuse",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 SOURCES = ("auto", "onnx", "onnxruntime")
+BuildModel = Callable[[], ir.Model]
 
 
 @dataclass(frozen=True)
@@ -88,42 +90,57 @@ def gradient_source(gradient: str) -> GradientSource:
 
 
 def choose_source(
-    gradient: str, model: ir.Model, loss: str, weights: Sequence[str]
+    gradient: str, build: BuildModel, loss: str, weights: Sequence[str]
 ) -> tuple[str, Sequence[Blocker]]:
     """Return the source that differentiates a model, "onnx" or "onnxruntime", and its blockers.
 
-    `gradient` is what the user asked for; `model`, the scalar output `loss` and the inputs
-    `weights` are those of a GradientSource.
+    `gradient` is what the user asked for. `build` returns the model, anew with each call. The
+    scalar output `loss` and the inputs `weights` are those of a GradientSource.
     """
     if gradient != "auto":
-        return gradient, gradient_source(gradient).blockers(model, loss, weights)
-    builder = _installed_builder()
-    original = model.clone() if builder is not None else model
-    blocking = backward.blockers(model, loss, weights)
-    if not blocking or builder is None or builder.blockers(original, loss, weights):
+        return gradient, gradient_source(gradient).blockers(build(), loss, weights)
+    blocking = backward.blockers(build(), loss, weights)
+    builder = _installed_builder() if blocking else None
+    if builder is None or builder.blockers(build(), loss, weights):
         return "onnx", blocking
     return "onnxruntime", ()
 
 
+def differentiate(
+    source: GradientSource, build: BuildModel, loss: str, weights: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
+    """Return a model with its gradients, as `GradientSource.add_gradients` does.
+
+    - `source`: the source of gradients.
+    - `build`: a function that returns the model, anew with each call. "auto" calls it again if the
+      first source is blocked, which spares it a copy of every model for that case.
+    - `loss`, `weights`: the scalar output and the inputs, as for a GradientSource.
+
+    Raises BlockedError if nodes cannot be differentiated.
+    """
+    if source.name != "auto":
+        return source.add_gradients(build(), loss, weights)
+    try:
+        return backward.add_gradients(build(), loss, weights)
+    except BlockedError:
+        builder = _installed_builder()
+        if builder is None:
+            raise
+        try:
+            return builder.add_gradients(build(), loss, weights)
+        except BlockedError:
+            pass  # the error of the table says more
+        raise
+
+
 def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blocker]:
-    return choose_source("auto", model, loss, weights)[1]
+    return choose_source("auto", model.clone, loss, weights)[1]
 
 
 def _add_best_gradients(
     model: ir.Model, loss: str, weights: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    builder = _installed_builder()
-    original = model.clone() if builder is not None else model
-    try:
-        return backward.add_gradients(model, loss, weights)
-    except BlockedError:
-        if builder is None:
-            raise
-        try:
-            return builder.add_gradients(original, loss, weights)
-        except BlockedError:
-            pass  # the error of the table says more
-        raise
+    return differentiate(gradient_source("auto"), model.clone, loss, weights)
 
 
 def _add_best_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -196,8 +197,8 @@ def inspect_working(
     source = "onnx" if gradient == "auto" else gradient
     blocking: Sequence[Blocker] = ()
     if reached:
-        total = _with_total_loss(work, outputs, reached)
-        source, blocking = choose_source(gradient, total, names.TOTAL, reached)
+        build = partial(_with_total_loss, work, outputs, reached)
+        source, blocking = choose_source(gradient, build, names.TOTAL, reached)
     problems = list(problems)
     readers = reader_counts(work)
     shared = sorted((n for n in weights if readers[n] > 1), key=lambda n: -readers[n])

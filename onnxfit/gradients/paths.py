@@ -4,7 +4,7 @@ loss to the leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,8 +30,8 @@ NOT_FLOATS = {
     ir.DataType.STRING,
 }
 
-# (operator, input) of float inputs whose type alone is used, or whose value is rounded.
-NOT_DIFFERENTIABLE_INPUTS = {("CastLike", 1), ("OneHot", 0), ("OneHot", 1)}
+# Operator -> float inputs whose type alone is used, or whose value is rounded.
+NOT_DIFFERENTIABLE_INPUTS = {"CastLike": {1}, "OneHot": {0, 1}}
 # A quantizer rounds, too, but stays on the path. A user who trains through it expects the
 # straight-through estimator, and gets an error rather than zeros.
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
@@ -54,13 +54,14 @@ def differentiable_path(
     Leaves are inputs or initializers of the graph. Leaves of a subgraph may also be values that it
     captures from outside.
     """
-    on_path = _values_on_path(graph, targets, leaves)
+    varying = _varying(graph, leaves)
+    on_path = _values_on_path(varying, targets)
     path = []
-    for node in graph:
-        outputs = frozenset(i for i, v in enumerate(node.outputs) if v in on_path)
+    for node, differentiable in varying.nodes.items():
+        outputs = [i for i, v in enumerate(node.outputs) if v in on_path]
         if outputs:
-            inputs = frozenset(i for i, v in differentiable_inputs(node) if v in on_path)
-            path.append(PathNode(node, inputs, outputs))
+            inputs = [i for i, v in differentiable if v in on_path]
+            path.append(PathNode(node, frozenset(inputs), frozenset(outputs)))
     return path
 
 
@@ -83,7 +84,8 @@ def reachable_values(
     """Return the candidates with a gradient path to one of the outputs, in their order."""
     candidates = list(candidates)
     targets = outputs_of(model.graph, *outputs)
-    on_path = _values_on_path(model.graph, targets, leaves_of(model.graph, candidates))
+    varying = _varying(model.graph, leaves_of(model.graph, candidates))
+    on_path = _values_on_path(varying, targets)
     names = {v.name for v in on_path}
     return [name for name in candidates if name in names]
 
@@ -102,7 +104,9 @@ def stopping_nodes(
         inputs = [v for v in (*node.inputs, *_captured_by(node)) if v in varying]
         if not inputs:
             continue
-        outputs = _varying_outputs(node, varying)
+        outputs = _varying_outputs(
+            node, [v for _, v in differentiable_inputs(node) if v in varying]
+        )
         varying.update(outputs)
         if not outputs:
             stops.append(node)
@@ -166,46 +170,66 @@ def select_float_outputs(graph: ir.Graph, requested: Sequence[str] | str | None)
     return selected
 
 
-def differentiable_inputs(node: ir.Node) -> Iterator[tuple[int, ir.Value]]:
-    """Yield the inputs that a node can be differentiated with respect to, with their positions.
+def differentiable_inputs(node: ir.Node) -> list[tuple[int, ir.Value]]:
+    """Return the inputs that a node can be differentiated with respect to, with their positions.
 
     The values that its subgraphs capture follow the inputs.
     """
     if key_of(node) in NOT_DIFFERENTIABLE:
-        return
-    for i, value in enumerate(node.inputs):
-        if value is not None and (node.op_type, i) not in NOT_DIFFERENTIABLE_INPUTS:
-            yield i, value
-    yield from enumerate(_captured_by(node), start=len(node.inputs))
+        return []
+    inputs = [(i, value) for i, value in enumerate(node.inputs) if value is not None]
+    constant = NOT_DIFFERENTIABLE_INPUTS.get(node.op_type)
+    if constant is not None:
+        inputs = [(i, value) for i, value in inputs if i not in constant]
+    inputs.extend(enumerate(_captured_by(node), start=len(node.inputs)))
+    return inputs
 
 
-def _values_on_path(
-    graph: ir.Graph, targets: Iterable[ir.Value], leaves: Iterable[ir.Value]
-) -> set[ir.Value]:
-    """Return the values on a gradient path from the targets to the leaves."""
-    varying = set(leaves)
+@dataclass(frozen=True)
+class _Varying:
+    """Values and nodes that have a derivative with respect to the leaves of a graph.
+
+    `nodes` has the nodes with such an output, in graph order, each with its differentiable inputs.
+    """
+
+    values: set[ir.Value]
+    nodes: dict[ir.Node, list[tuple[int, ir.Value]]]
+
+
+def _varying(graph: ir.Graph, leaves: Iterable[ir.Value]) -> _Varying:
+    """Return the values and nodes of a sorted graph that vary with the leaves."""
+    varying = _Varying(set(leaves), {})
     for node in graph:
-        varying.update(_varying_outputs(node, varying))
-    pending = [v for v in targets if v in varying]
+        inputs = differentiable_inputs(node)
+        outputs = _varying_outputs(node, [v for _, v in inputs if v in varying.values])
+        if outputs:
+            varying.values.update(outputs)
+            varying.nodes[node] = inputs
+    return varying
+
+
+def _values_on_path(varying: _Varying, targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """Return the values on a gradient path from the targets to the leaves."""
+    pending = list(targets)
     on_path: set[ir.Value] = set()
     while pending:
         value = pending.pop()
-        if value in varying and value not in on_path:
+        if value in varying.values and value not in on_path:
             on_path.add(value)
             producer = value.producer()
-            if producer is not None and producer.graph is graph:
-                pending += [v for _, v in differentiable_inputs(producer)]
+            if producer in varying.nodes:
+                pending += [v for _, v in varying.nodes[producer]]
     return on_path
 
 
-def _varying_outputs(node: ir.Node, varying: set[ir.Value]) -> list[ir.Value]:
-    """Return the outputs that have a derivative with respect to the varying values."""
-    inputs = [v for _, v in differentiable_inputs(node) if v in varying]
+def _varying_outputs(node: ir.Node, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+    """Return the outputs that vary if these inputs do."""
     if not inputs:
         return []
     # After a quantizer, integers stand for floats.
-    quantized = node.op_type in QUANTIZERS or any(not carries_gradient(v) for v in inputs)
-    return [v for v in node.outputs if quantized or carries_gradient(v)]
+    if node.op_type in QUANTIZERS or not all(map(carries_gradient, inputs)):
+        return list(node.outputs)
+    return [v for v in node.outputs if carries_gradient(v)]
 
 
 def _captured_by(node: ir.Node) -> list[ir.Value]:

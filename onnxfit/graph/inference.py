@@ -409,7 +409,7 @@ def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
     None where it is not hashable, as a tensor or a graph among the attributes is not.
     """
     attributes = []
-    for name, attribute in node.attributes.items():
+    for name, attribute in node.attributes.data.items():
         if attribute.type not in _HASHABLE:
             return None
         value = attribute.value
@@ -423,8 +423,8 @@ def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
             return None
         tensor = _small_constant(x)
         constant = None if tensor is None else tensor.tobytes()
-        sizes = None if x.shape is None else sizes_of(x.shape)
-        inputs.append((x.type.dtype, sizes, constant))
+        shape = x.shape
+        inputs.append((x.type.dtype, None if shape is None else sizes_of(shape), constant))
     version = graph.opset_imports.get(node.domain, 0)
     return node.domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
 
@@ -432,14 +432,13 @@ def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
 def sizes_of(shape: ir.Shape) -> tuple[int | str | None, ...]:
     """Return the sizes of a shape: numbers, names, or None where unknown."""
     # A list inside is faster than a generator, and every node of a graph comes here.
-    return tuple([d if isinstance(d, int) else d.value for d in shape])
+    return tuple([d if isinstance(d, int) else d.value for d in shape.dims])
 
 
 def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
     """Return the tensor of a constant that may be a shape, axes or a scalar, else None."""
-    if value.producer() is None:
-        tensor = value.const_value
-    else:
+    tensor = value.const_value
+    if tensor is None and value.producer() is not None:
         tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size > MAX_CONSTANT_ELEMENTS or tensor.dtype == ir.DataType.STRING:
         return None

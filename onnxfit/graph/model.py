@@ -25,9 +25,10 @@ from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.subgraphs import subgraphs_of
+from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
 from onnxfit.graph.tensors import require_initializers
 from onnxfit.graph.validity import require_bodies, require_steps
+from onnxfit.graph.values import values_of
 
 
 @contextmanager
@@ -57,7 +58,9 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     require_bodies(work.graph)
     RemoveInitializersFromInputsPass()(work)
     NameFixPass()(work)
-    work = _with_computed_shapes(work, _declared_shapes(model))
+    if not _has_same_values(proto.graph, work.graph):
+        proto = _to_proto(work)
+    work = _with_computed_shapes(work, proto, _declared_shapes(model))
     if unroll_sequences(work):
         work = infer_shapes(work)
     restore_initializers(work.graph, model)
@@ -99,32 +102,55 @@ def _declared_shapes(model: onnx.ModelProto) -> dict[str, ir.Shape | None]:
     }
 
 
-def _with_computed_shapes(model: ir.Model, declared: Mapping[str, ir.Shape | None]) -> ir.Model:
+def _has_same_values(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
+    """Return whether `proto` has the inputs and values of `graph` by the same names, and no bodies.
+
+    Names of nodes may differ, as shapes do not depend on them.
+    """
+    if any(subgraphs_of(node) for node in graph):
+        return False
+    if [v.name for v in proto.input] != [v.name for v in graph.inputs]:
+        return False
+    written = [name for node in proto.node for name in node.output]
+    return written == [v.name for node in graph for v in node.outputs]
+
+
+def _with_computed_shapes(
+    model: ir.Model, proto: onnx.ModelProto, declared: Mapping[str, ir.Shape | None]
+) -> ir.Model:
     """Return the model with inferred shapes; ModelError where outputs are declared otherwise.
 
-    An output whose rank cannot be inferred has its declared shape.
+    `proto` has the values of the model. An output whose rank cannot be inferred has its declared
+    shape.
     """
-    inferred = infer_shapes(model)
+    _set_inferred(model.graph, _infer_by_onnx(proto).graph)
+    _complete_ranks(model.graph)
     try:
-        require_declared_sizes(inferred.graph, declared)
+        require_declared_sizes(model.graph, declared)
     except ModelError:  # values inside the model may be declared wrongly, which changes no result
-        proto = ir.to_proto(model)
         del proto.graph.value_info[:]
-        inferred = _inferred(proto)
-        require_declared_sizes(inferred.graph, declared)
-    for value in inferred.graph.outputs:
+        model = _inferred(proto)
+        NameFixPass()(model)
+        require_declared_sizes(model.graph, declared)
+    for value in model.graph.outputs:
         if value.shape is None:
             value.shape = declared.get(value.name or "")
-    return inferred
+    return model
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
-    """Return a new model with the type and shape of every value that can be inferred.
+    """Give every value the type and shape that can be inferred, in place, and return the model.
 
     Raises ModelError where shapes contradict each other.
     """
+    _set_inferred(model.graph, _infer_by_onnx(_to_proto(model)).graph)
+    _complete_ranks(model.graph)
+    return model
+
+
+def _to_proto(model: ir.Model) -> onnx.ModelProto:
     try:
-        return _inferred(ir.to_proto(model))
+        return ir.to_proto(model)
     except ir.serde.SerdeError as error:
         # a hidden size of -2^63, for instance, four times of which is a size of an LSTM's weights
         raise ModelError(
@@ -132,9 +158,16 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         ) from None
 
 
-def _inferred(model: onnx.ModelProto) -> ir.Model:
+def _inferred(proto: onnx.ModelProto) -> ir.Model:
+    """Return a new model with the type and shape of every value that can be inferred."""
+    model = ir.from_proto(_infer_by_onnx(proto))
+    _complete_ranks(model.graph)
+    return model
+
+
+def _infer_by_onnx(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
-        proto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(
             f"The model's shapes contradict each other: {str(error).strip()}"
@@ -143,14 +176,29 @@ def _inferred(model: onnx.ModelProto) -> ir.Model:
         raise ModelError(
             "The model's sizes are too large: there is no memory to infer its shapes."
         ) from None
-    inferred = ir.from_proto(proto)
-    for node in inferred.graph:  # ranks that ONNX leaves open, and what follows from them
+
+
+def _set_inferred(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Give the values of a graph and of its bodies the types and shapes that `proto` has."""
+    values = values_of(graph)
+    for info in (*proto.value_info, *proto.output):
+        value = values.get(info.name)
+        if value is not None:
+            ir.serde.deserialize_value_info_proto(info, value)
+    for node, node_proto in zip(graph, proto.node):
+        bodies = (body for a in node_proto.attribute for body in subgraph_protos(a))
+        for body, body_proto in zip(subgraphs_of(node), bodies):
+            _set_inferred(body, body_proto)
+
+
+def _complete_ranks(graph: ir.Graph) -> None:
+    """Infer ranks that ONNX leaves open, and what follows from them, in place."""
+    for node in graph:
         if any(v.shape is None and v.name for v in node.outputs):
             try:
-                infer_outputs(inferred.graph, node)
+                infer_outputs(graph, node)
             except ValueError:
                 continue  # sizes that contradict each other are reported when the model runs
-    return inferred
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -20,6 +22,7 @@ import onnx_ir as ir
 from onnxfit.errors import UnknownNameError
 from onnxfit.graph.arithmetic import Number, Operand, Value
 from onnxfit.graph.inference import find_schema, infer_outputs
+from onnxfit.graph.subgraphs import subgraphs_of
 
 __all__ = ["GraphBuilder", "Number", "Operand", "OperatorCall", "Value", "values_of"]
 
@@ -96,9 +99,7 @@ class GraphBuilder:
         self._names: set[str] = set() if outer is None else outer._names
         self._names.update(graph.initializers)
         self._names.update(v.name for v in graph.inputs if v.name)
-        for node in ir.traversal.RecursiveGraphIterator(graph):
-            self._names.update(v.name for v in node.outputs if v.name)
-            self._names.add(node.name or "")
+        _add_names(graph, self._names)
         self._generated: set[str] = set()  # names of values that no user chose
         self._counts: dict[str, int] = {} if outer is None else outer._counts
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -371,19 +372,20 @@ class GraphBuilder:
     ) -> tuple[Value, ...]:
         """Append a node and return all its outputs, at least `outputs` of them."""
         version = self.graph.opset_imports.setdefault(domain, 1)
-        schema = find_schema(domain, op_type, version)
-        if domain == "" and schema is None:
+        signature = _signature(domain, op_type, version)
+        if domain == "" and signature is None:
             known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}
             raise UnknownNameError("operator of ONNX", op_type, known)
-        if schema is not None and outputs > schema.max_output:
+        if signature is not None and outputs > signature.max_outputs:
             raise ValueError(
-                f"_outputs={outputs} of {op_type}: the operator has {schema.max_output} at most."
+                f"_outputs={outputs} of {op_type}: the operator has {signature.max_outputs} at"
+                " most."
             )
-        values = self._operands(schema, inputs)
+        values = self._operands(signature, inputs)
         # onnxruntime 1.19 crashes on some operators whose last input has an empty name
         while values and values[-1] is None:
             values.pop()
-        count = max(outputs, schema.min_output if schema else 1)
+        count = max(outputs, signature.min_outputs if signature else 1)
         name = self.unique_name(op_type)
         node = ir.Node(
             domain,
@@ -413,35 +415,68 @@ class GraphBuilder:
         return tuple([Value(self, out) for out in node.outputs])
 
     def _operands(
-        self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Operand]
+        self, signature: _Signature | None, inputs: Sequence[Operand]
     ) -> list[Value | None]:
         """Return every input as a value.
 
         A number or array gets the element type of the inputs with the same type variable in the
-        schema; without a schema, all inputs have the same one.
+        signature; without a signature, all inputs have the same one.
         """
-        parameters = schema.inputs if schema else ()
-
-        def parameter(i: int) -> onnx.defs.OpSchema.FormalParameter | None:
-            # the last parameter of a variadic operator takes all inputs that are left
-            return parameters[min(i, len(parameters) - 1)] if parameters else None
-
-        def variable(i: int) -> str:
-            formal = parameter(i)
-            return formal.type_str if formal is not None else "T"
-
-        dtypes = {variable(i): v.dtype for i, v in enumerate(inputs) if isinstance(v, Value)}
+        parameters = signature.parameters if signature is not None else ()
+        last = len(parameters) - 1  # of a variadic operator, it takes all inputs that are left
+        variables = [parameters[min(i, last)][0] if parameters else "T" for i in range(len(inputs))]
+        dtypes = {
+            variable: operand.dtype
+            for variable, operand in zip(variables, inputs)
+            if isinstance(operand, Value)
+        }
         values: list[Value | None] = []
         for i, operand in enumerate(inputs):
             if operand is None or isinstance(operand, Value):
                 values.append(operand)
                 continue
-            dtype = dtypes.get(variable(i))
-            required = parameter(i)
-            if dtype is None and required is not None and set(required.types) <= _INDEX_TYPES:
+            dtype = dtypes.get(variables[i])
+            if dtype is None and parameters and parameters[min(i, last)][1]:
                 dtype = np.dtype(np.int64)
             values.append(self.constant(operand, dtype))
         return values
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """The inputs and outputs of an operator, by ONNX's schema.
+
+    `parameters` has an entry for each input: its type variable, and whether it is always a position
+    or a size.
+    """
+
+    parameters: tuple[tuple[str, bool], ...]
+    min_outputs: int
+    max_outputs: int
+
+
+@cache
+def _signature(domain: str, op_type: str, version: int) -> _Signature | None:
+    """Return the signature of an operator, None without a schema.
+
+    ONNX copies the inputs of a schema whenever they are read.
+    """
+    schema = find_schema(domain, op_type, version)
+    if schema is None:
+        return None
+    parameters = [(p.type_str, set(p.types) <= _INDEX_TYPES) for p in schema.inputs]
+    return _Signature(tuple(parameters), schema.min_output, schema.max_output)
+
+
+def _add_names(graph: ir.Graph, names: set[str]) -> None:
+    """Add the names of all nodes and their outputs to `names`, those of subgraphs included."""
+    for node in graph:
+        names.add(node.name or "")
+        for value in node.outputs:
+            if value.name:
+                names.add(value.name)
+        for body in subgraphs_of(node):
+            _add_names(body, names)
 
 
 def values_of(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
+from typing import Any
 
 import onnx
 
@@ -41,15 +43,22 @@ def compilation_order(model: onnx.ModelProto) -> Iterator[None]:
     if len(nodes) < MIN_NODES_TO_SORT:
         yield
         return
-    before = list(nodes)
-    order = _order(before, updates_last=_bytes_of_values(model.graph) > MAX_BYTES_IN_MEMORY)
-    del nodes[:]
-    nodes.extend([before[i] for i in order])
+    updates_last = _bytes_of_values(model.graph) > MAX_BYTES_IN_MEMORY
+    order = _order(list(nodes), updates_last=updates_last)
+    _sort(nodes, {position: rank for rank, position in enumerate(order)})
     try:
         yield
     finally:
-        del nodes[:]
-        nodes.extend(before)
+        _sort(nodes, dict(enumerate(order)))
+
+
+def _sort(nodes: Any, ranks: Mapping[int, int]) -> None:
+    """Put the nodes of a graph in the order of their ranks, which are given by position, in place.
+
+    Sorting moves them; `extend` would copy each one.
+    """
+    positions = count()
+    nodes.sort(key=lambda node: ranks[next(positions)])
 
 
 def _bytes_of_values(graph: onnx.GraphProto) -> float:

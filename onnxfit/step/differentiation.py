@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx_ir as ir
 
+from onnxfit.gradients import choose_source, differentiate
 from onnxfit.gradients.blocker import refuse
 from onnxfit.gradients.inspection import inspect_working
 from onnxfit.graph import names
@@ -17,11 +20,11 @@ from onnxfit.step.update import learning_rate_input
 @model_errors()
 def check_gradient(recipe: Recipe) -> None:
     """Raise GradientError if nodes block the gradient whatever sizes a batch has."""
+    source = recipe.gradient.name
     if recipe.loss_outputs:
-        model = with_loss(recipe, recipe.declared_batch)
-        blockers = recipe.gradient.blockers(model, names.TOTAL, recipe.weights)
+        build = partial(with_loss, recipe, recipe.declared_batch)
+        _, blockers = choose_source(source, build, names.TOTAL, recipe.weights)
     else:
-        source = recipe.gradient.name
         blockers = inspect_working(
             recipe.model, recipe.weights, recipe.float_outputs, source
         ).blockers
@@ -37,18 +40,26 @@ def gradient(
     `scaled=True` multiplies the loss, and so every gradient, by the learning rate. `shared=True`
     differentiates this rank's summand of the loss, as `add_loss_outputs` says.
     """
-    model = with_loss(recipe, batch, shared=shared)
-    loss = names.SHARED if shared else names.TOTAL
     if scaled:
         loss = names.SCALED
-        op = GraphBuilder(model.graph)
-        total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
-        op.output(loss, total * op.cast(learning_rate_input(op, recipe), total.dtype))
-    model, gradients = recipe.gradient.add_gradients(model, loss, recipe.weights)
+        build = partial(_with_scaled_loss, recipe, batch, shared=shared)
+    else:
+        loss = names.SHARED if shared else names.TOTAL
+        build = partial(with_loss, recipe, batch, shared=shared)
+    model, gradients = differentiate(recipe.gradient, build, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
     op = GraphBuilder(model.graph)
     values = values_of(model.graph)
     return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
+
+
+def _with_scaled_loss(recipe: Recipe, batch: Batch, *, shared: bool) -> ir.Model:
+    """Return the model with its loss, and with the loss times the learning rate as an output."""
+    model = with_loss(recipe, batch, shared=shared)
+    op = GraphBuilder(model.graph)
+    total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
+    op.output(names.SCALED, total * op.cast(learning_rate_input(op, recipe), total.dtype))
+    return model
 
 
 def is_scaled(recipe: Recipe) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+from onnx_ir.passes.common import TopologicalSortPass
 
 from onnxfit.graph import names
+from onnxfit.graph.inference import find_schema
+from onnxfit.graph.opset import OPSET
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.rewrites import REWRITES
@@ -14,45 +18,85 @@ from onnxfit.step.rewrites import REWRITES
 
 def prune(op: GraphBuilder) -> ir.Model:
     """Remove what no output needs, put the nodes in order, and return the graph as a model."""
-    model = ir.Model(op.graph, ir_version=10)
-    if not _is_sorted(op.graph):
+    graph = op.graph
+    model = ir.Model(graph, ir_version=10)
+    if not _is_sorted(graph):
         TopologicalSortPass()(model)
-    _remove_unused(model)
+    _remove_unused_nodes(graph, graph.opset_imports.get("", OPSET))
+    for name, value in list(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del graph.initializers[name]
     unused = {names.SEED, names.STEP, names.LEARNING_RATE}
-    op.graph.inputs[:] = [v for v in op.graph.inputs if v.name not in unused or v.uses()]
+    graph.inputs[:] = [v for v in graph.inputs if v.name not in unused or v.uses()]
     return model
 
 
 def _is_sorted(graph: ir.Graph) -> bool:
     """Return whether every node comes after the nodes that it reads. Subgraphs need a sort."""
-    seen: set[ir.Node] = set()
+    seen: set[ir.Node | None] = {None}
     for node in graph:
-        producers = (value.producer() for value in node.inputs if value is not None)
-        if any(producer is not None and producer not in seen for producer in producers):
-            return False
+        for value in node.inputs:
+            if value is not None and value.producer() not in seen:
+                return False
         if subgraphs_of(node):
             return False
         seen.add(node)
     return True
 
 
-def _remove_unused(model: ir.Model) -> None:
-    """Remove the nodes that no output needs.
+def _remove_unused_nodes(graph: ir.Graph, opset: int) -> None:
+    """Remove the nodes and optional outputs of a sorted graph that no output needs, in place.
 
-    onnx-ir removes a node, but still counts the values that its subgraphs capture as used. So the
-    subgraphs of removed nodes are emptied, and onnx-ir searches again.
+    onnx-ir has a pass for it, which removes the nodes one by one: each removal goes through the
+    outputs of the graph, one for each weight. It also counts values that the subgraphs of removed
+    nodes capture as used.
     """
-    emptied: list[ir.Graph] | None = None
-    while emptied is None or emptied:
-        before = list(model.graph)
-        RemoveUnusedNodesPass()(model)
-        kept = set(model.graph)
-        emptied = [body for node in before if node not in kept for body in subgraphs_of(node)]
-        for body in emptied:
-            for node in ir.traversal.RecursiveGraphIterator(body):
-                for i in range(len(node.inputs)):
-                    node.replace_input_with(i, None)
-            body.outputs.clear()
+    outputs = frozenset(graph.outputs)  # a value may be an output of another graph, too
+    unused = []
+    for node in reversed(graph):
+        if any(value.uses() or value in outputs for value in node.outputs):
+            _remove_unused_values(node, outputs, opset)
+            for body in subgraphs_of(node):
+                _remove_unused_nodes(body, opset)
+        else:
+            _detach(node)
+            unused.append(node)
+    graph.remove(unused)
+
+
+def _detach(node: ir.Node) -> None:
+    """Let a node and the nodes of its subgraphs read no value any more."""
+    for body in subgraphs_of(node):
+        body.outputs.clear()
+        for inner in body:
+            _detach(inner)
+    for i in range(len(node.inputs)):
+        node.replace_input_with(i, None)
+
+
+def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], opset: int) -> None:
+    """Remove absent inputs at the end of a node, and optional outputs that nothing reads."""
+    if node.inputs and node.inputs[-1] is None:
+        present = [i for i, value in enumerate(node.inputs) if value is not None]
+        node.resize_inputs(present[-1] + 1 if present else 0)
+    if node.domain != "" or (len(node.outputs) == 1 and node.op_type != "BatchNormalization"):
+        return
+    schema = find_schema("", node.op_type, opset)
+    if schema is None:
+        return
+    if node.op_type == "BatchNormalization":
+        if node.attributes.get_int("training_mode", 0):
+            return  # its other outputs are what makes it normalize by the batch
+        node.attributes.pop("training_mode", None)
+    options = [output.option for output in schema.outputs]
+    kinds = onnx.defs.OpSchema.FormalParameterOption
+    if kinds.Optional not in options or kinds.Variadic in options:
+        return
+    for value, option in zip(node.outputs, options):
+        if option == kinds.Optional and not (value.uses() or value in graph_outputs):
+            value.name = ""
+    named = [i for i, value in enumerate(node.outputs) if value.name]
+    node.resize_outputs(named[-1] + 1 if named else 0)
 
 
 def finish(op: GraphBuilder) -> onnx.ModelProto:

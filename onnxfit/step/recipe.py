@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from onnxfit.data.convert import is_float
 from onnxfit.errors import GradientError, ModelError, SettingError, listed_names
-from onnxfit.gradients import GradientSource, gradient_source, reachable
+from onnxfit.gradients import GradientSource, gradient_source
 from onnxfit.gradients.blocker import HALF_PRECISION
+from onnxfit.gradients.paths import reachable_values
 from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
 from onnxfit.graph import names, tensors
 from onnxfit.graph.garbage import paused_collection
@@ -120,9 +121,7 @@ class Recipe:
         initializers = graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
         penalties = penalties_for(settings.penalty, weights)
-        for name, dtype in dtypes.items():
-            check_fits(optimizer, dtype, f"weight {name!r}")
-            check_fits(penalties.get(name), dtype, f"weight {name!r}")
+        _check_settings_fit(dtypes, optimizer, penalties)
         slots = {
             name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
             for name in weights
@@ -228,6 +227,21 @@ def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
             )
 
 
+def _check_settings_fit(
+    dtypes: Mapping[str, np.dtype[Any]], optimizer: Optimizer, penalties: Mapping[str, Penalty]
+) -> None:
+    """Raise SettingError if a number of the optimizer or of a penalty does not fit a weight.
+
+    `dtypes` has the element types of the weights by name.
+    """
+    fitting: set[np.dtype[Any]] = set()  # element types that the optimizer's numbers fit
+    for name, dtype in dtypes.items():
+        if dtype not in fitting:
+            check_fits(optimizer, dtype, f"weight {name!r}")
+            fitting.add(dtype)
+        check_fits(penalties.get(name), dtype, f"weight {name!r}")
+
+
 def _trained_weights(
     model: ir.Model, patterns: Sequence[str] | str | None, outputs: Sequence[str]
 ) -> list[str]:
@@ -236,7 +250,7 @@ def _trained_weights(
     Raises SettingError if weights named by the user are not among them, ModelError if none is.
     """
     selected = select_weights(model, patterns)
-    reaching = {name for output in outputs for name in reachable(model, output, selected)}
+    reaching = set(reachable_values(model, outputs, selected))
     trained = [name for name in selected if name in reaching]
     if not trained:
         raise ModelError(

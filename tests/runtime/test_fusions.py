@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 import onnxfit
+from onnxfit.runtime import fusions
 from onnxfit.runtime.fusions import PATTERN_OPERATORS, useless_optimizers
 from tests.models import convolutional, mlp
 
@@ -80,6 +81,57 @@ def test_a_step_is_optimized_as_by_all_optimizers(model: onnx.ModelProto, tmp_pa
     assert optimized(graph, disabled, tmp_path) == optimized(graph, [], tmp_path)
 
 
+MERGED = "CommonSubexpressionElimination"  # onnxruntime's optimizer of equal expressions
+# Each text has the operators of a graph, and whether two of them compute the same.
+EXPRESSIONS = {
+    "equal": ("{ a = Exp(x) b = Exp(x) y = Mul(a, b) }", True),
+    "equal after others that are equal": (
+        "{ a = Exp(x) b = Exp(x) c = Abs(a) d = Abs(b) y = Mul(c, d) }",
+        True,
+    ),
+    "equal but for a copy": ("{ i = Identity(x) a = Exp(x) b = Exp(i) y = Mul(a, b) }", True),
+    "equal constants": ("<float k = {2}, float l = {2}> { a = Mul(x, k) y = Mul(a, l) }", False),
+    "of equal constants": (
+        "<float k = {2}, float l = {2}> { a = Mul(x, k) b = Mul(x, l) y = Mul(a, b) }",
+        True,
+    ),
+    "of other constants": (
+        "<float k = {2}, float l = {3}> { a = Mul(x, k) b = Mul(x, l) y = Mul(a, b) }",
+        False,
+    ),
+    "inputs in another order": ("{ a = Exp(x) b = Sub(a, x) c = Sub(x, a) y = Mul(b, c) }", False),
+    "other attributes": (
+        "{ a = LeakyRelu<alpha = 0.1>(x) b = LeakyRelu<alpha = 0.2>(x) y = Mul(a, b) }",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_equal_expressions_are_merged(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, merged = EXPRESSIONS[name]
+    model = onnx.parser.parse_model(f"{HEADER} (float[2, 8] x) => (float[2, 8] y) {body}")
+    assert MERGED not in useless_optimizers(model)  # a small graph is not searched
+    monkeypatch.setattr(fusions, "MIN_NODES_TO_COMPARE", 1)
+    disabled = useless_optimizers(model)
+    assert (MERGED not in disabled) == merged
+    nodes = optimized(model, disabled, tmp_path)
+    assert nodes == optimized(model, [], tmp_path)
+    removed = sum(node.op_type != "Identity" for node in model.graph.node) - len(nodes)
+    assert bool(removed) == merged
+
+
+def test_a_layer_normalization_has_both_of_its_operators(tmp_path: Path) -> None:
+    text = "(float[2, 8] x) => (float[2, 8] y) { r = Sqrt(x) y = Neg(r) }"
+    disabled = useless_optimizers(onnx.parser.parse_model(HEADER + text))
+    assert set(fusions.LAYER_NORM_FUSIONS) <= set(disabled)
+    assert "SkipLayerNormFusion" in disabled
+    model = onnx.parser.parse_model(HEADER + PATTERNS["layer normalization"])
+    assert not {*fusions.LAYER_NORM_FUSIONS, "SkipLayerNormFusion"} & set(useless_optimizers(model))
+
+
 def test_operators_of_subgraphs_count() -> None:
     text = """(bool c, float[2] x) => (float[2] y) { y = If(c) <
         then_branch = t () => (float[2] a) { a = Erf(x) },
@@ -94,7 +146,8 @@ def test_a_pattern_names_operators_that_exist() -> None:
     own = {
         "BitmaskDropout", "FastGelu", "FusedConv", "FusedMatMul", "GroupQueryAttention",
         "MatMulIntegerToFloat", "MatMulNBits", "QLinearConv", "QuickGelu",
-        "SimplifiedLayerNormalization", "SkipLayerNormalization", "TransposeMatMul",
+        "SimplifiedLayerNormalization", "SkipLayerNormalization",
+        "SoftmaxCrossEntropyLossInternalGrad", "TransposeMatMul",
     }  # fmt: skip  # of onnxruntime
     for name, operators in PATTERN_OPERATORS.items():
         assert operators <= known | own, name

@@ -42,10 +42,12 @@ def _read_unexpanded(graph: ir.Graph, node: ir.Node) -> None:
     """Let an elementwise operator read the values before their Expand."""
     (out,) = node.outputs
     inputs = [_before_expand(v) for v in node.inputs]
-    changed = (v for new, v in zip(inputs, node.inputs) if new is not v and v is not None)
-    expanded = next(changed, None)
+    changed = [v for new, v in zip(inputs, node.inputs) if new is not v and v is not None]
+    if not changed:
+        return
+    expanded = changed[0]
     shape = _broadcast([v.shape for v in inputs if v is not None])
-    if expanded is None or shape is None or out.shape is None or expanded.shape is None:
+    if shape is None or out.shape is None or expanded.shape is None:
         return
     if _same(shape, out.shape.dims):  # another input is as large
         for i, value in enumerate(inputs):
