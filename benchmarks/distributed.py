@@ -1,11 +1,17 @@
 """What it costs that processes share the gradients of a step: onnxfit on MPI, and PyTorch's
 DistributedDataParallel on gloo, in one run.
 
-    python benchmarks/distributed.py [--ranks 2] [--seconds 8] [--write-docs]
+    python benchmarks/distributed.py [--ranks 2] [--seconds 8] [--variants] [--write-docs]
 
 Every rank takes the same share of a batch in turns, alone and with the sum of the gradients over
-all ranks; onnxfit and PyTorch take turns, too, so that noise of the machine meets all of them.
-Overhead is the time of a step with the sum, less that of a step alone. One thread a rank, SGD.
+all ranks. The steps of a turn, onnxfit's and PyTorch's, are in a random order, the same on every
+rank, so that noise of the machine and warm caches serve all alike. All ranks begin a step together.
+Its time is that of the slowest rank: a rank that begins late finds the others' gradients waiting.
+Overhead is the time of a step with the sum, less that of a step alone. Each rank has one thread.
+The optimizer is SGD, in PyTorch the fused one; DDP keeps gradients in its buckets. onnxfit's step
+includes the loss as a number of Python, and PyTorch's does not.
+
+`--variants` adds compressed sums (float16), and weights that are averaged every 8 steps.
 `--write-docs` draws docs/benchmarks/distributed.png and writes the table of docs/distributed.md. The
 curves beyond the ranks of this machine are computed from a model of the time, not measured.
 """
@@ -30,6 +36,7 @@ import onnx
 import onnx.parser
 
 import onnxfit
+from onnxfit.distributed import MPI
 from onnxfit.distributed.find import world_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +50,7 @@ NETWORKS = {
     "235 k weights, batch 1,024": ((784, 256, 128, 10), 1024),
     "3.2 M weights, batch 1,024": ((1024, 1024, 1024, 1024, 10), 1024),
 }
+AVERAGE_EVERY = 8  # steps of a variant between two averages of the weights; it is timed as a whole
 # Of the computed curves: 25 Gb/s, and the latency of a message between two machines in one rack.
 BANDWIDTH = 25e9 / 8
 LATENCY = 20e-6
@@ -70,24 +78,37 @@ def network(sizes: tuple[int, ...]) -> tuple[onnx.ModelProto, dict[str, np.ndarr
 
 
 def onnxfit_steps(
-    sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, world: Any
+    sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, world: Any, variants: bool
 ) -> dict[str, Callable[[], Any]]:
-    """Return a step on this rank's rows alone, one with the sum, and the sum alone."""
+    """Return steps of this rank: alone on its share of the rows and on all of them, with the sum,
+    and the sum alone.
+    """
     model, _ = network(sizes)
+    own = np.array_split(np.arange(len(x)), world.size)[world.rank]
+    every_row = np.arange(len(x))
+    ways: dict[str, tuple[Any, np.ndarray]] = {
+        "onnxfit alone": (None, own),
+        "onnxfit, all rows": (None, every_row),
+        "onnxfit": (world.communicator, every_row),  # takes the share of this rank itself
+    }
+    if variants:
+        ways["onnxfit, float16"] = (MPI(compression="float16"), every_row)
+        ways["onnxfit, averages"] = (MPI(average_every=AVERAGE_EVERY), every_row)
     steps: dict[str, Callable[[], Any]] = {}
-    for name, distribute in {"onnxfit alone": None, "onnxfit": world.communicator}.items():
+    for name, (distribute, rows) in ways.items():
         trainer = onnxfit.Trainer(
             model, loss="cross_entropy", optimizer=1e-4, threads=1, distribute=distribute
         )
-        if distribute is None:
-            rows = np.array_split(np.arange(len(x)), world.size)[world.rank]
-            source = trainer._source(x[rows], y[rows], None, len(rows), "training")
-        else:
-            source = trainer._source(x, y, None, len(x), "training")
+        source = trainer._source(x[rows], y[rows], None, len(rows), "training")
         batch = next(iter(source.batches(0)))
-        steps[name] = lambda trainer=trainer, batch=batch: trainer._step(
-            batch, 1e-4, trainer._tracker
-        )
+
+        def step(trainer: onnxfit.Trainer = trainer, batch: Any = batch) -> None:
+            trainer._step(batch, 1e-4, trainer._tracker)
+
+        steps[name] = step
+    if variants:
+        one = steps["onnxfit, averages"]
+        steps["onnxfit, averages"] = lambda: [one() for _ in range(AVERAGE_EVERY)]
     flat = np.zeros(sum(a * b + b for a, b in pairwise(sizes)), np.float32)
     steps["sum on MPI"] = lambda: world.sum("the benchmark", flat)
     return steps
@@ -96,7 +117,7 @@ def onnxfit_steps(
 def torch_steps(
     sizes: tuple[int, ...], x: np.ndarray, y: np.ndarray, world: Any
 ) -> dict[str, Callable[[], Any]]:
-    """Return the same for PyTorch."""
+    """Return the same for PyTorch, without a step on all rows."""
     import torch
     from torch import distributed, nn
 
@@ -109,7 +130,7 @@ def torch_steps(
             layers += [nn.Linear(before, after), nn.ReLU()]
         module: nn.Module = nn.Sequential(*layers[:-1])
         if name == "PyTorch DDP":
-            module = nn.parallel.DistributedDataParallel(module)
+            module = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(module.parameters(), 1e-4, fused=True)
 
         def step(module: nn.Module = module, optimizer: torch.optim.Optimizer = optimizer) -> None:
@@ -126,22 +147,26 @@ def torch_steps(
 def timed(
     steps: dict[str, Callable[[], Any]], world: Any, seconds: float
 ) -> dict[str, list[float]]:
-    """Return the seconds of each step, all of them in turns, on all ranks at once."""
+    """Return the seconds that each step took on the slowest rank, in every turn."""
     beat = np.zeros(1, np.float32)
     took: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(5):
             step()
+    order = np.random.default_rng(0)  # the same on every rank
+    names = list(steps)
     end = time.perf_counter() + seconds
     goes_on = True
     while goes_on:
-        for name, step in steps.items():
+        for i in order.permutation(len(names)):
+            step = steps[names[i]]
             world.sum("the start of a step", beat)
             began = time.perf_counter()
             step()
-            took[name].append(time.perf_counter() - began)
+            took[names[i]].append(time.perf_counter() - began)
         goes_on = world.from_main("the end of a network", time.perf_counter() < end)
-    return took
+    everyone = world.gather("the times", {name: np.array(t) for name, t in took.items()})
+    return {name: np.max([own[name] for own in everyone], axis=0).tolist() for name in names}
 
 
 def join_gloo(world: Any) -> None:
@@ -158,8 +183,8 @@ def join_gloo(world: Any) -> None:
     )
 
 
-def measure(seconds: float) -> dict[str, Any]:
-    """Return network -> name -> the least and the median microseconds, on rank 0."""
+def measure(seconds: float, variants: bool) -> dict[str, Any]:
+    """Return network -> name -> the microseconds of every turn."""
     world = world_of("mpi")
     join_gloo(world)
     found = {}
@@ -167,43 +192,78 @@ def measure(seconds: float) -> dict[str, Any]:
         rng = np.random.default_rng(1)
         x = rng.standard_normal((rows, sizes[0])).astype(np.float32)
         y = rng.integers(0, sizes[-1], rows)
-        steps = {**onnxfit_steps(sizes, x, y, world), **torch_steps(sizes, x, y, world)}
+        steps = onnxfit_steps(sizes, x, y, world, variants) | torch_steps(sizes, x, y, world)
         took = timed(steps, world, seconds)
-        found[name] = {what: [min(t) * 1e6, statistics.median(t) * 1e6] for what, t in took.items()}
+        found[name] = {what: [t * 1e6 for t in times] for what, times in took.items()}
+        if "onnxfit, averages" in steps:
+            times = found[name]["onnxfit, averages"]
+            found[name]["onnxfit, averages"] = [t / AVERAGE_EVERY for t in times]
     return {"ranks": world.size, "cores": os.cpu_count(), "networks": found}
+
+
+def overhead(found: dict[str, list[float]], what: str, alone: str) -> tuple[float, float]:
+    """Return the difference of the least times of two steps, and the median one within a turn."""
+    pairs = zip(found[what], found[alone])
+    return min(found[what]) - min(found[alone]), statistics.median(a - b for a, b in pairs)
 
 
 def table(results: dict[str, Any]) -> str:
     """Return the figures as a table in Markdown."""
     lines = [
-        f"{results['ranks']} ranks on {results['cores']} cores, microseconds (least of all turns); in brackets the part of the step:",
+        f"{results['ranks']} ranks on {results['cores']} cores, one thread each, microseconds: the least of all turns, on the slower rank. Overhead is the step"
+        " with the sum less the step alone; in brackets the median of that difference.",
         "",
-        "| network | step alone | with the sum | overhead | sum alone | DDP: alone | with the sum | overhead | overhead / DDP's |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | step alone | with the sum | overhead | sum alone | DDP: alone | with the sum | overhead | sum alone | overhead / DDP's |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results["networks"].items():
-        least = {what: figures[0] for what, figures in found.items()}
-        ours = least["onnxfit"] - least["onnxfit alone"]
-        theirs = least["PyTorch DDP"] - least["PyTorch alone"]
+        least = {what: min(times) for what, times in found.items()}
+        ours, our_median = overhead(found, "onnxfit", "onnxfit alone")
+        theirs, their_median = overhead(found, "PyTorch DDP", "PyTorch alone")
         lines.append(
-            f"| {name} | {least['onnxfit alone']:,.0f} | {least['onnxfit']:,.0f} | {ours:,.0f} ({ours / least['onnxfit alone']:.0%})"
-            f" | {least['sum on MPI']:,.0f} | {least['PyTorch alone']:,.0f} | {least['PyTorch DDP']:,.0f} | {theirs:,.0f}"
-            f" | {ours / theirs:.2f} |"
+            f"| {name} | {least['onnxfit alone']:,.0f} | {least['onnxfit']:,.0f} | {ours:,.0f} ({our_median:,.0f}) | {least['sum on MPI']:,.0f}"
+            f" | {least['PyTorch alone']:,.0f} | {least['PyTorch DDP']:,.0f} | {theirs:,.0f} ({their_median:,.0f}) | {least['sum on gloo']:,.0f}"
+            f" | {ours / theirs:.2f} ({our_median / their_median:.2f}) |"
         )
     return "\n".join(lines)
 
 
-def computed_step(seconds_alone: float, weights: int, ranks: int) -> float:
+def table_of_variants(results: dict[str, Any]) -> str:
+    """Return the overheads of ways to send less, as a table in Markdown."""
+    lines = [
+        f"| network | overhead | sums in float16 | averages every {AVERAGE_EVERY} steps |",
+        "|---|---|---|---|",
+    ]
+    for name, found in results["networks"].items():
+        cells = [
+            "{:,.0f} ({:,.0f})".format(*overhead(found, what, "onnxfit alone"))
+            for what in ("onnxfit", "onnxfit, float16", "onnxfit, averages")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def computed_step(fixed: float, per_row: float, rows: int, weights: int, ranks: int) -> float:
     """Return the seconds of a step that `ranks` share, by a model of compute, latency and bandwidth.
 
-    The rows are shared evenly; a sum over n ranks takes 2 log2 n messages, and every rank sends and
-    gets 2 (n - 1) / n of the gradients.
+    A step takes a fixed time, and a time for each of the rows, which are shared evenly. A sum over
+    n ranks takes 2 log2 n messages, and every rank sends and gets 2 (n - 1) / n of the gradients.
     """
+    compute = fixed + per_row * rows / ranks
     if ranks == 1:
-        return seconds_alone
+        return compute
     latency = 2 * math.ceil(math.log2(ranks)) * LATENCY
     transfer = 2 * (ranks - 1) / ranks * weights * 4 / BANDWIDTH
-    return seconds_alone / ranks + latency + transfer
+    return compute + latency + transfer
+
+
+def line_through(results: dict[str, Any], name: str) -> tuple[float, float]:
+    """Return the fixed seconds of a step alone, and those of a row: from its share and all rows."""
+    found, rows = results["networks"][name], NETWORKS[name][1]
+    share, whole = (min(found[what]) * 1e-6 for what in ("onnxfit alone", "onnxfit, all rows"))
+    own = math.ceil(rows / results["ranks"])
+    per_row = (whole - share) / (rows - own)
+    return max(0.0, share - per_row * own), per_row
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -217,7 +277,7 @@ def draw(results: dict[str, Any]) -> None:
     names = list(results["networks"])
     places = np.arange(len(names))
     for i, what in enumerate(("onnxfit alone", "onnxfit", "PyTorch alone", "PyTorch DDP")):
-        heights = [results["networks"][name][what][0] for name in names]
+        heights = [min(results["networks"][name][what]) for name in names]
         colour = "C0" if "onnxfit" in what else "C1"
         label = what if "alone" in what else f"{what}, {results['ranks']} ranks"
         left.bar(
@@ -235,9 +295,10 @@ def draw(results: dict[str, Any]) -> None:
     left.legend(fontsize=8)
     for name, (sizes, rows) in NETWORKS.items():
         weights = sum(a * b + b for a, b in pairwise(sizes))
-        whole = results["networks"][name]["onnxfit alone"][0] * 1e-6 * results["ranks"]
+        fixed, per_row = line_through(results, name)
         for factor, style in ((1, "-"), (8, ":")):
-            speed = [whole * factor / computed_step(whole * factor, weights, n) for n in RANKS]
+            times = [computed_step(fixed, per_row, rows * factor, weights, n) for n in RANKS]
+            speed = [times[0] / seconds for seconds in times]
             label = name if factor == 1 else f"{name.split(',')[0]}, batch {rows * factor:,}"
             right.plot(RANKS, speed, style, label=label, color=f"C{list(NETWORKS).index(name)}")
     right.plot(RANKS, RANKS, color="grey", linewidth=0.5)
@@ -265,11 +326,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--variants", action="store_true")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank_of:
-        results = measure(arguments.seconds)
+        results = measure(arguments.seconds, arguments.variants)
         if world_of("mpi").is_main:
             arguments.rank_of.write_text(json.dumps(results))
         return
@@ -282,12 +344,15 @@ def main() -> None:
         str(arguments.seconds),
         "--rank-of",
         str(path),
+        *(["--variants"] if arguments.variants else []),
     ]
     status = onnxfit.distributed.launch(command, arguments.ranks)
     if status:
         raise SystemExit(status)
     results = json.loads(path.read_text())
     print(table(results))
+    if arguments.variants:
+        print(f"\n{table_of_variants(results)}")
     if arguments.write_docs:
         write_docs(results)
 

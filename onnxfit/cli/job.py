@@ -268,8 +268,9 @@ def _fit(
 ) -> History:
     """Train until the end, or until a signal ends the process."""
     interruption = Interruption()
-    try:
-        with interruption.listening():
+    # One of several ranks may be told to end while it saves what a signal to another has stopped.
+    with interruption.listening():
+        try:
             return trainer.fit(
                 *data,
                 epochs=fit_options["epochs"],
@@ -279,8 +280,8 @@ def _fit(
                 callbacks=[*callbacks, interruption],
                 verbose=0 if quiet else "auto",
             )
-    except Interrupted as interrupted:
-        _save_and_exit(trainer, fit_options, layout, interrupted.signal)
+        except Interrupted as interrupted:
+            _save_and_exit(trainer, fit_options, layout, interrupted.signal)
 
 
 def _print_report(

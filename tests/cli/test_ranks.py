@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit.cli import ranks
+from onnxfit.callbacks import Logs
+from onnxfit.cli import job, ranks
 from onnxfit.distributed.world import ALONE
 from onnxfit.errors import SettingError
 from tests.cli.helpers import FIT, LONG, ROOT, call, done, refused
@@ -225,6 +226,44 @@ def test_other_ranks_leave_alone_what_is_not_shared(
     assert done("predict", "m.onnx", "-d", "d.npz") == ""
     assert not ranks.takes_part("export")
     assert ranks.takes_part("evaluate")
+
+
+@pytest.mark.parametrize(("world_size", "stops"), [(1, [0, 1, 2]), (2, [2])])
+def test_ranks_stop_where_no_gradients_wait_for_an_update(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, stops: list[int]
+) -> None:
+    monkeypatch.setattr(ranks, "signal_of_all", lambda own: signal.SIGTERM)
+    interruption = job.Interruption()
+    interruption.trainer = types.SimpleNamespace(world_size=world_size, accumulate=3)  # type: ignore[assignment]
+    stopped = []
+    for batch in range(3):
+        try:
+            interruption.on_train_batch_end(batch, Logs())
+        except job.Interrupted:
+            stopped.append(batch)
+    assert stopped == stops
+
+
+def test_a_signal_to_any_rank_is_one_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = np.zeros(2, np.int64)
+
+    class World(FakeWorld):
+        rank, is_main = 0, True
+
+        def sum(self, name: str, buffer: np.ndarray) -> None:
+            buffer += others
+
+    assert ranks.signal_of_all(2) == 2
+    monkeypatch.setattr(ranks, "world_of", World)
+    assert ranks.signal_of_all(0) == 0
+    others[1] = 15
+    assert ranks.signal_of_all(0) == 15
+    assert ranks.signal_of_all(2) == 2
+    monkeypatch.setenv(ranks.FOLDER, str(tmp_path))
+    (tmp_path / ranks.SIGNAL).write_text("2")
+    assert ranks.signal_of_all(0) == 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
