@@ -14,7 +14,9 @@ from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
+from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
 from onnxfit.step.rewrites.multiply_once import multiply_once
+from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
 from onnxfit.step.rewrites.update_in_product import update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
@@ -29,7 +31,13 @@ CUT = """<ir_version: 8, opset_import: ["": 17]> cut (float[batch,6] x) => (floa
 DENSE = """<ir_version: 8, opset_import: ["": 17]> dense (float[batch,2] x) => (float[batch,7] y)
     <float[7,2] w = {1,2,3,4,5,6,7,8,9,0,1,2,3,4}, float[7] b = {0,1,2,3,4,5,6}>
     { y = Gemm<alpha=0.5, transB=1>(x, w, b) }"""
-MODELS = {"normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE}
+MAXIMA = """<ir_version: 8, opset_import: ["": 17]> maxima (float[batch,1,24,SIZE] x) => (float[batch,16,6,6] y)
+    <float[16,1,1,1] w = {1,-2,3,-1,2,-3,1,1,1,-2,3,-1,2,-3,1,1}, float[16] b = {1,2,-1,1,0,3,-2,-4,-1,-2,1,-1,2,-3,2,4}>
+    { c = Conv(x, w, b) r = Relu(c) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(m) }"""
+MODELS = {
+    "normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE,
+    "even maxima": MAXIMA.replace("SIZE", "24"), "odd maxima": MAXIMA.replace("SIZE", "25"),
+}  # fmt: skip
 OPTIMIZERS = {"dense": "sgd"}
 # what each rewrite is for
 CASES = [
@@ -38,6 +46,10 @@ CASES = [
     (join_pieces, "cut"),
     (update_in_product, "dense"),
     (multiply_once, "pooled"),
+    (pool_tall_images, "even maxima"),
+    (pool_tall_images, "odd maxima"),
+    (mask_before_unpool, "even maxima"),
+    (mask_before_unpool, "odd maxima"),
 ]
 
 

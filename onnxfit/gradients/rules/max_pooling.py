@@ -140,15 +140,15 @@ def by_comparison(op: GraphBuilder, problem: PoolProblem) -> Value:
     The comparisons are exact for every number. Infinities are equal to each other, because all of
     the compared values have gone through a MaxPool.
     """
-    x = _tall(op, _cropped(op, problem))
-    y = _tall(op, problem.y)
+    x, y = _cropped(op, problem), problem.y
+    ones = [1] * len(problem.kernel)
+    first = op.MaxPool(x, kernel_shape=ones, strides=problem.kernel) == y
     if len(problem.kernel) == 1:
-        return _positions(op, problem, op.MaxPool(x, kernel_shape=[1], strides=[2]) == y, None)
-    corner = op.MaxPool(x, kernel_shape=[1, 1], strides=[2, 2]) == y
+        return _positions(op, problem, first, None)
     lower = op.MaxPool(x, kernel_shape=[1, 2], strides=[2, 2]) < y
     # In the lower row, the left element is the first maximum if the left column has the maximum.
     column = op.MaxPool(x, kernel_shape=[2, 1], strides=[2, 2]) == y
-    return _positions(op, problem, corner | (lower & column), lower)
+    return _positions(op, problem, first | (lower & column), lower)
 
 
 def _cropped(op: GraphBuilder, problem: PoolProblem) -> Value:
@@ -160,15 +160,6 @@ def _cropped(op: GraphBuilder, problem: PoolProblem) -> Value:
     return op.Slice(problem.x, [0] * len(axes), [-1] * len(axes), axes)
 
 
-def _tall(op: GraphBuilder, value: Value) -> Value:
-    """Join all channels of an image along the first spatial axis; the images become channels.
-
-    Pooling takes up to three times as long on many small images.
-    """
-    channels, first, *rest = _image_shape(value)
-    return op.Reshape(value, int_vector(op, 1, -1, channels * first, *rest))
-
-
 def _positions(op: GraphBuilder, problem: PoolProblem, left: Value, lower: Value | None) -> Value:
     """Return the position of the left or right element, in the upper or lower row of a window."""
     channels, *size = _image_shape(problem.x)
@@ -176,14 +167,12 @@ def _positions(op: GraphBuilder, problem: PoolProblem, left: Value, lower: Value
     rows = np.zeros(1, np.int64) if lower is None else halves[0] * size[-1]
     starts = (np.arange(channels)[:, None] * math.prod(size) + rows).reshape(-1, 1)
     # onnxruntime adds the two constants when it compiles the graph.
-    within = _constant(op, starts) + _constant(op, halves[-1] + 1)
-    if lower is None:
-        within = op.Reshape(within, [-1])
-    within = within - _number(op, left)
+    corners = _constant(op, starts) + _constant(op, halves[-1] + 1)
+    within = op.Reshape(corners, [1, -1]) - _number(op, left)
     if lower is not None:
         within = within + _number(op, lower) * size[-1]
     images = arange(op, axis_size(op, problem.x, 0)) * math.prod([channels, *size])
-    positions = op.cast(within, np.int64) + op.Reshape(images, int_vector(op, -1, *[1] * len(size)))
+    positions = op.cast(within, np.int64) + op.Reshape(images, [-1, 1])
     return reshape_like(op, positions, problem.y)
 
 
@@ -200,11 +189,13 @@ def _constant(op: GraphBuilder, numbers: Integers) -> Value:
 
 
 def _number(op: GraphBuilder, condition: Value) -> Value:
-    """Return 1 where a condition holds, else 0.
+    """Return a row for each image: 1 where a condition holds, else 0.
 
-    By way of bytes, the cast takes half of the time of a cast of booleans.
+    By way of bytes, the cast takes half of the time of a cast of booleans. The Reshape between the
+    two casts keeps onnxruntime from making them one.
     """
-    return op.cast(op.cast(condition, np.uint8), np.int32)
+    count = math.prod(_image_shape(condition))
+    return op.cast(op.Reshape(op.cast(condition, np.uint8), [-1, count]), np.int32)
 
 
 @dataclass(frozen=True)
