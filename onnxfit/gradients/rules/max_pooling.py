@@ -31,9 +31,9 @@ from onnxfit.gradients.rules.convolution import ConvSpec
 from onnxfit.gradients.table import Gradients, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
-# From this number of windows, comparisons are faster than the Indices of MaxPool: they take 8 to
-# 10 ns for each window, and some 60 us for their operators, where MaxPool takes 12 to 18 ns.
-MIN_COMPARED_WINDOWS = 2**13
+# From this number of windows, comparisons are faster than the Indices of MaxPool: they take 4 to 9
+# ns for each window and 15 us for their operators, where the Indices take 10 to 20 ns a window.
+MIN_COMPARED_WINDOWS = 2**11
 # The batch size for which a graph of an unknown one is built.
 EXPECTED_IMAGES = 32
 
@@ -211,12 +211,12 @@ STRATEGIES = (
     PoolStrategy(
         by_comparison,
         lambda p: p.is_halving and p.windows >= MIN_COMPARED_WINDOWS and not p.has_indices,
-        "MaxPool compares the elements of a window one by one if it has to return Indices.",
+        "They take 0.33 to 0.8 of the time of Indices, for which MaxPool visits every element.",
     ),
     PoolStrategy(
         by_indices,
         lambda p: True,
-        "Few windows: an operator returns the positions in the time that it takes to start others.",
+        "For few windows it takes 0.75 of the time. Windows of 3x3 would need eight poolings.",
     ),
 )
 
