@@ -261,3 +261,53 @@ def test_images_are_joined_where_no_window_lies_across_two(
         for proto in (plain, found)
     )
     np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize("reader", [None, "spread", "product"])
+@pytest.mark.parametrize("scope", ["gradient/pool", "gradient/other"])
+def test_a_gradient_is_masked_early_for_the_mask_alone(reader: str | None, scope: str) -> None:
+    node = onnx.helper.make_node
+    square = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        node("MaxPool", ["x"], ["y", "i"], "pool", **square),
+        node("HardSigmoid", ["x"], ["slope"], alpha=1e38, beta=0.0),
+        node("MaxUnpool", ["dy", "i"], ["spread"], f"{scope}/MaxUnpool", **square),
+        node("Mul", ["spread", "slope"], ["product"]),
+        node("Neg", ["product"], ["dx"]),
+    ]
+    outputs = ["dx"]
+    if reader:
+        nodes.append(node("Abs", [reader], ["seen"]))
+        outputs.append("seen")
+    large, small = (
+        lambda name: onnx.helper.make_tensor_value_info(name, 1, [1, 1, 4, 4]),
+        lambda name: onnx.helper.make_tensor_value_info(name, 1, [1, 1, 2, 2]),
+    )
+    graph = onnx.helper.make_graph(
+        nodes, "g", [large("x"), small("dy")], [large(name) for name in outputs]
+    )
+    plain = onnx.shape_inference.infer_shapes(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10
+        )
+    )
+    model = ir.from_proto(plain)
+    mask_before_unpool(model.graph)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    found = ir.to_proto(model)
+    operators = [n.op_type for n in found.graph.node]
+    is_early = operators.index("Mul") < operators.index("MaxUnpool")
+    assert is_early == (reader != "spread" and scope == "gradient/pool")
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.standard_normal((1, 1, 4, 4)).astype(np.float32) - 1,
+        "dy": rng.standard_normal((1, 1, 2, 2)).astype(np.float32),
+    }
+    before, after = (
+        onnxruntime.InferenceSession(
+            proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(outputs, feeds)
+        for proto in (plain, found)
+    )
+    for expected, array in zip(before, after):
+        np.testing.assert_array_equal(array, expected)

@@ -38,7 +38,7 @@ def mask_before_unpool(graph: ir.Graph) -> None:
         (dy, *_), y = reader.inputs, pool.outputs[0]
         assert dy is not None  # the gradient is no optional input
         attributes = slope.attributes.values()
-        small = ir.node("HardSigmoid", [y], name=f"{slope.name}/maxima")
+        small = ir.node("HardSigmoid", [y], name=f"{product.name}/slope")
         small.attributes.update({attribute.name: attribute for attribute in attributes})
         few = ir.node("Mul", [dy, small.outputs[0]], name=f"{product.name}/maxima")
         for value in (small.outputs[0], few.outputs[0]):
@@ -78,9 +78,9 @@ def _unpool_reader(spread: ir.Value | None) -> ir.Node | None:
 
 
 def _pool_of(spread: ir.Value | None, x: ir.Value | None) -> ir.Node | None:
-    """Return the MaxPool of a Relu's result x whose gradient is `spread`, by the scope."""
+    """Return the MaxPool of x whose gradient is `spread`, by the scope of that gradient."""
     producer = spread.producer() if spread is not None else None
-    if producer is None or x is None or _producer(x, "Relu") is None:
+    if producer is None or x is None:
         return None
     pools = (node for node, _ in x.uses() if node.op_type == "MaxPool" and node.domain == "")
     scope = (producer.name or "").rpartition("/")[0]

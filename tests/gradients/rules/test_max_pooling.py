@@ -92,6 +92,15 @@ def test_pools_are_compared_from_a_measured_size_on() -> None:
     assert "Equal" not in operators(model_of(("N", "C", 28, 28), halves))
 
 
+def test_indices_that_the_model_returns_are_used() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 21]> g (float[64,16,28,28] a)'
+        " => (float[64,16,14,14] y, int64[64,16,14,14] i) {"
+        " y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(a) }"
+    )
+    assert "Equal" not in operators(gradient_model(model, "a", outputs="y", gradient="onnx"))
+
+
 def test_compared_pools_do_not_return_indices() -> None:
     model = model_of((64, 16, 28, 28), square(2))
     assert all(len(node.output) == 1 for node in model.graph.node if node.op_type == "MaxPool")
