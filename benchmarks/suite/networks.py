@@ -35,6 +35,18 @@ def lenet() -> nn.Module:
     )  # fmt: skip
 
 
+def pooled(*widths: int, size: int) -> nn.Module:
+    """Convolutions of 3×3; a width of 0 is a maximum pooling, which halves the images."""
+    layers: list[nn.Module] = []
+    before, *_ = widths
+    for width in widths[1:]:
+        layers += (
+            [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()] if width else [nn.MaxPool2d(2)]
+        )
+        before, size = (width, size) if width else (before, size // 2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * size**2, 10))
+
+
 class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -166,6 +178,8 @@ class Recurrent(nn.Module):
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cnn": lenet,
+    "convnet": lambda: pooled(1, 16, 0, 32, 0, size=28),
+    "vgg": lambda: pooled(3, 32, 32, 0, 64, 64, 0, 128, 128, 0, size=32),
     "resnet": ResNet18,
     "mobilenet": mobilenet,
     "transformer": lambda: Transformer(128, 2, 4, 64, 1000, classes=10),

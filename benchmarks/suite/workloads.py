@@ -110,6 +110,8 @@ ALL = [
         products=dense_products(128, MLP),
     ),
     Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.90),
+    Workload("convnet", "CNN with 16 and 32 channels and max pooling, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.85),
+    Workload("vgg", "VGG-like, three max poolings, 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), bar=0.85),
     Workload("resnet", "ResNet-18, 32×32, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,), pace=0.1),
     Workload("mobilenet", "MobileNetV2 blocks (depthwise convolutions), 32×32, batch 16", "cross_entropy", 16, 4, (3, 32, 32), (10,), pace=0.1),
     Workload(

@@ -14,7 +14,9 @@ from onnxfit.step import finish
 from onnxfit.step.rewrites import REWRITES
 from onnxfit.step.rewrites.broadcast_late import broadcast_late
 from onnxfit.step.rewrites.join_pieces import join_pieces
+from onnxfit.step.rewrites.mask_before_unpool import mask_before_unpool
 from onnxfit.step.rewrites.multiply_once import multiply_once
+from onnxfit.step.rewrites.pool_tall_images import pool_tall_images
 from onnxfit.step.rewrites.update_in_product import update_in_product
 
 NORMALISED = """<ir_version: 8, opset_import: ["": 17]> normalised (float[batch,3,5,4] x) => (float[batch,3,1,1] y)
@@ -29,7 +31,13 @@ CUT = """<ir_version: 8, opset_import: ["": 17]> cut (float[batch,6] x) => (floa
 DENSE = """<ir_version: 8, opset_import: ["": 17]> dense (float[batch,2] x) => (float[batch,7] y)
     <float[7,2] w = {1,2,3,4,5,6,7,8,9,0,1,2,3,4}, float[7] b = {0,1,2,3,4,5,6}>
     { y = Gemm<alpha=0.5, transB=1>(x, w, b) }"""
-MODELS = {"normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE}
+MAXIMA = """<ir_version: 8, opset_import: ["": 17]> maxima (float[batch,1,24,SIZE] x) => (float[batch,16,6,6] y)
+    <float[16,1,1,1] w = {1,-2,3,-1,2,-3,1,1,1,-2,3,-1,2,-3,1,1}, float[16] b = {1,2,-1,1,0,3,-2,-4,-1,-2,1,-1,2,-3,2,4}>
+    { c = Conv(x, w, b) r = Relu(c) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r) q = Relu(m) y = MaxPool<kernel_shape=[2,2], strides=[2,2]>(q) }"""
+MODELS = {
+    "normalised": NORMALISED, "pooled": POOLED, "cut": CUT, "dense": DENSE,
+    "even maxima": MAXIMA.replace("SIZE", "24"), "odd maxima": MAXIMA.replace("SIZE", "25"),
+}  # fmt: skip
 OPTIMIZERS = {"dense": "sgd"}
 # what each rewrite is for
 CASES = [
@@ -38,6 +46,8 @@ CASES = [
     (join_pieces, "cut"),
     (update_in_product, "dense"),
     (multiply_once, "pooled"),
+    (pool_tall_images, "even maxima"),
+    (mask_before_unpool, "odd maxima"),
 ]
 
 
@@ -209,3 +219,95 @@ def test_several_numbers_multiply_once() -> None:
 )  # fmt: skip
 def test_other_multiplications_stay(body: str) -> None:
     assert rewritten(body)[:2] == ["Mul", "Mul"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape", "is_tall"),
+    [
+        ("kernel_shape=[2,2], strides=[2,2]", (2, 8, 6, 24), True),
+        ("kernel_shape=[2,3], strides=[2,1]", (2, 8, 6, 24), True),
+        ("kernel_shape=[1,2], strides=[3,2]", ("N", 16, 6, 25), True),
+        ("kernel_shape=[1,2]", (2, 8, 5, 24), True),
+        ("kernel_shape=[2,2], strides=[2,2]", (2, 8, 7, 24), False),
+        ("kernel_shape=[3,2], strides=[2,2]", (2, 8, 6, 24), False),
+        ("kernel_shape=[2,2], strides=[2,2], dilations=[2,1]", (2, 8, 6, 24), False),
+        ("kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1]", (2, 8, 6, 24), False),
+        ('kernel_shape=[2,3], strides=[2,2], auto_pad="SAME_UPPER"', (2, 8, 6, 24), False),
+        ("kernel_shape=[2,2], strides=[2,2], ceil_mode=1", (2, 8, 6, 25), False),
+        ("kernel_shape=[2,2], strides=[2,2]", (2, 8, 6, 22), False),
+        ("kernel_shape=[2,2], strides=[2,2]", (2, 6, 6, 24), False),
+        ("kernel_shape=[2,2], strides=[2,2]", ("N", "C", 6, 24), False),
+    ],
+)
+def test_images_are_joined_where_no_window_lies_across_two(
+    attributes: str, shape: tuple[object, ...], is_tall: bool
+) -> None:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 21]> g (float[{",".join(map(str, shape))}] x)'
+        f" => (float[a,b,c,d] y) {{ h = MaxPool<{attributes}>(x) y = Neg(h) }}"
+    )
+    plain = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    model = ir.from_proto(plain)
+    pool_tall_images(model.graph)
+    found = ir.to_proto(model)
+    onnx.checker.check_model(found, full_check=True)
+    assert ("Reshape" in {node.op_type for node in found.graph.node}) == is_tall
+    sizes = [n if isinstance(n, int) else 8 for n in shape]
+    x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    before, after = (
+        onnxruntime.InferenceSession(
+            proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(None, {"x": x})[0]
+        for proto in (plain, found)
+    )
+    np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize("reader", [None, "spread", "product"])
+@pytest.mark.parametrize("scope", ["gradient/pool", "gradient/other"])
+def test_a_gradient_is_masked_early_for_the_mask_alone(reader: str | None, scope: str) -> None:
+    node = onnx.helper.make_node
+    square = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        node("MaxPool", ["x"], ["y", "i"], "pool", **square),
+        node("HardSigmoid", ["x"], ["slope"], alpha=1e38, beta=0.0),
+        node("MaxUnpool", ["dy", "i"], ["spread"], f"{scope}/MaxUnpool", **square),
+        node("Mul", ["spread", "slope"], ["product"]),
+        node("Neg", ["product"], ["dx"]),
+    ]
+    outputs = ["dx"]
+    if reader:
+        nodes.append(node("Abs", [reader], ["seen"]))
+        outputs.append("seen")
+    large, small = (
+        lambda name: onnx.helper.make_tensor_value_info(name, 1, [1, 1, 4, 4]),
+        lambda name: onnx.helper.make_tensor_value_info(name, 1, [1, 1, 2, 2]),
+    )
+    graph = onnx.helper.make_graph(
+        nodes, "g", [large("x"), small("dy")], [large(name) for name in outputs]
+    )
+    plain = onnx.shape_inference.infer_shapes(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10
+        )
+    )
+    model = ir.from_proto(plain)
+    mask_before_unpool(model.graph)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    found = ir.to_proto(model)
+    operators = [n.op_type for n in found.graph.node]
+    is_early = operators.index("Mul") < operators.index("MaxUnpool")
+    assert is_early == (reader != "spread" and scope == "gradient/pool")
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.standard_normal((1, 1, 4, 4)).astype(np.float32) - 1,
+        "dy": rng.standard_normal((1, 1, 2, 2)).astype(np.float32),
+    }
+    before, after = (
+        onnxruntime.InferenceSession(
+            proto.SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(outputs, feeds)
+        for proto in (plain, found)
+    )
+    for expected, array in zip(before, after):
+        np.testing.assert_array_equal(array, expected)

@@ -1,10 +1,9 @@
-"""Pools: the gradient of a window's result goes back to the elements of the window.
+"""Sums over windows: their gradient goes back to all elements of the window.
 
 An average, like every other sum over windows, is separable. Along each axis it is a matrix
 (positions, elements) of a few diagonals, and its gradient is the transposed matrix. That covers
 padding, dilation, strides and the shorter windows at the end alike, and a MatMul is many times
-faster than the loops it replaces. The gradient of a maximum goes to the one element it came from;
-of equal elements, to the first one, as in PyTorch.
+faster than the loops it replaces. Maxima are in max_pooling.py.
 """
 
 from __future__ import annotations
@@ -18,85 +17,19 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
     Ints,
     arange,
     axis_size,
-    int_vector,
-    spatial_shape,
-    static_size,
     trailing_size,
-    zeros,
 )
 from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
-from onnxfit.gradients.table import Gradients, decompose, gradient
+from onnxfit.gradients.table import decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
 # Up to this size of an axis its matrix is multiplied: the cost of the product grows with the axis,
 # that of a convolution with the window.
 MAX_POOLED_WIDTH = 512
-
-# Maxima
-# ------------------------------------------------------------------------------------------------
-
-
-@gradient("MaxPool", all_outputs=True)
-def max_pool(
-    op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
-    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None,
-    storage_order: int, strides: Ints | None,
-) -> Gradients:  # fmt: skip
-    spec = ConvSpec.of(len(kernel_shape), strides, dilations)
-    if storage_order:  # the node's indices count columns first
-        _, indices = op.MaxPool(
-            x,
-            _outputs=2,
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            dilations=dilations,
-            kernel_shape=kernel_shape,
-            pads=pads,
-            strides=strides,
-        )
-    if not any(pads or ()) and _is_partition(spec, kernel_shape, spatial_shape(x)):
-        # no element is in two windows: nothing to add up, which is faster
-        return op.MaxUnpool(dy, indices, kernel_shape=kernel_shape, strides=spec.strides)
-    elements = static_size(x)
-    count = int_vector(op, elements) if elements is not None else op.ReduceProd(op.shape(x))
-    flat = op.ScatterElements(
-        zeros(op, dy, count),
-        op.Reshape(indices, [-1]),
-        op.Reshape(dy, [-1]),
-        axis=0,
-        reduction="add",
-    )
-    return op.Reshape(flat, op.shape(x))
-
-
-def _is_partition(spec: ConvSpec, kernel: Ints, size: Ints | None) -> bool:
-    """Whether every element is in exactly one window."""
-    if not size or spec.strides != tuple(kernel) or set(spec.dilations) != {1}:
-        return False
-    return not any(n % k for n, k in zip(size, kernel))
-
-
-@gradient("GlobalMaxPool")
-def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
-    flat = op.Reshape(x, [0, 0, -1])
-    zero = zeros_like(op, flat)
-    largest = op.ArgMax(flat, axis=2)
-    dx = op.ScatterElements(zero, largest, op.Reshape(dy, [0, 0, 1]), axis=2)
-    return op.Reshape(dx, op.shape(x))
-
-
-@gradient("MaxUnpool")
-def max_unpool(
-    op: GraphBuilder, x: Value, indices: Value, output_shape: Value | None, y: Value, dy: Value, *,
-    kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
-) -> Gradients:  # fmt: skip
-    return op.Gather(op.Reshape(dy, [-1]), indices), None, None
-
 
 # Sums over windows
 # ------------------------------------------------------------------------------------------------

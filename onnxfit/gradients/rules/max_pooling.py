@@ -1,0 +1,271 @@
+"""Maxima of windows: the gradient goes to the element that was the maximum.
+
+Of equal elements it goes to the first one in the order of rows, as in PyTorch. A rule has two
+parts. The first finds the position of each maximum, counted through the whole tensor; how to find
+it fastest depends on the windows, and STRATEGIES lists the measured choices. The second part puts
+the gradient there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxfit.gradients.broadcasting import zeros_like
+from onnxfit.gradients.building import (
+    Integers,
+    Ints,
+    arange,
+    axis_size,
+    int_vector,
+    reshape_like,
+    spatial_shape,
+    static_size,
+    zeros,
+)
+from onnxfit.gradients.rules.convolution import ConvSpec
+from onnxfit.gradients.table import Gradients, gradient
+from onnxfit.graph.values import GraphBuilder, Value
+
+# From this number of windows, comparisons are faster than the Indices of MaxPool: they take 4 to 9
+# ns for each window and 15 us for their operators, where the Indices take 10 to 20 ns a window.
+MIN_COMPARED_WINDOWS = 2**11
+# The batch size for which a graph of an unknown one is built.
+EXPECTED_IMAGES = 32
+
+
+@dataclass(frozen=True)
+class PoolProblem:
+    """The gradient of a MaxPool: its values, and its attributes with ONNX's defaults filled in."""
+
+    x: Value
+    y: Value
+    indices: Value  # the second output of the node
+    attributes: dict[str, Any]
+    spec: ConvSpec
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        return tuple(self.attributes["kernel_shape"])
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self.attributes["pads"] or ()) or self.attributes["auto_pad"].startswith("SAME")
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether no element is in two windows, and each window has an element."""
+        extents = self.spec.extents(self.kernel)
+        if self.is_padded or any(e > s for e, s in zip(extents, self.spec.strides)):
+            return False
+        # The last window that ceil_mode adds may begin behind the last element.
+        return not self.attributes["ceil_mode"] or tuple(extents) == self.spec.strides
+
+    @property
+    def is_partition(self) -> bool:
+        """Whether every element is in exactly one window."""
+        size = spatial_shape(self.x)
+        if not size or self.is_padded or self.spec.strides != self.kernel:
+            return False
+        return set(self.spec.dilations) == {1} and not any(n % k for n, k in zip(size, self.kernel))
+
+    @property
+    def is_halving(self) -> bool:
+        """Whether the windows are pairs, or squares of four, of float32 elements, side by side."""
+        return (
+            self.kernel in ((2,), (2, 2))
+            and self.spec.strides == self.kernel
+            and set(self.spec.dilations) == {1}
+            and self.x.dtype == np.float32
+            and not self.is_padded
+            and not self.attributes["ceil_mode"]
+        )
+
+    @property
+    def has_indices(self) -> bool:
+        """Whether the model itself uses the indices."""
+        return bool(self.indices.ir.uses()) or self.indices.ir.is_graph_output()
+
+    @property
+    def windows(self) -> int:
+        """The number of windows, or an estimate if the batch size alone is unknown, else 0."""
+        if self.x.shape is None or self.y.shape is None:
+            return 0
+        images = self.y.shape[0]
+        sizes = [d for d in self.y.shape[1:] if isinstance(d, int)]
+        is_known = len(sizes) == self.y.rank - 1 and isinstance(self.x.shape[1], int)
+        if not is_known or spatial_shape(self.x) is None:
+            return 0
+        return math.prod(sizes) * (images if isinstance(images, int) else EXPECTED_IMAGES)
+
+
+@gradient("MaxPool", all_outputs=True)
+def max_pool(
+    op: GraphBuilder, x: Value, y: Value, indices: Value, dy: Value, dindices: Value | None, *,
+    auto_pad: str, ceil_mode: int, dilations: Ints | None, kernel_shape: Ints, pads: Ints | None,
+    storage_order: int, strides: Ints | None,
+) -> Gradients:  # fmt: skip
+    attributes = {
+        "auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations,
+        "kernel_shape": kernel_shape, "pads": pads, "storage_order": storage_order,
+        "strides": strides,
+    }  # fmt: skip
+    spec = ConvSpec.of(len(kernel_shape), strides, dilations)
+    problem = PoolProblem(x, y, indices, attributes, spec)
+    strategy = next(row for row in STRATEGIES if row.applies(problem))
+    return _put(op, dy, strategy.build(op, problem), problem)
+
+
+# Positions
+# ------------------------------------------------------------------------------------------------
+
+
+def by_indices(op: GraphBuilder, problem: PoolProblem) -> Value:
+    """Let MaxPool return the positions."""
+    indices = problem.indices
+    if problem.attributes["storage_order"]:  # the indices of the node count columns first
+        by_rows = {**problem.attributes, "storage_order": 0}
+        indices = op.MaxPool(problem.x, _outputs=2, **by_rows)[1]
+    # onnxruntime 1.19 returns negative numbers for a window of NaN, and no MaxUnpool accepts them.
+    return op.Max(indices, 0) if problem.is_disjoint else indices
+
+
+def by_comparison(op: GraphBuilder, problem: PoolProblem) -> Value:
+    """Compare the maximum of each window with the maxima of its first row and of its first column.
+
+    The comparisons are exact for every number. Infinities are equal to each other, because all of
+    the compared values have gone through a MaxPool.
+    """
+    x, y = _cropped(op, problem), problem.y
+    ones = [1] * len(problem.kernel)
+    first = op.MaxPool(x, kernel_shape=ones, strides=problem.kernel) == y
+    if len(problem.kernel) == 1:
+        return _positions(op, problem, first, None)
+    lower = op.MaxPool(x, kernel_shape=[1, 2], strides=[2, 2]) < y
+    # In the lower row, the left element is the first maximum if the left column has the maximum.
+    column = op.MaxPool(x, kernel_shape=[2, 1], strides=[2, 2]) == y
+    return _positions(op, problem, first | (lower & column), lower)
+
+
+def _cropped(op: GraphBuilder, problem: PoolProblem) -> Value:
+    """Remove the last row and column if no window covers them."""
+    size = spatial_shape(problem.x) or ()
+    axes = [axis for axis, n in zip(problem.spec.axes, size) if n % 2]
+    if not axes:
+        return problem.x
+    return op.Slice(problem.x, [0] * len(axes), [-1] * len(axes), axes)
+
+
+def _positions(op: GraphBuilder, problem: PoolProblem, left: Value, lower: Value | None) -> Value:
+    """Return the position of the left or right element, in the upper or lower row of a window."""
+    channels, *size = _image_shape(problem.x)
+    halves = [np.arange(0, n // 2 * 2, 2) for n in size]
+    rows = np.zeros(1, np.int64) if lower is None else halves[0] * size[-1]
+    starts = (np.arange(channels)[:, None] * math.prod(size) + rows).reshape(-1, 1)
+    # onnxruntime adds the two constants when it compiles the graph.
+    corners = _constant(op, starts) + _constant(op, halves[-1] + 1)
+    within = op.Reshape(corners, [1, -1]) - _number(op, left)
+    if lower is not None:
+        within = within + _number(op, lower) * size[-1]
+    images = arange(op, axis_size(op, problem.x, 0)) * math.prod([channels, *size])
+    positions = op.cast(within, np.int64) + op.Reshape(images, [-1, 1])
+    return reshape_like(op, positions, problem.y)
+
+
+def _image_shape(value: Value) -> list[int]:
+    """Return the sizes behind the batch axis, which the caller knows to be static."""
+    sizes = [d for d in (value.shape or ())[1:] if isinstance(d, int)]
+    assert len(sizes) == value.rank - 1
+    return sizes
+
+
+def _constant(op: GraphBuilder, numbers: Integers) -> Value:
+    """Return an int32 constant: an image has fewer than 2^31 elements."""
+    return op.constant(numbers.astype(np.int32))
+
+
+def _number(op: GraphBuilder, condition: Value) -> Value:
+    """Return a row for each image: 1 where a condition holds, else 0.
+
+    By way of bytes, the cast takes half of the time of a cast of booleans. The Reshape between the
+    two casts keeps onnxruntime from making them one.
+    """
+    count = math.prod(_image_shape(condition))
+    return op.cast(op.Reshape(op.cast(condition, np.uint8), [-1, count]), np.int32)
+
+
+@dataclass(frozen=True)
+class PoolStrategy:
+    """One way to find the maxima, the windows it is used for, and the measured reason."""
+
+    build: Callable[[GraphBuilder, PoolProblem], Value]
+    applies: Callable[[PoolProblem], bool]
+    reason: str
+
+
+STRATEGIES = (
+    PoolStrategy(
+        by_comparison,
+        lambda p: p.is_halving and p.windows >= MIN_COMPARED_WINDOWS and not p.has_indices,
+        "They take 0.33 to 0.8 of the time of Indices, for which MaxPool visits every element.",
+    ),
+    PoolStrategy(
+        by_indices,
+        lambda p: True,
+        "For few windows it takes 0.75 of the time. Windows of 3x3 would need eight poolings.",
+    ),
+)
+
+
+# Putting the gradient there
+# ------------------------------------------------------------------------------------------------
+
+
+def _put(op: GraphBuilder, dy: Value, positions: Value, problem: PoolProblem) -> Value:
+    """Return dx: `dy` at the given positions, and 0 elsewhere."""
+    x = problem.x
+    # onnxruntime has a MaxUnpool of float32 alone.
+    is_unpoolable = dy.dtype == np.float32 and problem.is_disjoint
+    if is_unpoolable and problem.is_partition:
+        return op.MaxUnpool(
+            dy, positions, kernel_shape=problem.kernel, strides=problem.spec.strides
+        )
+    elements = static_size(x)
+    count = int_vector(op, elements) if elements is not None else op.ReduceProd(op.shape(x))
+    if is_unpoolable:
+        # One row of windows: MaxUnpool takes a third of the time of a ScatterElements.
+        row = int_vector(op, 1, 1, -1)
+        size = op.Concat([1, 1], count, axis=0)
+        flat = op.MaxUnpool(
+            op.Reshape(dy, row), op.Reshape(positions, row), size, kernel_shape=[1], strides=[1]
+        )
+    else:
+        flat = op.ScatterElements(
+            zeros(op, dy, count),
+            op.Reshape(positions, [-1]),
+            op.Reshape(dy, [-1]),
+            axis=0,
+            reduction="add",
+        )
+    return op.Reshape(flat, op.shape(x))
+
+
+@gradient("GlobalMaxPool")
+def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
+    flat = op.Reshape(x, [0, 0, -1])
+    zero = zeros_like(op, flat)
+    largest = op.ArgMax(flat, axis=2)
+    dx = op.ScatterElements(zero, largest, op.Reshape(dy, [0, 0, 1]), axis=2)
+    return op.Reshape(dx, op.shape(x))
+
+
+@gradient("MaxUnpool")
+def max_unpool(
+    op: GraphBuilder, x: Value, indices: Value, output_shape: Value | None, y: Value, dy: Value, *,
+    kernel_shape: Ints, pads: Ints | None, strides: Ints | None,
+) -> Gradients:  # fmt: skip
+    return op.Gather(op.Reshape(dy, [-1]), indices), None, None
