@@ -21,10 +21,12 @@ from onnxfit.callbacks import (
     ModelCheckpoint,
     OptunaPruning,
     SwapEMAWeights,
+    TerminateOnNaN,
     Timer,
 )
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.optimizers import SGD
+from onnxfit.training import checkpoint
 from onnxfit.training.checkpoint import Snapshot
 from tests.callbacks.test_laws import CLASSES, MINIMAL, SETTINGS, mlflow, wandb
 from tests.distributed.test_laws import network
@@ -276,6 +278,34 @@ def test_what_only_rank_0_decides_counts_everywhere():
     assert first[2:] == second[2:] == (1, ("w0",), 0.2)
 
 
+@pytest.mark.parametrize("kind", [lambda c: c, Averaging])
+def test_a_loss_that_is_not_finite_stops_all(kind):
+    """Only rank 1 has the row, and all undo the update."""
+    y = X[:, :3].copy()
+    y[-1] = 1e200
+
+    def run(communicator):
+        on = onnxfit.Trainer(network(), loss="mse", distribute=kind(communicator))
+        on.fit(X, y, batch_size=4, shuffle=False, verbose=0, callbacks=TerminateOnNaN())
+        return on.get_weights(), on.stop_reason, on.global_batch
+
+    first, second = on_ranks(2, run)
+    same((first[0], {}), (second[0], {}))
+    assert first[1:] == second[1:]
+    assert first[1].startswith("TerminateOnNaN: the loss is inf")
+    assert np.abs(first[0]["w0"]).max() < 10
+
+
+def test_a_finder_draws_once(tmp_path):
+    def run(communicator):
+        finder = LearningRateFinder(steps=3)
+        fit(trainer(communicator), finder, epochs=0)
+        finder.plot(tmp_path / f"{communicator.rank}.png")
+
+    on_ranks(2, run)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["0.png"]
+
+
 def test_weights_that_differ_are_refused():
     def run(communicator):
         on = trainer(communicator)
@@ -451,8 +481,9 @@ def test_a_fit_goes_on_within_a_window(begun, resumed, backend, tmp_path):
     same(run(resumed, tmp_path / "backup"), whole, rtol=0.0 if begun == resumed else 1e-9)
 
 
-def test_only_rank_0_has_the_files(tmp_path):
-    """Machines need not share a file system."""
+def test_only_rank_0_has_the_files(tmp_path, monkeypatch):
+    """Machines need not share a file system; the others get the files in several messages."""
+    monkeypatch.setattr(checkpoint, "MAX_MESSAGE_BYTES", 1000)
 
     def run(communicator, stop=None):
         return resumable(communicator, tmp_path / str(communicator.rank), stop)
