@@ -12,6 +12,8 @@ nor an epoch slow down.
 - threads: threads that predict while the main thread trains; their predictions are those of whole
   weights.
 - epochs: one fit of many epochs.
+- ranks: trainings with mpiexec, killed at random moments and run again, on 2 and 3 ranks, and on
+  another number of them than before; each ends where a training ends that nobody kills.
 
 After the last repetition, the process holds less than 5 % more memory than after a tenth of them,
 and as many files and threads. Of the epochs, the last take no longer than the early ones (median,
@@ -27,6 +29,8 @@ import contextlib
 import gc
 import io
 import os
+import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -53,6 +57,8 @@ from onnxfit.callbacks import (
     ProgressBar,
     TensorBoard,
 )
+from tests.distributed import survivor
+from tests.distributed.threads import on_ranks
 from tests.models import convolutional, linear, mlp
 
 MEMORY, SLOWER = 0.05, 0.15  # the bars
@@ -305,6 +311,38 @@ def epochs(count: int, folder: Path) -> list[str]:
     return beyond
 
 
+# The numbers of ranks of the runs that are killed, one after another, and of the last run.
+RANKS = ([2] * 5, [3] * 5, [4, 4, 1], [1, 1, 3], [2, 3, 1, 2])
+
+
+def ranks(count: int, folder: Path) -> list[str]:
+    rng = random.Random(0)
+    whole: dict[int, dict[str, Any]] = {1: survivor.train(None, folder / "whole1")}
+    for size in (2, 3):
+        ends = on_ranks(size, lambda c: survivor.train(c, folder / f"whole{c.size}.{c.rank}"))
+        whole[size] = ends[0]
+    kills = chain = 0
+    beyond: list[str] = []
+    while kills < count:
+        sizes, place = RANKS[chain % len(RANKS)], folder / f"chain{chain}"
+        for size in sizes[:-1]:
+            fault = {"kind": "kill", "rank": rng.randrange(size), "seconds": rng.uniform(0, 1)}
+            status, _ = survivor.run(size, place, **fault)
+            kills += status != 0
+        status, errors = survivor.run(sizes[-1], place, kind="none")
+        what = f"a chain of runs on {sizes} ranks"
+        try:
+            assert status == 0, errors
+            tolerance = 0.0 if len({*sizes}) == 1 else 1e-9
+            survivor.require_same_end(place, whole[sizes[-1]], tolerance)
+        except (AssertionError, OSError) as error:
+            beyond.append(f"{what}: {error}")
+        print(f"{what}: {kills} ranks killed so far", flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+        chain += 1
+    return beyond
+
+
 def judged(what: str, early: Footprint, late: Footprint) -> list[str]:
     growth = late.memory / early.memory - 1
     print(
@@ -332,9 +370,11 @@ COUNTS = {
     "prefetch": 300,
     "threads": 60,
     "epochs": 10_000,
+    "ranks": 30,
 }
 MIN_COUNT = 60  # so that a tenth has come to every model and backend
-SOAKS = {"fits": fits, "refits": refits, "shapes": shapes, "prefetch": prefetch, "threads": threads, "epochs": epochs}  # fmt: skip
+SHORT = ("ranks",)  # which compares no memory
+SOAKS = {"fits": fits, "refits": refits, "shapes": shapes, "prefetch": prefetch, "threads": threads, "epochs": epochs, "ranks": ranks}  # fmt: skip
 
 
 def main() -> int:
@@ -346,7 +386,8 @@ def main() -> int:
     beyond: list[str] = []
     for name in given.only:
         with tempfile.TemporaryDirectory() as folder:
-            count = max(MIN_COUNT, round(COUNTS[name] * given.length))
+            least = 1 if name in SHORT else MIN_COUNT
+            count = max(least, round(COUNTS[name] * given.length))
             beyond += SOAKS[name](count, Path(folder))
     for line in beyond:
         print(f"FAILED: {line}")

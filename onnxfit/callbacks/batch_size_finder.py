@@ -8,7 +8,7 @@ from itertools import repeat
 from time import perf_counter
 from typing import Any, Union
 
-from onnxfit.callbacks.checks import require_at_least, require_below
+from onnxfit.callbacks.checks import require_at_least, require_below, writes_files
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.callbacks.stateful_callback import StatefulCallback
@@ -173,10 +173,12 @@ class BatchSizeFinder(StatefulCallback):
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
         """Draw samples per second over batch sizes, with the suggestion marked.
 
-        - `path`: the PNG file.
+        - `path`: the PNG file. Of several processes, only rank 0 writes it.
 
         InstallationError: matplotlib is not installed.
         """
+        if not writes_files(self):
+            return
         ran = [result for result in self.results if "error" not in result]
         ran.sort(key=lambda result: int(result["batch_size"]))
         sizes = [result["batch_size"] for result in ran]

@@ -186,7 +186,7 @@ class CallbackList:
             self._call((self._listener(callback, "on_epoch_end"),), logs, epoch, logs)
             if not callback.runs_on_first:
                 # Times and memory differ among ranks, and callbacks decide by these figures.
-                name = f"{type(callback).__name__}.on_epoch_end"
+                name = f"the end of {type(callback).__name__}.on_epoch_end"
                 logs.replace(self.world.from_main(name, dict(logs)))
 
     def save_after(self, batch: int) -> bool:

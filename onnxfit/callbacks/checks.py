@@ -22,7 +22,17 @@ __all__ = [
     "require_save_freq",
     "require_update_freq",
     "require_weights",
+    "writes_files",
 ]
+
+
+def writes_files(callback: Callback) -> bool:
+    """Return whether this process writes files: rank 0, where several train together.
+
+    - `callback`: a callback, which has no trainer before its first `fit`.
+    """
+    trainer = getattr(callback, "trainer", None)
+    return trainer is None or trainer.is_main
 
 
 def require_at_least(owner: str, minimum: float, **settings: float | None) -> None:

@@ -9,7 +9,12 @@ from typing import Union
 
 import numpy as np
 
-from onnxfit.callbacks.checks import require_at_least, require_below, require_constant_rate
+from onnxfit.callbacks.checks import (
+    require_at_least,
+    require_below,
+    require_constant_rate,
+    writes_files,
+)
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.plot import plot_curve
 from onnxfit.callbacks.stateful_callback import StatefulCallback
@@ -127,10 +132,12 @@ class LearningRateFinder(StatefulCallback):
     def plot(self, path: Union[str, os.PathLike[str]]) -> None:
         """Draw the losses over the rates, with the suggestion marked.
 
-        - `path`: the PNG file.
+        - `path`: the PNG file. Of several processes, only rank 0 writes it.
 
         InstallationError: matplotlib is not installed.
         """
+        if not writes_files(self):
+            return
         scale = "log" if self.mode == "exponential" else "linear"
         axes = {"xlabel": "learning rate", "ylabel": "loss", "xscale": scale}
         plot_curve(path, "LearningRateFinder", self.rates, self.losses, self.suggestion, **axes)

@@ -192,8 +192,10 @@ class DoubleBufferedState:
         """Return a copy of a tensor."""
         return self.buffer(name).read()
 
-    def set(self, arrays: Mapping[str, Array]) -> None:
+    def set(self, arrays: Mapping[str, Array], *, undoable: bool = False) -> None:
         """Replace some tensors; all are checked before the first is written.
+
+        - `undoable`: whether the tensors are a part of the last swap, which `revert` still undoes.
 
         DataError for a wrong name, shape or type.
         """
@@ -217,7 +219,8 @@ class DoubleBufferedState:
                 )
             checked[name] = _cast(array, old.dtype, name)
         self.version += 1
-        self._undoable.clear()
+        if not undoable:
+            self._undoable.clear()
         for name, array in checked.items():
             self.changes[self._group_of[name]] += 1
             self.buffer(name).write(array)

@@ -120,7 +120,7 @@ def _summed_type(array: Array) -> np.dtype[Any]:
 
 
 def average_state(world: World, state: DoubleBufferedState) -> None:
-    """Replace every float of the state by its mean over all ranks."""
+    """Replace every float of the state by its mean over all ranks; a part of the last step."""
     flat: dict[np.dtype[Any], list[Array]] = {}
     arrays = {name: state.get(name) for name in state}
     arrays = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
@@ -138,4 +138,4 @@ def average_state(world: World, state: DoubleBufferedState) -> None:
         part = sums[dtype][starts[dtype] : starts[dtype] + array.size]
         averages[name] = part.reshape(array.shape).astype(array.dtype)
         starts[dtype] += array.size
-    state.set(averages)
+    state.set(averages, undoable=True)

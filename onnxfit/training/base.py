@@ -375,6 +375,7 @@ class BaseTrainer(RankedTrainer):
         self._world.meet("revert_step")
         with self._training, self._backend.lock:
             self._backend.revert()
+        self._averaged_step = -1  # each rank has weights of its own again
 
     # ------------------------------------------------------------------ single batches
 

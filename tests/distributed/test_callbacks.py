@@ -14,6 +14,7 @@ import pytest
 import onnxfit
 from onnxfit.callbacks import (
     BackupAndRestore,
+    BatchSizeFinder,
     Callback,
     EarlyStopping,
     LambdaCallback,
@@ -21,14 +22,18 @@ from onnxfit.callbacks import (
     ModelCheckpoint,
     OptunaPruning,
     SwapEMAWeights,
+    TerminateOnNaN,
     Timer,
+    batch_size_finder,
+    learning_rate_finder,
 )
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.optimizers import SGD
+from onnxfit.training import checkpoint
 from onnxfit.training.checkpoint import Snapshot
 from tests.callbacks.test_laws import CLASSES, MINIMAL, SETTINGS, mlflow, wandb
 from tests.distributed.test_laws import network
-from tests.distributed.threads import on_ranks
+from tests.distributed.threads import Shared, on_ranks
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((16, 5))
@@ -113,20 +118,43 @@ WATCHING = (
 ACTING = sorted({*CLASSES} - {*WATCHING, "Callback", "History"})
 
 
+class Built:
+    """Trainers that the law below uses again and again, since compiling takes longest."""
+
+    def __init__(self):
+        self.shared = Shared(2)
+        self.trainers = {}
+
+    def fresh(self, distribute):
+        """Return the trainer of one process alone, or of this rank, as it was built."""
+        rank = None if distribute is None else distribute.rank
+        if rank not in self.trainers:
+            on = trainer(distribute, accumulate=2)
+            self.trainers[rank] = on, on.get_state()
+        on, state = self.trainers[rank]
+        on.set_state(state)
+        return on
+
+
+BUILT = [Built()]
+
+
 @pytest.mark.parametrize("names", [WATCHING, *([name] for name in ACTING)], ids=lambda n: n[0])
 def test_every_callback_does_what_it_does_alone(names, tmp_path):
     def run(distribute):
         # Files of rank 1 would lie in a folder of their own.
         folder = tmp_path / ("alone" if distribute is None else f"rank{distribute.rank}")
         callbacks = [made(name, folder) for name in names]
-        on = fit(trainer(distribute, accumulate=2), *callbacks)
+        on = fit(built.fresh(distribute), *callbacks)
         predicted = on.predict(X, batch_size=5, callbacks=callbacks)
         on.evaluate(X, Y, callbacks=callbacks)
         paths = [callback.best_model_path for callback in callbacks if hasattr(callback, "kept")]
         return (*end(on), predicted, paths)
 
+    built = BUILT.pop() if BUILT else Built()
     alone = run(None)
-    first, second = on_ranks(2, run)
+    first, second = on_ranks(2, run, built.shared)
+    BUILT.append(built)  # not after an error
     same(first, second)
     np.testing.assert_array_equal(first[2], second[2])
     if names != ["BatchSizeFinder"]:  # its first size has a row for each rank
@@ -274,6 +302,39 @@ def test_what_only_rank_0_decides_counts_everywhere():
     same(first, second)
     assert first[1]["steps"] == [2, 6]
     assert first[2:] == second[2:] == (1, ("w0",), 0.2)
+
+
+@pytest.mark.parametrize("kind", [lambda c: c, Averaging])
+def test_a_loss_that_is_not_finite_stops_all(kind):
+    """Only rank 1 has the row, and all undo the update."""
+    y = X[:, :3].copy()
+    y[-1] = 1e200
+
+    def run(communicator):
+        on = onnxfit.Trainer(network(), loss="mse", distribute=kind(communicator))
+        on.fit(X, y, batch_size=4, shuffle=False, verbose=0, callbacks=TerminateOnNaN())
+        return on.get_weights(), on.stop_reason, on.global_batch
+
+    first, second = on_ranks(2, run)
+    same((first[0], {}), (second[0], {}))
+    assert first[1:] == second[1:]
+    assert first[1].startswith("TerminateOnNaN: the loss is inf")
+    assert np.abs(first[0]["w0"]).max() < 10
+
+
+def test_a_finder_draws_once(monkeypatch):
+    drawn = []
+    for module in (batch_size_finder, learning_rate_finder):
+        monkeypatch.setattr(module, "plot_curve", lambda path, *_, **axes: drawn.append(path))
+
+    def run(communicator):
+        for finder in (LearningRateFinder(), BatchSizeFinder()):
+            finder.trainer = SimpleNamespace(is_main=communicator.rank == 0)
+            finder.plot(f"{communicator.rank}.png")
+
+    on_ranks(2, run)
+    BatchSizeFinder().plot("before a fit.png")
+    assert drawn == ["0.png", "0.png", "before a fit.png"]
 
 
 def test_weights_that_differ_are_refused():
@@ -451,8 +512,9 @@ def test_a_fit_goes_on_within_a_window(begun, resumed, backend, tmp_path):
     same(run(resumed, tmp_path / "backup"), whole, rtol=0.0 if begun == resumed else 1e-9)
 
 
-def test_only_rank_0_has_the_files(tmp_path):
-    """Machines need not share a file system."""
+def test_only_rank_0_has_the_files(tmp_path, monkeypatch):
+    """Machines need not share a file system; the others get the files in several messages."""
+    monkeypatch.setattr(checkpoint, "MAX_MESSAGE_BYTES", 1000)
 
     def run(communicator, stop=None):
         return resumable(communicator, tmp_path / str(communicator.rank), stop)

@@ -387,7 +387,10 @@ def test_what_only_one_rank_calls_is_refused():
             if self.trainer.is_main:
                 self.trainer.evaluate(X, CLASSES)
 
-    with pytest.raises(SettingError, match="rank 0: the beginning of evaluate; rank 1: OnMain"):
+    with pytest.raises(
+        SettingError,
+        match=r"rank 0: the beginning of evaluate; rank 1: the end of OnMain\.on_epoch_end",
+    ):
         on_ranks(2, lambda c: trained(c, loss="cross_entropy", fit={"callbacks": OnMain()}))
 
 

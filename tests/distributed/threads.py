@@ -56,9 +56,14 @@ class ThreadCommunicator:
         self._shared.barrier.abort()
 
 
-def on_ranks(size: int, function: Callable[[ThreadCommunicator], Any]) -> list[Any]:
-    """Call the function on each of `size` ranks; return the results, or raise the first error."""
-    shared = Shared(size)
+def on_ranks(
+    size: int, function: Callable[[ThreadCommunicator], Any], shared: Shared | None = None
+) -> list[Any]:
+    """Call the function on each of `size` ranks; return the results, or raise the first error.
+
+    - `shared`: that of an earlier call without an error, whose trainers are used again.
+    """
+    shared = shared or Shared(size)
     results: list[Any] = [None] * size
     errors: list[BaseException | None] = [None] * size
 
