@@ -269,7 +269,7 @@ class BoundSession:
         state = self._state
         binding = C.SessionIOBinding(self._session)
         for name in self._state_inputs:
-            binding.bind_ortvalue_input(name, state.buffer(name).value)
+            state.buffer(name).bind_as_input(binding, name)
         for name, buffer in self._feeds.items():
             binding.bind_ortvalue_input(name, buffer.value)
         outputs = {
