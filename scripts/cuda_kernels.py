@@ -28,6 +28,9 @@ PROVIDER = "CUDAExecutionProvider"
 INTERNAL_DOMAIN = "com.ms.internal.nhwc"
 # Their outputs are in the memory of the CPU.
 SIZE_OPERATORS = {"Shape", "Size"}
+# Neither the CPU nor CUDA has a kernel of these operators, so that onnxruntime puts their
+# definition in their place: operator -> the one that it consists of, which reads the first input.
+INLINED = {"CastLike": "Cast"}
 
 
 @dataclass(frozen=True)
@@ -201,10 +204,12 @@ def _missing_in(
         reading = [_type_named(types, name) for name in node.input]
         writing = [_type_named(types, name) for name in node.output]
         domain = node.domain.replace("ai.onnx", "")
-        version = _version(domain, node.op_type, opsets.get(domain, 1))
+        operator = INLINED.get(node.op_type, node.op_type)
+        reading = reading[:1] if operator != node.op_type else reading
+        version = _version(domain, operator, opsets.get(domain, 1))
         if not any(
             kernel.is_for(version) and kernel.accepts(reading, writing)
-            for kernel in kernels.get((domain, node.op_type), ())
+            for kernel in kernels.get((domain, operator), ())
         ):
             shown = (" ".join(t or "-" for t in side) for side in (reading, writing))
             yield Missing(node.op_type, " > ".join(shown), node.name)

@@ -228,6 +228,7 @@ def test_a_kernel_takes_its_types(
     [
         ("y = Sum(x, x)", []),
         ("y = Selu(x)", ["Selu"]),
+        ("y = CastLike(x, x)", ["CastLike"]),  # there is no Cast in the table
         ("d = Cast<to=11>(x)  s = Sum(d, d)  y = Cast<to=1>(s)", ["Cast", "Sum", "Cast"]),
         # sizes are in the memory of the CPU, and constants are computed before the first run
         ("s = Shape(x)  p = Neg(s)  a = ArgMax(x)  n = Neg(a)  y = Sum(x)", ["Neg"]),
@@ -246,6 +247,14 @@ def test_missing_kernels_are_found(
     model = onnx.shape_inference.infer_shapes(model)
     with_branches = {**table, ("", "If"): [cuda_kernels.Kernel(1, 99, ((("B",), ("V",)),), {})]}
     assert [node.operator for node in cuda_kernels.missing(model, with_branches)] == expected
+
+
+def test_the_definition_of_cast_like_counts() -> None:
+    model = network("(float[N,2] x, int64[1] t) => (int64[N,2] y) { y = CastLike(x, t) }")
+    model = onnx.shape_inference.infer_shapes(model)
+    for kernels in TABLES.values():
+        assert cuda_kernels.missing(model, kernels) == []
+        assert cuda_kernels.missing(model, {**kernels, ("", "Cast"): []}) != []
 
 
 def test_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
