@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -59,17 +60,21 @@ class GradientSource:
     more value per weight, of the weight's type and shape, and weight -> name of that value.
     `add_pullback` takes float outputs in the place of the loss, and returns a Pullback. Both raise
     BlockedError, whose `blockers` are the nodes that cannot be differentiated. `blockers` returns
-    these nodes. `add_gradients` and `blockers` may change the model that they get.
+    these nodes. `add_gradients` and `blockers` may change the model that they get. `device` is the
+    kind of device that the gradients are for, as for GraphBuilder.
     """
 
     name: str
     add_gradients: AddGradients
     add_pullback: AddPullback
     blockers: Callable[[ir.Model, str, Sequence[str]], Sequence[Blocker]]
+    device: str = "cpu"
 
 
-def gradient_source(gradient: str) -> GradientSource:
+def gradient_source(gradient: str, device: str = "cpu") -> GradientSource:
     """Return the source that `gradient` names, as in `Trainer`: "auto", "onnx" or "onnxruntime".
+
+    `device` is as for GraphBuilder: rules choose among their forms by it.
 
     "onnx" is the table of rules, which runs on any onnxruntime. "onnxruntime" is the gradient
     builder of onnxruntime's training build. "auto" is the table; if nodes block it, and the builder
@@ -78,9 +83,13 @@ def gradient_source(gradient: str) -> GradientSource:
     if not isinstance(gradient, str) or gradient not in SOURCES:
         raise UnknownNameError("gradient source", gradient, SOURCES)
     if gradient == "onnx":
-        return GradientSource(gradient, backward.add_gradients, add_pullback, backward.blockers)
+        by_rules = partial(backward.add_gradients, device=device)
+        pullback_by_rules = partial(add_pullback, device=device)
+        return GradientSource(gradient, by_rules, pullback_by_rules, backward.blockers, device)
     if gradient == "auto":
-        return GradientSource(gradient, _add_best_gradients, _add_best_pullback, _best_blockers)
+        best_gradients = partial(_add_best_gradients, device=device)
+        best_pullback = partial(_add_best_pullback, device=device)
+        return GradientSource(gradient, best_gradients, best_pullback, _best_blockers, device)
     # imported late: an inference build of onnxruntime has no gradient builder
     from onnxfit.gradients.onnxruntime import builder
 
@@ -121,7 +130,7 @@ def differentiate(
     if source.name != "auto":
         return source.add_gradients(build(), loss, weights)
     try:
-        return backward.add_gradients(build(), loss, weights)
+        return backward.add_gradients(build(), loss, weights, device=source.device)
     except BlockedError:
         builder = _installed_builder()
         if builder is None:
@@ -138,14 +147,16 @@ def _best_blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequen
 
 
 def _add_best_gradients(
-    model: ir.Model, loss: str, weights: Sequence[str]
+    model: ir.Model, loss: str, weights: Sequence[str], *, device: str
 ) -> tuple[ir.Model, dict[str, str]]:
-    return differentiate(gradient_source("auto"), model.clone, loss, weights)
+    return differentiate(gradient_source("auto", device), model.clone, loss, weights)
 
 
-def _add_best_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
+def _add_best_pullback(
+    model: ir.Model, outputs: Sequence[str], wrt: Sequence[str], *, device: str
+) -> Pullback:
     try:
-        return add_pullback(model, outputs, wrt)
+        return add_pullback(model, outputs, wrt, device=device)
     except BlockedError:
         builder = _installed_builder()
         if builder is None:

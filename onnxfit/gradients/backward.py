@@ -58,16 +58,17 @@ _CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, MemoryError)
 
 
 def add_gradients(
-    model: ir.Model, loss: str, weights: Sequence[str]
+    model: ir.Model, loss: str, weights: Sequence[str], *, device: str = "cpu"
 ) -> tuple[ir.Model, dict[str, str]]:
     """Add one value per weight to the model: the gradient of the loss.
 
     Returns the model and weight -> name of its gradient. `weights` are graph inputs, `loss` is a
-    scalar float output, the opset is 21. Inputs and outputs keep their names and order. Raises
-    BlockedError with all blockers; the model must not be used any more then.
+    scalar float output, the opset is 21. Inputs and outputs keep their names and order. `device` is
+    as for GraphBuilder. Raises BlockedError with all blockers; the model must not be used any more
+    then.
     """
     check_ends(model, loss, weights)
-    op = GraphBuilder(model.graph)
+    op = GraphBuilder(model.graph, device=device)
     position = _position(model, loss)
     one = op.constant(1, op.wrap(model.graph.outputs[position]).dtype)
     inputs = {v.name: v for v in model.graph.inputs}

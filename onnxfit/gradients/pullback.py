@@ -37,13 +37,16 @@ class Pullback:
 AddPullback = Callable[[ir.Model, Sequence[str], Sequence[str]], Pullback]
 
 
-def add_pullback(model: ir.Model, outputs: Sequence[str], wrt: Sequence[str]) -> Pullback:
+def add_pullback(
+    model: ir.Model, outputs: Sequence[str], wrt: Sequence[str], *, device: str = "cpu"
+) -> Pullback:
     """Return the pullback by the table of rules.
 
-    `outputs` are float outputs, `wrt` are float inputs. Raises BlockedError with all blockers.
+    `outputs` are float outputs, `wrt` are float inputs, `device` is as for GraphBuilder. Raises
+    BlockedError with all blockers.
     """
     work = model.clone()
-    op = GraphBuilder(work.graph)
+    op = GraphBuilder(work.graph, device=device)
     arriving = _add_seeds(op, outputs)
     inputs = {v.name: v for v in work.graph.inputs}
     by_value, blocking = gradients(op, arriving, [inputs[name] for name in wrt])

@@ -83,14 +83,19 @@ class GraphBuilder:
     ValueError: _outputs=0 of Split: it is the number of outputs to return, 1 or more.
     """
 
-    def __init__(self, graph: ir.Graph, outer: GraphBuilder | None = None) -> None:
+    def __init__(
+        self, graph: ir.Graph, outer: GraphBuilder | None = None, *, device: str = "cpu"
+    ) -> None:
         """Build upon `graph`, which may have nodes already.
 
         - `graph`: the graph that operators are appended to.
         - `outer`: for the body of an If, Loop or Scan, the builder of the graph that contains the
-          node. The two share names, so that no name is used in both, and the scope.
+          node. The two share names, so that no name is used in both, the scope and the device.
+        - `device`: "cpu" or "cuda", the kind of device that the graph is for. Any form of a
+          formula is right on both; the attribute `device` lets the code choose the fast one.
         """
         self.graph = graph
+        self.device: str = device if outer is None else outer.device
         self.in_body = outer is not None
         if outer is not None:  # a body read from a file has no opset versions of its own
             graph.opset_imports.update(outer.graph.opset_imports)

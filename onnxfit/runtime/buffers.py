@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,9 @@ class Buffer:
             self.array = np.zeros(shape, dtype)
 
     def view(self, start: int, shape: Sequence[int]) -> Buffer:
-        """Return a buffer that shares this flat buffer's memory, from element `start` on (CPU)."""
+        """Return a buffer that shares this flat buffer's memory, from element `start` on."""
+        if self.device.kind != "cpu":
+            return BufferView(self, start, shape)
         size = int(np.prod(shape, dtype=np.int64))
         return Buffer.wrap(self.array[start : start + size].reshape(shape), self.device)
 
@@ -51,6 +54,10 @@ class Buffer:
         buffer.array = array
         buffer.value = ort_value(array, device)
         return buffer
+
+    def bind_as_input(self, binding: Any, name: str) -> None:
+        """Let a binding of a session read the input `name` from this buffer."""
+        binding.bind_ortvalue_input(name, self.value)
 
     def read(self) -> Array:
         """Return a copy of the contents."""
@@ -65,6 +72,35 @@ class Buffer:
         """Copy `array` to the device; nothing to do on the CPU."""
         if self.device.kind != "cpu":
             self.value.update_inplace(self.array)
+
+
+class BufferView(Buffer):
+    """A part of another buffer's memory on a device other than the CPU.
+
+    onnxruntime's Python has no OrtValue for it. A session reads it by its address, and nothing
+    writes it alone but `write`, by way of the CPU.
+    """
+
+    __slots__ = ("_part", "_whole")
+
+    def __init__(self, whole: Buffer, start: int, shape: Sequence[int]) -> None:
+        self.device = whole.device
+        self._whole = whole
+        self._part = slice(start, start + int(np.prod(shape, dtype=np.int64)))
+        self.array = whole.array[self._part].reshape(shape)
+
+    def bind_as_input(self, binding: Any, name: str) -> None:
+        address = self._whole.value.data_ptr() + self._part.start * self.array.itemsize
+        shape = list(self.array.shape)
+        binding.bind_input(name, self.device.handle, self.array.dtype.type, shape, address)
+
+    def read(self) -> Array:
+        return self._whole.read()[self._part].reshape(self.array.shape)
+
+    def write(self, array: Array) -> None:
+        contents = self._whole.read()
+        contents[self._part].reshape(self.array.shape)[...] = array
+        self._whole.write(contents)
 
 
 BufferPair = tuple[Buffer, Buffer]
@@ -94,8 +130,10 @@ class DoubleBufferedState:
     - `constants`: tensors that steps read and never change. They have one buffer each, on the CPU
       the arrays themselves, and iterating over the state leaves them out.
     - `fused`: name of a fused tensor -> names of tensors of one group and element type. These lie
-      one after the other in memory, so that a graph can read and write them as one flat tensor;
-      only on the CPU. Iterating over the state gives the tensors, not the fused ones.
+      one after the other in memory, so that a graph can read and write them as one flat tensor.
+      Iterating over the state gives the tensors, not the fused ones.
+    - `alignment`: elements; each tensor in a fused one begins at a multiple of them, with zeros
+      before.
     """
 
     def __init__(
@@ -104,8 +142,10 @@ class DoubleBufferedState:
         device: Device,
         constants: Mapping[str, Array] | None = None,
         fused: Mapping[str, Sequence[str]] | None = None,
+        alignment: int = 1,
     ) -> None:
         self.device = device
+        self._alignment = alignment
         self.version = 0  # grows with every change
         self.changes = dict.fromkeys(groups, 0)  # group -> its own version
         # Bit i tells which of the two sets is current for group i. As one number it is the key of
@@ -138,15 +178,17 @@ class DoubleBufferedState:
 
     def _add_fused(self, name: str, members: Mapping[str, Array]) -> dict[str, BufferPair]:
         """Add a fused tensor; return the buffers of its members, which are views of its memory."""
-        first, second = self._new_pair(
-            np.concatenate([array.ravel() for array in members.values()])
-        )
+        flat = [np.pad(a.ravel(), (0, -a.size % self._alignment)) for a in members.values()]
+        first, second = self._new_pair(np.concatenate(flat))
         self._fused[name] = first, second
+        if self._alignment > 1:  # there may be something between the tensors
+            for buffer in (first, second):
+                buffer.write(np.zeros((), first.array.dtype))
         views: dict[str, BufferPair] = {}
         start = 0
         for member, array in members.items():
             views[member] = first.view(start, array.shape), second.view(start, array.shape)
-            start += array.size
+            start += array.size + -array.size % self._alignment
         return views
 
     def __contains__(self, name: str) -> bool:

@@ -132,12 +132,12 @@ class FunctionalModel:
     def _compile(self, kind: PassesKind, specs: Specs) -> FunctionalPasses:
         training, wrt, device_name = kind
         recipe = self.recipe if training else self._evaluation
-        leaves = reachable_values(recipe.model, self.outputs, wrt)
-        if not leaves:
-            # Nothing is differentiated, so that onnxruntime's builder is not needed.
-            recipe = replace(recipe, gradient=gradient_source("onnx"))
-        graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
         device = Device.parse(device_name)
+        leaves = reachable_values(recipe.model, self.outputs, wrt)
+        # Where nothing is differentiated, onnxruntime's builder is not needed.
+        source = gradient_source(recipe.gradient.name if leaves else "onnx", device.kind)
+        recipe = replace(recipe, gradient=source, device=device.kind)
+        graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
         backward = None
         if leaves:
             backward = StatelessSession(graphs.backward, device, self._threads, "backward")

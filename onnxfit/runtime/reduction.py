@@ -95,7 +95,7 @@ class GradientReduction:
         for name, part in self._copied.items():
             part[...] = array_of(self.buffers[name].value)
         for name, part in self._statistics.items():
-            np.multiply(statistics[name].array, share, out=part, casting="same_kind")
+            np.multiply(_contents(statistics[name]), share, out=part, casting="same_kind")
         self._loss[0] = loss
         self.world.sum("the gradients of a step", *self._flat)
         for name, part in self._copied.items():
@@ -108,11 +108,16 @@ class GradientReduction:
 def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:
     """Add up some buffers over all ranks; `name` is that of the exchange."""
     for buffer in buffers:
-        array = buffer.array if buffer.device.kind == "cpu" else buffer.read()
+        array = _contents(buffer)
         summed = array.astype(_summed_type(array), copy=False)
         world.sum(name, summed)
         if summed is not buffer.array:
             buffer.write(summed)
+
+
+def _contents(buffer: Buffer) -> Array:
+    """Return the contents of a buffer: on the CPU its memory, else a copy."""
+    return buffer.array if buffer.device.kind == "cpu" else buffer.read()
 
 
 def _summed_type(array: Array) -> np.dtype[Any]:

@@ -8,6 +8,7 @@ import re
 import sys
 import weakref
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
+from onnxfit.runtime.cuda_opset import cuda_opset
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.node_order import compilation_order
@@ -64,7 +66,7 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
         model = with_blocked_convolutions(model)
-    with compilation_order(model):
+    with compilation_order(model), cuda_opset(model) if device.kind == "cuda" else nullcontext():
         serialized = model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(
@@ -267,7 +269,7 @@ class BoundSession:
         state = self._state
         binding = C.SessionIOBinding(self._session)
         for name in self._state_inputs:
-            binding.bind_ortvalue_input(name, state.buffer(name).value)
+            state.buffer(name).bind_as_input(binding, name)
         for name, buffer in self._feeds.items():
             binding.bind_ortvalue_input(name, buffer.value)
         outputs = {

@@ -34,7 +34,7 @@ def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
     for name, spec in batch.items():
         if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
             shapes[name] = tuple(d for d in spec.shape if isinstance(d, int))
-    return GraphBuilder(specialize_shapes(model, shapes).graph)
+    return GraphBuilder(specialize_shapes(model, shapes).graph, device=recipe.device)
 
 
 def constant_batch_norms(recipe: Recipe, batch: Batch) -> list[str]:

@@ -46,8 +46,9 @@ class Recipe:
 
     `model` is the user's model, normalized, and is never changed. `objectives` is empty for a model
     with a scalar output `loss` of its own. `slots` holds each weight's slots before the first
-    update. `norms` says whether an update reports the L2 norm of all gradients, and with
-    "per_weight" that of each weight's.
+    update. `device` is "cpu" or "cuda", the kind of device that the graphs are for. `norms` says
+    whether an update reports the L2 norm of all gradients, and with "per_weight" that of each
+    weight's.
     """
 
     model: ir.Model
@@ -61,6 +62,7 @@ class Recipe:
     batch_norm: str = "train"
     clip_norm: float | None = None
     clip_value: float | None = None
+    device: str = "cpu"
     norms: ReportedNorms = "none"
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
@@ -132,7 +134,8 @@ class Recipe:
             objectives=objectives,
             penalties=penalties,
             optimizer=optimizer,
-            gradient=gradient_source(settings.gradient),
+            gradient=gradient_source(settings.gradient, settings.device_kind),
+            device=settings.device_kind,
             slots=slots,
             metrics=tuple(metrics),
             batch_norm=settings.batch_norm,

@@ -39,6 +39,11 @@ class TrainerSettings:
     threads: int | None = None
     dynamic_batch: bool = False
 
+    @property
+    def device_kind(self) -> str:
+        """The kind of the device: "cuda" for "cuda:1"."""
+        return str(self.device).partition(":")[0]
+
     def __post_init__(self) -> None:
         if self.batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm is 'train' or 'frozen', got {self.batch_norm!r}.")

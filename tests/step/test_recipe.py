@@ -17,9 +17,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     build = backward.add_gradients
 
-    def counted(model, loss, weights):
+    def counted(model, loss, weights, **options):
         calls.append(loss)
-        return build(model, loss, weights)
+        return build(model, loss, weights, **options)
 
     monkeypatch.setattr(backward, "add_gradients", counted)
     return calls

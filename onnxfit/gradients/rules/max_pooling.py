@@ -228,8 +228,8 @@ STRATEGIES = (
 def _put(op: GraphBuilder, dy: Value, positions: Value, problem: PoolProblem) -> Value:
     """Return dx: `dy` at the given positions, and 0 elsewhere."""
     x = problem.x
-    # onnxruntime has a MaxUnpool of float32 alone.
-    is_unpoolable = dy.dtype == np.float32 and problem.is_disjoint
+    # onnxruntime has a MaxUnpool of float32 alone, and none on CUDA.
+    is_unpoolable = op.device != "cuda" and dy.dtype == np.float32 and problem.is_disjoint
     if is_unpoolable and problem.is_partition:
         return op.MaxUnpool(
             dy, positions, kernel_shape=problem.kernel, strides=problem.spec.strides

@@ -34,6 +34,7 @@ from onnxfit.step.graphs import (
 )
 from onnxfit.step.recipe import Recipe, ReportedNorms
 from onnxfit.step.tracker import StepResult
+from onnxfit.step.update import FUSED_ALIGNMENT
 
 __all__ = ["Backend"]
 
@@ -170,7 +171,9 @@ class Backend(ABC):
             "statistics": {name: arrays[name] for name in recipe.statistics},
             "sums": sums,
         }
-        return DoubleBufferedState(groups, self.device, constants, fused)
+        return DoubleBufferedState(
+            groups, self.device, constants, fused, FUSED_ALIGNMENT.get(self.device.kind, 1)
+        )
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
         """Return name of a fused tensor -> weights that the step updates as one tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -45,6 +45,9 @@ class FullBackend(Backend):
     shows_gradients = False
     steps_by_hand = False
     kinds = ("train", "gradients", "accumulate", "counts", "evaluate", "predict")
+    # Kinds of devices on which small weights are fused. It is written for CUDA, too, and was not
+    # run there.
+    fusing_devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(
         self,
@@ -199,7 +202,7 @@ class FullBackend(Backend):
         }
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
-        if self.can_accumulate or self.device.kind != "cpu":
+        if self.can_accumulate or self.device.kind not in self.fusing_devices:
             return {}
         weights = {name: arrays[name] for name in self.recipe.weights}
         groups = fused_weights(self.recipe.optimizer, weights, self.recipe.slots)

@@ -1,0 +1,541 @@
+"""Try a training on CUDA, and write a report with figures beside PyTorch on the same GPU.
+
+    python scripts/gpu_check.py [--out gpu.md] [--networks mlp cnn] [--wheels FOLDER]
+    python scripts/gpu_check.py --device cpu
+
+With `--wheels` the packages come from a folder: the script makes an environment of its own and
+starts itself there, without a network. Exit status: 0, or 1 if a check failed, or 2 without CUDA.
+Then the kernel lists are compared, and the other checks run on the CPU, as `--device cpu` lets them.
+
+Without PyTorch, two small networks stand for those of benchmarks/suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "suite")]
+
+PACKAGES = ("onnxruntime-gpu", "torch", "onnxscript", "onnx", "onnx-ir", "numpy")
+SUITE = ("mlp", "cnn", "resnet", "mobilenet", "transformer", "lstm")
+BUILT_IN = ("small mlp", "small cnn")
+COMPARED_STEPS = 20
+TOLERANCE = 1e-3  # of losses on two devices, relative to the largest
+# Variants of the CUDA provider's options that are timed.
+VARIANTS = {
+    "default": {},
+    "without TF32": {"use_tf32": "0"},
+    "NHWC": {"prefer_nhwc": "1"},
+    "heuristic convolutions": {"cudnn_conv_algo_search": "HEURISTIC"},
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model with batches of data; `name` is that of a benchmark, if it is one."""
+
+    name: str
+    model: Any
+    batches: Sequence[tuple[Any, Any]]
+    loss: str = "cross_entropy"
+
+
+@dataclass
+class Report:
+    """The lines of the report, and the checks that failed."""
+
+    lines: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def write(self, *lines: str) -> None:
+        print("\n".join(lines), flush=True)
+        self.lines += lines
+
+    def check(self, title: str, function: Callable[[], Sequence[str]]) -> None:
+        """Write what a check returns, or the error that it raises."""
+        self.write("", f"## {title}", "")
+        try:
+            self.write(*function())
+        except Exception as error:  # whatever a driver or a library raises belongs in the report
+            self.failed.append(title)
+            self.write(f"**failed**: {type(error).__name__}: {str(error).splitlines()[0][:300]}")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device of the checks, and where the exported networks lie."""
+
+    device: str
+    steps: int
+
+    def trainer(self, network: Network, device: str = "", **settings: Any) -> Any:
+        from onnxfit import Trainer
+        from onnxfit.optimizers import Adam
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Trainer(
+                network.model, loss=network.loss, optimizer=Adam(0.001), gradient="onnx",
+                device=device or self.device, distribute=None, **settings,
+            )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks; return the status for the shell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.md"))
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
+    parser.add_argument("--networks", nargs="+", metavar="NAME")
+    parser.add_argument("--steps", type=int, default=50, help="timed steps of each variant")
+    parser.add_argument("--wheels", type=Path, help="a folder with all packages")
+    options = parser.parse_args(arguments)
+    if options.wheels:
+        return start_with_wheels(options.wheels, sys.argv[1:] if arguments is None else arguments)
+    report = Report()
+    device = options.device
+    missing = "" if device == "cpu" else why_no_device(device)
+    report.write(f"# onnxfit on {device}", "", *versions())
+    if missing:
+        report.write("", f"No CUDA here: {missing}", "What can be checked on the CPU follows.")
+        device = "cpu"
+    machine = Machine(device, options.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        networks = networks_of(options.networks, Path(folder))
+        run_checks(report, machine, networks)
+    report.write("", f"failed: {', '.join(report.failed) or 'none'}")
+    options.out.write_text("\n".join([*report.lines, ""]), encoding="utf-8")
+    if missing:
+        return 2
+    return 1 if report.failed else 0
+
+
+def run_checks(report: Report, machine: Machine, networks: Sequence[Network]) -> None:
+    for network in networks:
+        name = network.name
+        report.check(f"{name}: kernels in onnxruntime's lists", lambda n=network: listed(n))
+        report.check(f"{name}: (a) where nodes run", lambda n=network: placement(machine, n))
+        report.check(f"{name}: (b) time of a step", lambda n=network: times(machine, n))
+        report.check(
+            f"{name}: (c) losses beside those of the CPU", lambda n=network: losses(machine, n)
+        )
+        report.check(f"{name}: (d) resume", lambda n=network: resume(machine, n))
+        report.check(f"{name}: (f) memory", lambda n=network: memory(machine, n))
+    report.check("(e) fp16 with loss scaling", lambda: ["onnxfit has no mixed precision yet."])
+    report.check("(g) two devices", lambda: two_ranks(machine))
+
+
+# The machine
+# ------------------------------------------------------------------------------------------------
+
+
+def start_with_wheels(wheels: Path, arguments: Sequence[str]) -> int:
+    """Install the packages of a folder into a new environment, and start this script there."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = str(Path(folder) / "bin" / "python")
+        install = [python, "-m", "pip", "install", "--no-index", "--find-links", str(wheels)]
+        subprocess.run([*install, *PACKAGES], check=True)
+        rest = list(arguments)
+        position = next(i for i, a in enumerate(rest) if a.startswith("--wheels"))
+        del rest[position : position + (1 if "=" in rest[position] else 2)]
+        return subprocess.run([python, __file__, *rest], check=False).returncode
+
+
+def why_no_device(device: str) -> str:
+    """Return why a device cannot be used; nothing if it can."""
+    import onnxruntime
+
+    from onnxfit.errors import OnnxfitError
+    from onnxfit.runtime.device import Device
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # the libraries of NVIDIA's wheels
+    try:
+        Device.parse(device)
+    except OnnxfitError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def versions() -> list[str]:
+    import onnx
+    import onnxruntime
+
+    found = [f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}"]
+    found.append(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+    if has_torch():
+        found.append(f"torch {importlib.metadata.version('torch')}")
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+        found += answer.strip().splitlines()
+    return [f"- {line}" for line in found]
+
+
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def networks_of(names: Sequence[str] | None, folder: Path) -> list[Network]:
+    """Export the networks of the benchmarks, or build small ones where PyTorch is missing."""
+    wanted = names or (SUITE if has_torch() else BUILT_IN)
+    return [built_in(name) if name in BUILT_IN else exported(name, folder) for name in wanted]
+
+
+def exported(name: str, folder: Path) -> Network:
+    from networks import export
+    from workloads import WORKLOADS
+
+    export(name, folder)
+    workload = WORKLOADS[name]
+    model = str(folder / f"{name}.onnx")
+    return Network(name, model, workload.split(), workload.loss)
+
+
+def built_in(name: str) -> Network:
+    """Return a small network with every kind of node that once had no CUDA kernel."""
+    import numpy as np
+    import onnx.parser
+    from onnx.numpy_helper import from_array
+
+    rng = np.random.default_rng(0)
+    images = name == "small cnn"
+    head = '<ir_version: 8, opset_import: ["": 17]> g '
+    if images:
+        text = """(float[N,1,28,28] x) => (float[N,10] y) {
+            a = Conv<pads=[1,1,1,1]>(x, k)  b = Relu(a)  p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b)
+            d = Dropout(p)  f = Flatten(d)  y = MatMul(f, w) }"""
+        shapes = {"k": (8, 1, 3, 3), "w": (8 * 14 * 14, 10)}
+    else:
+        text = "(float[N,784] x) => (float[N,10] y) { a = MatMul(x, k)  b = Relu(a)  y = MatMul(b, w) }"
+        shapes = {"k": (784, 128), "w": (128, 10)}
+    model = onnx.parser.parse_model(head + text)
+    for weight, shape in shapes.items():
+        array = (rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        model.graph.initializer.append(from_array(array, weight))
+    x = rng.normal(size=(4 * 64, *((1, 28, 28) if images else (784,)))).astype(np.float32)
+    y = rng.integers(0, 10, len(x))
+    return Network(name, model, [(x[i : i + 64], y[i : i + 64]) for i in range(0, len(x), 64)])
+
+
+# Checks
+# ------------------------------------------------------------------------------------------------
+
+
+def listed(network: Network) -> list[str]:
+    """Compare the graph for CUDA with onnxruntime's lists of kernels; needs no GPU."""
+    from onnxfit.graph.reading import read_model
+    from onnxfit.graph.spec import TensorSpec
+    from onnxfit.runtime.cuda_opset import cuda_opset
+    from onnxfit.step.graphs import train_graph
+    from onnxfit.step.recipe import Recipe
+    from onnxfit.step.settings import TrainerSettings
+    from scripts.cuda_kernels import missing, tables
+
+    settings = TrainerSettings(loss=network.loss, optimizer="adam", gradient="onnx", device="cuda")
+    recipe = Recipe.build(read_model(network.model), settings)
+    x, y = network.batches[0]
+    shapes = {}
+    for array, name in ((x, recipe.inputs[0].name), (y, next(iter(recipe.targets.values())).input)):
+        shapes[name] = TensorSpec(name, array.dtype, array.shape)
+    graph = train_graph(recipe, shapes)
+    lines = []
+    with cuda_opset(graph):
+        opset = next(o.version for o in graph.opset_import if not o.domain)
+        for version, kernels in tables().items():
+            nodes = Counter(node.operator for node in missing(graph, kernels))
+            lines.append(
+                f"- onnxruntime {version}: {len(graph.graph.node)} nodes in opset {opset}, without"
+                f" a CUDA kernel: {dict(nodes) or 'none'}"
+            )
+    return lines
+
+
+def placement(machine: Machine, network: Network) -> list[str]:
+    """Return the operators that ran on the CPU, and the copies, of one step."""
+    from scripts.profile_step import profiled_sessions
+
+    with tempfile.TemporaryDirectory() as folder:
+        with profiled_sessions(Path(folder)):
+            trainer = machine.trainer(network)
+            trainer.train_on_batch(*network.batches[0])
+            del trainer  # a session writes its profile when it ends
+            gc.collect()
+        events = [e for f in Path(folder).glob("*.json") for e in json.loads(f.read_text())]
+    kernels = [e for e in events if e.get("cat") == "Node" and "_kernel_time" in e["name"]]
+    by_provider = Counter(e["args"].get("provider", "?") for e in kernels)
+    lines = [f"- nodes: {dict(by_provider)}"]
+    if machine.device != "cpu":
+        names = [
+            e["args"]["op_name"]
+            for e in kernels
+            if e["args"].get("provider") == "CPUExecutionProvider"
+        ]
+        copies = Counter(n for e in kernels if (n := e["args"]["op_name"]).startswith("Memcpy"))
+        lines += [f"- on the CPU: {dict(Counter(names))}", f"- copies: {dict(copies)}"]
+    return lines
+
+
+def times(machine: Machine, network: Network) -> list[str]:
+    """Return the median time of a step for each variant, and for PyTorch."""
+    rows = ["| variant | ms a step |", "|---|---:|"]
+    for name, options in VARIANTS.items():
+        if machine.device == "cpu" and options:
+            continue
+        with provider_options(options):
+            rows.append(f"| {name} | {milliseconds(machine, network)} |")
+    for name, devices in (("weights not fused", ()), ("weights fused", ("cpu", "cuda"))):
+        with fusing(devices):
+            rows.append(f"| {name} | {milliseconds(machine, network)} |")
+    if machine.device != "cpu":
+        with cuda_graphs():
+            rows.append(f"| CUDA graph | {milliseconds(machine, network)} |")
+    if has_torch() and network.name in SUITE:
+        for tf32 in (True, False) if machine.device != "cpu" else (False,):
+            label = "PyTorch, eager" + (", TF32" if tf32 else "")
+            rows.append(f"| {label} | {torch_milliseconds(machine, network, tf32)} |")
+    return rows
+
+
+def milliseconds(machine: Machine, network: Network) -> str:
+    """Return the median of the steps, or the error: a variant may be impossible."""
+    try:
+        trainer = machine.trainer(network)
+        return f"{median_of(lambda x, y: trainer.train_on_batch(x, y), network, machine.steps):.3f}"
+    except Exception as error:
+        return f"failed: {str(error).splitlines()[0][:150]}"
+
+
+def median_of(step: Callable[[Any, Any], object], network: Network, steps: int) -> float:
+    measured = []
+    for i in range(steps + 5):
+        x, y = network.batches[i % len(network.batches)]
+        begun = time.perf_counter()
+        step(x, y)
+        measured.append(1000 * (time.perf_counter() - begun))
+    measured = sorted(measured[5:])
+    return measured[len(measured) // 2]
+
+
+@contextlib.contextmanager
+def provider_options(more: dict[str, str]) -> Iterator[None]:
+    """Compile sessions inside the block with further options of the provider."""
+    from onnxfit.runtime.device import Device
+
+    original: Any = Device.options
+    Device.options = property(lambda self: {**original.fget(self), **more})  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Device.options = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def fusing(devices: tuple[str, ...]) -> Iterator[None]:
+    """Let small weights be updated as one tensor on these kinds of devices alone."""
+    from onnxfit.runtime.backends.full import FullBackend
+
+    original = FullBackend.fusing_devices
+    FullBackend.fusing_devices = devices
+    try:
+        yield
+    finally:
+        FullBackend.fusing_devices = original
+
+
+@contextlib.contextmanager
+def cuda_graphs() -> Iterator[None]:
+    """Let sessions capture a CUDA graph for each of the two sets of the state."""
+    import onnxruntime
+
+    from onnxfit.runtime.session import BoundSession
+
+    original = BoundSession._bind
+
+    def bind(self: Any) -> Any:
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(self._state.current + 1))
+        by_set = self.__dict__.setdefault("_graph_options", {})
+        by_set[self._state.current] = options
+        run = self._session.run_with_iobinding
+        self._run = lambda binding, _: run(binding, by_set[self._state.current])
+        return original(self)
+
+    BoundSession._bind = bind  # type: ignore[method-assign]
+    try:
+        with provider_options({"enable_cuda_graph": "1"}):
+            yield
+    finally:
+        BoundSession._bind = original  # type: ignore[method-assign]
+
+
+def torch_milliseconds(machine: Machine, network: Network, tf32: bool) -> str:
+    import torch
+    from networks import network as module_of
+
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    device = torch.device(machine.device)
+    module = module_of(network.name).to(device)
+    optimizer = torch.optim.Adam(module.parameters(), 0.001, fused=True)
+    function = torch.nn.functional.cross_entropy
+    if network.loss == "mse":
+        function = torch.nn.functional.mse_loss
+
+    def step(x: Any, y: Any) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        output = module(torch.from_numpy(x).to(device))
+        labels = torch.from_numpy(y).to(device)
+        if output.ndim > 2:
+            output = output.movedim(-1, 1)
+        loss = function(output, labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return f"{median_of(step, network, machine.steps):.3f}"
+
+
+def losses(machine: Machine, network: Network) -> list[str]:
+    """Compare the losses of some steps with those of the CPU, without TF32."""
+    batches = [network.batches[i % len(network.batches)] for i in range(COMPARED_STEPS)]
+
+    def trained(device: str) -> list[float]:
+        trainer = machine.trainer(network, device)
+        return [trainer.train_on_batch(x, y)["loss"] for x, y in batches]
+
+    cpu = trained("cpu")
+    lines = []
+    for name, devices in (("weights not fused", ()), ("weights fused", ("cpu", "cuda"))):
+        options = {"use_tf32": "0"} if machine.device != "cpu" else {}
+        with provider_options(options), fusing(devices):
+            here = trained(machine.device)
+        worst = max(abs(a - b) for a, b in zip(here, cpu)) / max(map(abs, cpu))
+        lines.append(f"- {name}, {len(batches)} losses: {worst:.1e} of the largest loss apart")
+        # A Dropout draws other numbers on CUDA.
+        has_dropout = network.name == "small cnn" and machine.device != "cpu"
+        if not has_dropout and not worst < TOLERANCE:
+            raise AssertionError(f"{name}: {worst:.1e} > {TOLERANCE}; {here} against {cpu}")
+    return lines
+
+
+def resume(machine: Machine, network: Network) -> list[str]:
+    """Compare a training that was interrupted with one that was not, bit for bit."""
+    import numpy as np
+
+    from onnxfit import Trainer
+
+    batches = [network.batches[i % len(network.batches)] for i in range(10)]
+    whole = machine.trainer(network)
+    for x, y in batches:
+        whole.train_on_batch(x, y)
+    first = machine.trainer(network)
+    for x, y in batches[:5]:
+        first.train_on_batch(x, y)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = first.save(Path(folder) / "half.onnxfit")
+        second = Trainer.load(path, device=machine.device, distribute=None)
+    for x, y in batches[5:]:
+        second.train_on_batch(x, y)
+    expected, found = whole.get_weights(), second.get_weights()
+    different = [name for name in expected if not np.array_equal(expected[name], found[name])]
+    if different:
+        raise AssertionError(f"{len(different)} of {len(expected)} weights differ: {different[:5]}")
+    return [f"- {len(expected)} weights are equal to the last bit"]
+
+
+def memory(machine: Machine, network: Network) -> list[str]:
+    """Return the memory of the process on the device after some steps."""
+    trainer = machine.trainer(network)
+    for x, y in network.batches[:3]:
+        trainer.train_on_batch(x, y)
+    weights = sum(array.nbytes for array in trainer.get_weights().values())
+    lines = [f"- weights: {weights / 2**20:.1f} MiB"]
+    if machine.device == "cpu":
+        import resource  # only Unix has it
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        return [*lines, f"- most memory of the process so far: {peak:.0f} MiB"]
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    table = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    used = [row.split(",")[1] for row in table.splitlines() if row.startswith(f"{os.getpid()},")]
+    return [*lines, f"- the process on the GPU: {', '.join(used) or 'not listed'} MiB"]
+
+
+WORKER = """
+import sys, os
+import numpy as np
+sys.path.insert(0, {root!r})
+from scripts.gpu_check import built_in
+from onnxfit import Trainer
+from onnxfit.distributed import Torch
+device = {device!r}
+if device != "cpu":
+    device = "cuda:" + os.environ["LOCAL_RANK"]
+network = built_in("small mlp")
+trainer = Trainer(network.model, loss=network.loss, gradient="onnx", device=device, threads=1,
+                  distribute=Torch({backend!r}))
+x, y = (np.concatenate(arrays) for arrays in zip(*network.batches))
+history = trainer.fit(x, y, epochs=2, batch_size=64, verbose=0)
+if trainer.is_main:
+    print("LOSSES", *history.history["loss"])
+"""
+
+
+def two_ranks(machine: Machine) -> list[str]:
+    """Train on two devices by torch.distributed, and compare with one."""
+    import numpy as np
+
+    if not has_torch():
+        return ["- PyTorch is missing: not tried"]
+    import torch
+
+    devices = torch.cuda.device_count()
+    if machine.device != "cpu" and devices < 2:
+        return [f"- {devices} GPU here: not tried"]
+    backend = "gloo" if machine.device == "cpu" else "nccl"
+    network = built_in("small mlp")
+    x, y = (np.concatenate(arrays) for arrays in zip(*network.batches))
+    from onnxfit import Trainer
+
+    alone = Trainer(
+        network.model, loss=network.loss, gradient="onnx", device=machine.device, distribute=None
+    )
+    expected = alone.fit(x, y, epochs=2, batch_size=64, verbose=0).history["loss"]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "worker.py"
+        script.write_text(WORKER.format(root=str(ROOT), device=machine.device, backend=backend))
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        ran = subprocess.run(
+            [*launch, "2", str(script)], capture_output=True, text=True, timeout=300, check=False
+        )
+    printed = [line for line in ran.stdout.splitlines() if line.startswith("LOSSES")]
+    if not printed:
+        raise RuntimeError(f"no losses: {ran.stderr.strip().splitlines()[-1:]}")
+    found = [float(number) for number in printed[0].split()[1:]]
+    worst = max(abs(a - b) for a, b in zip(expected, found))
+    return [f"- 2 ranks by {backend}: largest difference of the losses {worst:.1e}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
