@@ -271,7 +271,7 @@ def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
     assert f"{report.README_BEGIN}{sentence}{report.README_END}" in readme
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert f"In short: {sentence}." in page
-    assert f"First of all: {report.overall(headline)}." in page
+    assert f"Overall: {report.overall(headline)}." in page
 
 
 def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_pat
     figures = report.Figures(["a machine"], [rows], [], [], {"torch-bf16": "no instructions"})
     report.write(page, figures)
     text = page.read_text()
-    assert text.startswith(f"before\n\n{report.BEGIN}\n\nFirst of all: the worst ratio")
+    assert text.startswith(f"before\n\n{report.BEGIN}\n\nOverall: the worst ratio")
     assert "PyTorch eager, bf16 autocast is not measured: no instructions." in text
     assert "\n\nIn short: " in text
     assert "\n- a machine\n" in text

@@ -297,7 +297,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(len(x), -1, -1), patches], 1)
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1)
         return self.head(self.norm(self.layers(tokens + self.positions))[:, 0])
 
 
@@ -392,7 +392,8 @@ def export(name: str, folder: Path) -> None:
     module, workload = network(name), WORKLOADS[name]
     # optimising, the exporter melts BatchNormalization into the convolution before it, in whatever
     # mode the module is
-    optimize = not any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d)
+    optimize = not any(isinstance(part, norms) for part in module.modules())
     x = torch.from_numpy(workload.data()[0][: workload.batch_size])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own

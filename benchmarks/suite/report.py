@@ -377,7 +377,7 @@ def generated(figures: Figures) -> str:
     """The part of docs/benchmarks.md that a run writes."""
     parts = [
         BEGIN,
-        f"First of all: {overall(figures.headline)}.",
+        f"Overall: {overall(figures.headline)}.",
         half_sentence(figures.headline, figures.absent),
         f"In short: {summary(figures.headline, figures.once)}.",
         "\n".join(f"- {line}" for line in figures.conditions),
