@@ -76,11 +76,11 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train wi
 	$(dev) scripts/try_wheel.py dist/*.whl
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
-bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (45 min)
+bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 
-guard: .venv-dev/installed  ## notice when small networks train slower than they did
+guard: .venv-dev/installed  ## notice when four networks train slower than they did
 	$(dev) benchmarks/suite/guard.py $(ARGS)
 
 # Options: LOSS= OPTIMIZER= BACKEND= BATCH= ROWS=

@@ -4,6 +4,7 @@ and the files are written.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import subprocess
@@ -103,11 +104,18 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("report")
 
 
-def row(contender: str, threads: int, seconds: float, comparable: bool = True) -> Any:
+def row(
+    contender: str,
+    threads: int,
+    seconds: float,
+    comparable: bool = True,
+    workload: str = "linear",
+    remark: str = "",
+) -> Any:
     measure = importlib.import_module("measure")
     timing = measure.Timing([seconds] * 3)
     given = {"step": timing, "fit": timing, "losses": [1.0], "comparable": comparable}
-    return measure.Row("linear", "sgd", contender, threads, **given)
+    return measure.Row(workload, "sgd", contender, threads, remark=remark, **given)
 
 
 def test_the_headline_has_everybody_at_the_better_number_of_threads(report: Any) -> None:
@@ -156,6 +164,103 @@ def test_the_sentence_has_the_whole_range(report: Any) -> None:
     assert text.endswith("; peak memory is 0.50 of eager PyTorch's")
 
 
+def test_the_worst_ratio_and_the_mean_over_networks_stand_first(report: Any) -> None:
+    """Two batch sizes of a network count as one network: the mean of 4, 4 and 1 is not 4^(2/3)."""
+    headline = [
+        {"workload": name, "optimizer": "sgd", "kind": kind, "ratio": ratio}
+        for name, kind, ratio in (
+            ("gru", "step", "4"),
+            ("gru-8", "fit", "4.01"),
+            ("linear", "step", "1"),
+        )
+    ]
+    text = report.overall(headline)
+    assert "is 4.01 (gru-8, sgd: fit per batch), " in text
+    assert "geometric mean over 2 networks is 2.00; everything is computed in float32" in text
+    assert report.overall([]) == ""
+
+
+def test_bf16_stands_beside_the_ratios_and_counts_for_none(report: Any) -> None:
+    rows = [
+        row("onnxfit", 2, 4e-5),
+        row("torch", 2, 2e-5),
+        row("torch-bf16", 2, 1e-5),
+        row("torch-compile", 2, 1e-6, comparable=False),
+    ]
+    step, fit = report.headline([rows])
+    assert step["ratio"] == fit["ratio"] == pytest.approx(2)
+    assert step["bf16_us"] == pytest.approx(10)
+    assert report.headline_table([step]).splitlines()[-1].endswith("| 10.0 (2) |  |")
+    assert "is 4.00 of it, 4.00 in the geometric mean" in report.half_sentence([step], {})
+    fastest = report.fastest(rows, "step")
+    assert fastest.contender == "torch"  # of everybody, too
+
+
+def test_what_has_no_ratio_is_listed(report: Any) -> None:
+    brief = [
+        row("onnxfit", 2, 1e-5, workload="gru"),
+        row("torch", 2, 1e-5, comparable=False, workload="gru", remark="not comparable"),
+    ]
+    assert report.without_ratio([[row("onnxfit", 2, 1e-5), row("torch", 2, 1e-5)]]) == []
+    assert report.without_ratio([brief]) == [
+        "gru, sgd: no ratio",
+        "gru, sgd: PyTorch eager: not comparable",
+    ]
+
+
+def test_bf16_may_differ_more_than_float32(report: Any) -> None:
+    measure = importlib.import_module("measure")
+    rows = [
+        measure.Row("linear", "sgd", name, 2, losses=[last])
+        for name, last in (("torch", 1.0), ("torch-bf16", 1.01), ("onnxfit", 1.01))
+    ]
+    measure.compare(rows)
+    assert [row.comparable for row in rows] == [True, True, False]
+
+
+def test_new_networks_have_two_batch_sizes_and_few_contenders(report: Any, tmp_path: Path) -> None:
+    measure, workloads, contenders = map(
+        importlib.import_module, ("measure", "workloads", "contenders")
+    )
+    brief = [work for work in workloads.WORKLOADS.values() if work.brief]
+    sizes: dict[str, set[int]] = {}
+    for work in brief:
+        sizes.setdefault(work.network, set()).add(work.batch_size)
+        assert work.title.endswith(f", batch {work.batch_size}")
+    assert len(sizes) == 12
+    assert {len(found) for found in sizes.values()} == {2}
+    job = workloads.Job(workloads.WORKLOADS["gru-8"], "sgd", tmp_path, 2)
+    assert (job.model.name, job.workload.batch_size) == ("gru.onnx", 8)
+
+    def lanes(everywhere: bool) -> Any:
+        names = list(contenders.ENTRIES)
+        plan = measure.Plan(names, 1, 0.1, 1.0, [1, 2], tmp_path, {}, everywhere)
+        return plan.lanes_of("gru")
+
+    few = ["onnxfit", "torch", "torch-compile", "torch-bf16"]
+    assert lanes(False) == [(name, 2) for name in few]
+    assert lanes(True) == [(name, 2) for name in contenders.ENTRIES]
+
+
+def test_a_contender_that_the_machine_cannot_run_is_absent(report: Any, tmp_path: Path) -> None:
+    measure = importlib.import_module("measure")
+
+    class Refusing:
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def ask(self, do: str) -> dict[str, str]:
+            return {"refused": "no instructions"}
+
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "Process", Refusing)
+        plan = measure.Plan(["torch-bf16"], 1, 0.1, 1.0, [1], tmp_path, {"bench": "python"})
+        field = measure.Field(plan, stack)
+    assert field.absent == {"torch-bf16": "no instructions"}
+
+
 def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
     headline, once = (
         list(csv.DictReader((ROOT / f"docs/benchmarks/{name}.csv").read_text().splitlines()))
@@ -164,17 +269,21 @@ def test_the_sentence_of_the_readme_is_that_of_the_figures(report: Any) -> None:
     sentence = report.summary(headline, once)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{report.README_BEGIN}{sentence}{report.README_END}" in readme
-    assert f"In short: {sentence}." in (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert f"In short: {sentence}." in page
+    assert f"Overall: {report.overall(headline)}." in page
 
 
 def test_the_generated_part_is_replaced_and_the_prose_stays(report: Any, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
     rows = [row("onnxfit", 1, 1e-5), row("torch", 1, 4e-5)]
-    figures = report.Figures(["a machine"], [rows], [], [])
+    figures = report.Figures(["a machine"], [rows], [], [], {"torch-bf16": "no instructions"})
     report.write(page, figures)
     text = page.read_text()
-    assert text.startswith(f"before\n\n{report.BEGIN}\n\nIn short: ")
+    assert text.startswith(f"before\n\n{report.BEGIN}\n\nOverall: the worst ratio")
+    assert "PyTorch eager, bf16 autocast is not measured: no instructions." in text
+    assert "\n\nIn short: " in text
     assert "\n- a machine\n" in text
     assert text.endswith(f"{report.END}\n\nafter\n")
     assert "old" not in text

@@ -40,7 +40,12 @@ def arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--contenders", nargs="+", choices=ENTRIES, default=list(ENTRIES))
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        choices=ENTRIES,
+        help="all, but on the brief workloads onnxfit and PyTorch; those named train everything",
+    )
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument(
         "--python", nargs="+", default=[], metavar="ENVIRONMENT=PATH", help="of bench or plain"
@@ -77,13 +82,14 @@ def plan_of(options: argparse.Namespace) -> Plan:
     quick = options.quick
     options.folder.mkdir(parents=True, exist_ok=True)
     return Plan(
-        options.contenders,
+        options.contenders or list(ENTRIES),
         rounds=options.rounds or (1 if quick else 3),
         seconds=options.seconds or (0.03 if quick else 0.1),
         budget=options.budget or (0.3 if quick else 1.0),
         threads=sorted(set(options.threads)),
         folder=options.folder.resolve(),
         pythons=find_pythons(dict(item.split("=", 1) for item in options.python)),
+        everywhere=bool(options.contenders),
     )
 
 
@@ -93,7 +99,7 @@ def limits_of(plan: Plan, rows: Sequence[Row]) -> dict[str, Any] | None:
     us, them = report.ours(rows, "step"), report.rival(rows, "step")
     if not (WORKLOADS[name].products and us and them):
         return None
-    with np.load(plan.folder / f"{name}.npz") as file:
+    with np.load(plan.folder / f"{WORKLOADS[name].network}.npz") as file:
         weights = sum(file[key].size for key in file.files)
     threads = plan.threads[-1]
     command = [plan.pythons["bench"], str(HERE / "limits.py"), name, optimizer]
@@ -113,7 +119,7 @@ def measure(plan: Plan, options: argparse.Namespace, results: Results) -> None:
     missing = [part for part in parts if not results.has(*part)]
     if not missing:
         return
-    names = list(dict.fromkeys(name for name, _ in missing))
+    names = list(dict.fromkeys(WORKLOADS[name].network for name, _ in missing))
     threads = plan.threads[-1]
     export(plan.pythons["bench"], plan.folder, names, plan.environment(threads), plan.log)
     if not options.quick:
@@ -126,7 +132,8 @@ def measure(plan: Plan, options: argparse.Namespace, results: Results) -> None:
         for workload, optimizer in missing:
             began = time.perf_counter()
             memory: list[dict[str, Any]] = []
-            if not options.quick and optimizer == "adam":
+            brief = WORKLOADS[workload].brief
+            if not (options.quick or brief) and optimizer == "adam":
                 memory = once(plan, field, workload, optimizer)
             rows = field.race(workload, optimizer)
             limit = None if options.quick else limits_of(plan, rows)
@@ -162,8 +169,13 @@ def main() -> None:
         path.unlink(missing_ok=True)
     results = Results(path, plan)
     measure(plan, options, results)
-    figures = report.Figures(conditions(plan, results), results.races, results.once, results.limits)
+    figures = report.Figures(
+        conditions(plan, results), results.races, results.once, results.limits, results.absent
+    )
+    print("\n" + report.overall(figures.headline))
+    print(report.half_sentence(figures.headline, figures.absent))
     print("\n" + report.headline_table(figures.headline))
+    print("\n".join(report.without_ratio(figures.races)))
     print("\n" + report.summary(figures.headline, figures.once))
     print("\n" + "\n".join(figures.conditions))
     report.write(plan.folder / "results/benchmarks.md", figures)

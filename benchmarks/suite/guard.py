@@ -4,7 +4,7 @@ far beyond what it is.
 Only ratios within one run are judged, so that a slow machine does not fail: onnxfit's step to that
 of eager PyTorch, and `fit` per batch to the bare step. They are medians over rounds in which both
 take turns, the bounds leave about twice the room of what a quiet machine gives, and what is too
-slow is measured once more before it counts. Half a minute; needs PyTorch.
+slow is measured once more before it counts. Less than 45 seconds; needs PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from measure import Field, Plan, Row
 from processes import export
 
 # workload -> at most: onnxfit's step to PyTorch's, fit per batch to the bare step
-BOUNDS = {"linear": (0.2, 4.0), "mlp": (1.3, 3.0)}
+BOUNDS = {
+    "linear": (0.2, 4.0),  # calls
+    "mlp": (1.3, 3.0),  # dense products
+    "cnn": (2.0, 2.0),  # convolutions and pools
+    "transformer": (2.0, 2.0),  # attention, norms, an embedding
+}
 
 
 def ratios(workload: str, rows: dict[str, Row]) -> list[tuple[str, float, float]]:
@@ -59,9 +64,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         plan = Plan(
             ["onnxfit", "torch"],
-            rounds=7,
+            rounds=2,
             seconds=0.06,
-            budget=0.6,
+            budget=0.5,
             threads=[2],
             folder=Path(folder),
             pythons={"bench": sys.executable},

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from contenders import DECIDING, ENTRIES, PLAIN, RIVALS
+from contenders import BRIEF, DECIDING, ENTRIES, PLAIN, RIVALS
 from processes import Process, alone, surroundings
 from workloads import WORKLOADS, Job
 
-TOLERANCE = 1e-3  # relative, between losses
+TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}  # relative, between losses
 MORE = 3  # times as many turns for those who decide
 MEMORY_OF_ALL = "mlp"  # the workload on which every contender's memory is measured
 
@@ -85,6 +85,7 @@ class Plan:
     threads: Sequence[int]  # fewest first
     folder: Path
     pythons: Mapping[str, str]
+    everywhere: bool = False  # all contenders on the brief workloads, too
 
     @property
     def log(self) -> Path:
@@ -96,7 +97,15 @@ class Plan:
         return [(name, threads) for name in self.contenders for threads in self.threads]
 
     def lanes_of(self, workload: str) -> list[tuple[str, int]]:
-        """On larger networks, contenders outside the headline have all threads only."""
+        """On larger networks, contenders outside the headline have all threads only. On the brief
+        ones all contenders have: compiling for one thread would take as long again.
+        """
+        if WORKLOADS[workload].brief:
+            return [
+                (name, threads)
+                for name, threads in self.lanes
+                if threads == self.threads[-1] and (self.everywhere or name in BRIEF)
+            ]
         small = WORKLOADS[workload].small
         return [
             (name, threads)
@@ -137,6 +146,8 @@ class Field:
         answer = process.ask("load")
         if "import_seconds" in answer:
             self.processes[name, threads] = process
+        elif "refused" in answer:
+            self.absent[name] = answer["refused"]
         elif "absent" in answer:
             self.absent[name] = f"not installed: {answer['absent']}"
         else:
@@ -211,7 +222,8 @@ def compare(rows: list[Row]) -> None:
     )
     for row in trained:
         assert reference is not None
-        row.comparable = bool(np.allclose(row.losses, reference.losses, rtol=TOLERANCE, atol=0))
+        tolerance = TOLERANCE[ENTRIES[row.contender].precision]
+        row.comparable = bool(np.allclose(row.losses, reference.losses, rtol=tolerance, atol=0))
         if not row.comparable:
             row.remark = (
                 f"not comparable: its loss is {row.losses[-1]:.5g}, not {reference.losses[-1]:.5g}"

@@ -12,7 +12,13 @@ from measure import Plan, Row
 from processes import HERE, ROOT, versions
 from workloads import OPTIMIZERS, WORKLOADS
 
-REPORTING = ("__main__.py", "report.py", "guard.py", "scale.py")  # these do not change a figure
+REPORTING = (
+    "__main__.py",
+    "report.py",
+    "sentences.py",
+    "guard.py",
+    "scale.py",
+)  # these do not change a figure
 
 
 class Results:
@@ -90,7 +96,14 @@ class Results:
 
 def state_of(plan: Plan, found: Mapping[str, Mapping[str, str]]) -> str:
     """A hash of whatever a figure depends on, but for the machine."""
-    settings = [list(plan.contenders), plan.rounds, plan.seconds, plan.budget, list(plan.threads)]
+    settings = [
+        list(plan.contenders),
+        plan.everywhere,
+        plan.rounds,
+        plan.seconds,
+        plan.budget,
+        list(plan.threads),
+    ]
     state = hashlib.sha256(json.dumps([settings, found], sort_keys=True).encode())
     for path in sorted([*(ROOT / "onnxfit").rglob("*.py"), *HERE.rglob("*.py")]):
         if path.parent != HERE or path.name not in REPORTING:

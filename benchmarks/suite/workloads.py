@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -41,8 +41,14 @@ class Workload:
     # steps
     pace: float = 1.0
     bar: float = 1.0  # of onnxfit's step, as a part of the faster PyTorch's
+    network: str = ""  # of networks.py, and its exported file; that of its name unless said
+    brief: bool = False  # by default, onnxfit and PyTorch alone train it
     products: tuple[tuple[int, int, int, int], ...] = field(default=(), repr=False)
     """Matrix products of the forward pass: (how many, m, k, n); the first needs no gradient of its input."""
+
+    def __post_init__(self) -> None:
+        if not self.network:
+            object.__setattr__(self, "network", self.name)
 
     @property
     def classifies(self) -> bool:
@@ -101,6 +107,19 @@ def transformer_products(
     return layer * layers
 
 
+def brief(workload: Workload, batch_size: int) -> list[Workload]:
+    """A network with its own batch size and with another one."""
+    title = workload.title.rpartition(", batch ")[0]
+    other = replace(
+        workload,
+        name=f"{workload.name}-{batch_size}",
+        title=f"{title}, batch {batch_size}",
+        batch_size=batch_size,
+        network=workload.network,
+    )
+    return [replace(workload, brief=True), replace(other, brief=True)]
+
+
 MLP = (784, 256, 128, 10)
 ALL = [
     Workload("linear", "linear regression, 10 features, batch 64", "mse", 64, 200, (10,), (1,), sizes=(10, 1), bar=0.10),
@@ -111,7 +130,6 @@ ALL = [
     ),
     Workload("cnn", "CNN of LeNet's size, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.90),
     Workload("convnet", "CNN with 16 and 32 channels and max pooling, 28×28, batch 64", "cross_entropy", 64, 20, (1, 28, 28), (10,), bar=0.85),
-    Workload("vgg", "VGG-like, three max poolings, 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), bar=0.85),
     Workload("resnet", "ResNet-18, 32×32, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,), pace=0.1),
     Workload("mobilenet", "MobileNetV2 blocks (depthwise convolutions), 32×32, batch 16", "cross_entropy", 16, 4, (3, 32, 32), (10,), pace=0.1),
     Workload(
@@ -120,6 +138,19 @@ ALL = [
     ),
     Workload("decoder", "GPT-2-style decoder, d 256, 4 layers, 128 tokens, batch 4", "cross_entropy", 4, 6, (128,), (128, 1000), 1000),
     Workload("lstm", "LSTM classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)),
+    # What follows has two batch sizes each.
+    *brief(Workload("vgg", "VGG-like, three max poolings, 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), bar=0.85), 8),
+    *brief(Workload("separable", "MobileNetV1 blocks (depthwise convolutions), 32×32, batch 32", "cross_entropy", 32, 4, (3, 32, 32), (10,), pace=0.1), 8),
+    *brief(Workload("unet", "U-Net of three sizes, 64×64, batch 8", "mse", 8, 4, (3, 64, 64), (3, 64, 64), pace=0.1), 2),
+    *brief(Workload("signals", "1-D CNN, 9 channels, 128 steps, batch 64", "cross_entropy", 64, 8, (9, 128), (6,), pace=0.1), 16),
+    *brief(Workload("gru", "GRU classifier, hidden 128, 50 steps, batch 32", "cross_entropy", 32, 10, (50, 32), (10,)), 8),
+    *brief(Workload("wide-deep", "wide and deep, 8 embeddings, 5 counts, batch 256", "cross_entropy", 256, 20, (13,), (2,), 1000), 64),
+    *brief(Workload("autoencoder", "convolutional autoencoder, 28×28, batch 64", "mse", 64, 10, (1, 28, 28), (1, 28, 28)), 16),
+    *brief(Workload("vit", "ViT-tiny, 12 layers, 32×32 in patches of 4×4, batch 16", "cross_entropy", 16, 2, (3, 32, 32), (10,)), 4),
+    *brief(Workload("bert", "BERT-tiny classifier, 128 tokens, batch 16", "cross_entropy", 16, 5, (128,), (2,), 30522), 4),
+    *brief(Workload("gpt", "GPT of 6 layers, d 384, 256 tokens, batch 4", "cross_entropy", 4, 2, (256,), (256, 65), 65), 1),
+    *brief(Workload("factorisation", "matrix factorisation, 4,000 × 4,000, rank 32, batch 1024", "mse", 1024, 20, (2,), (1,), 4000), 128),
+    *brief(Workload("siamese", "siamese pair of CNNs, 28×28, batch 64", "cross_entropy", 64, 10, (2, 1, 28, 28), (2,)), 16),
 ]  # fmt: skip
 WORKLOADS = {workload.name: workload for workload in ALL}
 
@@ -139,11 +170,11 @@ class Job:
 
     @property
     def model(self) -> Path:
-        return self.folder / f"{self.workload.name}.onnx"
+        return self.folder / f"{self.workload.network}.onnx"
 
     def weights(self) -> Mapping[str, Array]:
         """The first weights, by PyTorch's names."""
-        with np.load(self.folder / f"{self.workload.name}.npz") as file:
+        with np.load(self.folder / f"{self.workload.network}.npz") as file:
             return dict(file)
 
     @classmethod

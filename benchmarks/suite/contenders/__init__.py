@@ -21,6 +21,7 @@ class Entry:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: str = "bench"
     measures_memory: bool = False  # on every workload; the others on one
+    precision: str = "float32"  # others stand beside the ratios, in none of them
 
     @property
     def ours(self) -> bool:
@@ -50,6 +51,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "torch": Entry("PyTorch eager", "with_torch.Eager", measures_memory=True),
     "torch-compile": Entry("PyTorch compiled", "with_torch.Compiled", measures_memory=True),
+    "torch-bf16": Entry(
+        "PyTorch eager, bf16 autocast", "with_torch.Autocast", precision="bfloat16"
+    ),
     "onnxruntime": Entry("onnxruntime on-device", "with_onnxruntime.OnDevice"),
     "keras-torch": Entry("Keras on PyTorch", "with_keras.Keras", {"backend": "torch"}),
     "keras-jax": Entry("Keras on JAX", "with_keras.Keras", {"backend": "jax"}),
@@ -60,5 +64,7 @@ ENTRIES: dict[str, Entry] = {
 }
 DEFAULT = "onnxfit"  # the default install with the default backend, which the headline is about
 PLAIN = "onnxfit-plain"  # a further column of the headline
+HALF = "torch-bf16"  # a further column, too: fewer bits, on the processors that multiply them
 RIVALS = ("torch", "torch-compile")  # the headline compares with the faster of them
 DECIDING = (DEFAULT, *RIVALS)  # these take more turns than the others
+BRIEF = (*DECIDING, HALF)  # these train the brief workloads, too

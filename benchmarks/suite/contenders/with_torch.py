@@ -1,4 +1,4 @@
-"""PyTorch, eager and compiled, in a plain loop with the fused optimizers."""
+"""PyTorch, eager, compiled and with autocast, in a plain loop with the fused optimizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 from workloads import Array, Job
 
-from contenders.contender import Contender, first_losses, over
+from contenders.contender import Contender, Refused, first_losses, over
+
+BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")  # as torch.cpu names the instructions
 
 
 class Eager(Contender):
@@ -64,6 +66,22 @@ class Eager(Contender):
             history.append((total / len(x), right / y.numel()))
 
 
+class Autocast(Eager):
+    """Products in bfloat16 where PyTorch's autocast chooses so; weights and loss are float32."""
+
+    def load(self) -> None:
+        super().load()
+        abilities = self.torch.cpu.get_capabilities()
+        if not any(abilities.get(name) for name in BFLOAT16):
+            raise Refused("the processor has no instructions for bfloat16")
+
+    def _forward(self, x: Any, y: Any) -> Any:
+        with self.torch.autocast("cpu", self.torch.bfloat16):
+            output = self.module(x)
+        output = output.float()
+        return self.loss(output, y), output
+
+
 class Compiled(Eager):
     """Forward pass, loss, gradients and update in one compiled graph, which takes a C++ compiler.
 
@@ -108,7 +126,7 @@ def torch_module(job: Job) -> Any:
     import networks
     import torch
 
-    module = networks.network(job.workload.name)
+    module = networks.network(job.workload.network)
     module.load_state_dict({name: torch.from_numpy(array) for name, array in job.weights().items()})
     return module
 
