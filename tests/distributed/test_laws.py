@@ -167,6 +167,23 @@ def test_several_outputs_with_masks_of_their_own():
         )
 
 
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_a_loss_of_the_models_own(backend):
+    """Its graph has no labels, and predict shows the loss, which has no rows."""
+    body = "y = Add(p1, b1)  q = Mul(y, y)  loss = ReduceMean<keepdims = 0>(q)"
+    model = network(body, "double[N, 3] y, double loss")
+    settings = {"model": model, "y": None, "optimizer": "adam", "backend": backend}
+    require_same_as_alone(sizes=(3,), **settings)
+
+    def predicted(distribute):
+        return Trainer(model, distribute=distribute).predict(X, batch_size=16)["loss"]
+
+    alone = predicted(None)  # one for each batch
+    assert alone.shape == (3,)
+    for ranks in on_ranks(3, predicted):
+        np.testing.assert_allclose(ranks, alone, rtol=1e-12)
+
+
 @pytest.mark.parametrize("gradient", ["onnx", "onnxruntime"])
 def test_both_sources_of_gradients(gradient):
     if gradient == "onnxruntime" and "onnxruntime-training" not in onnxfit.versions():
