@@ -200,6 +200,30 @@ def test_both_sources_of_gradients(gradient):
         )
 
 
+def test_a_rank_whose_rows_are_all_masked_adds_zero():
+    """Its divisor is the smallest number, and its share must not make the inverse infinite."""
+    labels = np.full(ROWS, 1)
+    labels[::16] = 0  # of rank 0 in each batch
+    loss = losses.CrossEntropy(ignore_index=1, class_weights=(0.1, 1.0, 1.0))
+    for backend in ("full", "forward_backward"):
+        require_same_as_alone(
+            y=labels, loss=loss, optimizer=0.1, backend=backend, fit={"shuffle": False}
+        )
+
+
+def test_the_loss_of_a_window_keeps_its_digits():
+    class Watch(Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.loss = logs["batch_loss"]
+
+    def loss(distribute):
+        watch = Watch()
+        trained(distribute, loss="cross_entropy", accumulate=2, fit={"callbacks": watch})
+        return watch.loss
+
+    assert on_ranks(2, loss) == [pytest.approx(loss(None), rel=1e-14)] * 2
+
+
 def test_running_statistics_are_those_of_all_rows():
     """Each rank normalizes by its own rows; the running statistics are the same everywhere."""
     model = network(
@@ -278,11 +302,16 @@ def test_hooks_see_the_figures_of_all_rows():
         def on_predict_batch_end(self, batch, logs):
             self.seen.append({"y": float(self.trainer.predicted["y"].sum())})
 
+    labels = CLASSES.copy()
+    labels[-9:] = 1  # batches of the validation without any label
+
     def seen(distribute):
         watch = Watch()
         trainer = trained(
             distribute,
             loss=MASKED,
+            penalty=1e-2,
+            y=labels,
             metrics=["accuracy"],
             fit={"callbacks": [watch], "validation_split": 0.3},
         )[2]
