@@ -492,6 +492,16 @@ def test_ranks_that_differ_are_told_at_the_start(name):
     assert words in str(caught.value)
 
 
+def test_trainers_with_other_weights_are_refused():
+    def build(communicator):
+        model = network()
+        model.graph.initializer[1].raw_data = np.full(8, float(communicator.rank)).tobytes()
+        Trainer(model, loss="cross_entropy", distribute=communicator)
+
+    with pytest.raises(SettingError, match="Rank 1 has the weights"):
+        on_ranks(2, build)
+
+
 def test_a_resumed_fit_ends_where_an_uninterrupted_one_ends(tmp_path):
     """On as many ranks bit for bit, and on another number within rounding."""
 
