@@ -93,8 +93,9 @@ soak: .venv-dev/installed  ## hundreds of fits, random kills, files above 2 GB (
 	$(dev) scripts/soak.py
 	ONNXFIT_SLOW=1 CI=true $(dev) -m pytest tests/training/test_resume.py tests/training/test_survival.py tests/training/test_checkpoint.py $(ARGS)
 
-fuzz: .venv-dev/installed  ## use 8,000 damaged models, checkpoints, data, options (5 min)
+fuzz: .venv-dev/installed  ## use damaged files, and train on random ranks (8 min)
 	$(dev) scripts/fuzz
+	$(dev) scripts/fuzz/ranks.py --cases 200
 
 # On a quiet machine: some of the figures are times.
 gallery: .venv-dev/installed  ## run the examples that have figures, into docs/gallery

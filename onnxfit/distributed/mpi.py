@@ -89,7 +89,21 @@ class MPI:
         """Replace every element of `buffer` by its sum over all ranks.
 
         - `buffer`: an array in C order, of the same shape and type on every rank.
+
+        SettingError on a rank that receives a message of another size than its own.
         """
+        try:
+            self._add_up(buffer)
+        except self._library.Exception as error:
+            if error.Get_error_class() != self._library.ERR_TRUNCATE:
+                raise
+            raise SettingError(
+                f"The ranks do not do the same: rank {self.rank} sums {buffer.nbytes} bytes, and"
+                " another rank more. Data with a method shard gives every rank the same number of"
+                " batches, and what needs all ranks is called on all of them."
+            ) from error
+
+    def _add_up(self, buffer: npt.NDArray[Any]) -> None:
         is_compressed = self.compression is not None and buffer.dtype == np.float32
         if is_compressed and buffer.size >= MIN_ELEMENTS_COMPRESSED:
             for part in _parts(buffer):

@@ -45,7 +45,9 @@ class GradientReduction:
             dtype = _summed_type(array)
             starts[name] = sizes[dtype]
             sizes[dtype] += array.size
-        loss_type = SUMMED_TYPES[bool(sizes[SUMMED_TYPES[1]])]
+        single, double = SUMMED_TYPES
+        # The loss needs no message of its own where there are gradients, in whichever type.
+        loss_type = single if sizes[single] and not sizes[double] else double
         sizes[loss_type] += 1
         flat = {dtype: Buffer(dtype, [size]) for dtype, size in sizes.items() if size}
         self._flat = [buffer.array for buffer in flat.values()]

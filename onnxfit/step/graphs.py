@@ -66,8 +66,11 @@ def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 def counted_outputs(recipe: Recipe, batch: Batch) -> list[str]:
     """Return the outputs whose loss is not divided by its number of entries.
 
-    The loss of such an output has element weights, or `reduction="weighted_mean"`.
+    The loss of such an output has element weights, or `reduction="weighted_mean"`. A loss that the
+    model computes itself has no such output.
     """
+    if not recipe.objectives:
+        return []
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
     op = GraphBuilder(graph)
     for name in recipe.objectives:

@@ -224,6 +224,11 @@ class Tracker:
         self._resumes = False
 
     @property
+    def has_counted(self) -> bool:
+        """Whether any label has counted; False where all are masked."""
+        return any(mean.weight for mean in self._output_losses.values())
+
+    @property
     def loss(self) -> float:
         """The loss over the batches so far, with the penalty; NaN before the first."""
         losses = [

@@ -188,7 +188,7 @@ class InferenceTrainer(BaseTrainer):
             if "on_test_batch_end" in callbacks.heard:
                 whole = self._merged(tracker, "the end of an evaluated batch")
                 if this_batch is not None:
-                    loss = self._merged(this_batch, "the loss of an evaluated batch").loss
+                    loss = self._loss_of_all(this_batch, loss)
                 logs = scalar_logs({**whole.figures(), "batch_loss": loss})
                 callbacks.on_test_batch_end(index, logs)
         tracker = self._merged(tracker, "the end of an evaluation")
@@ -197,6 +197,14 @@ class InferenceTrainer(BaseTrainer):
         results = tracker.results()
         callbacks.on_test_end(scalar_logs(results))
         return results
+
+    def _loss_of_all(self, tracker: Tracker, loss: float) -> float:
+        """Return the loss of a batch of all ranks, from the tracker of each rank's share of it."""
+        whole = self._merged(tracker, "the loss of an evaluated batch")
+        if whole.has_counted:
+            return whole.loss
+        # Every label is masked: the loss is the penalty. Rank 0 has a row of every batch.
+        return float(self._world.from_main("the loss of a masked batch", loss))
 
     def _merged(self, tracker: Tracker, where: str) -> Tracker:
         """Return a tracker with the sums of all ranks."""

@@ -156,15 +156,24 @@ def joined_over_ranks(
     joined = []
     for all_parts in zip(*shares):
         parts = [part for part in all_parts if part]
-        joined.append(
-            {name: _join_rows([part[name] for part in parts]) for name in parts[0]} if parts else {}
-        )
+        names = parts[0] if parts else ()
+        joined.append({name: _join_output(name, parts) for name in names})
     return joined
 
 
-def _join_rows(parts: Sequence[Array]) -> Array | list[Array]:
-    """Join the ranks' rows of an output; one without rows is that of the first rank."""
-    return join_batches(parts) if parts[0].ndim else parts[0]
+def _join_output(name: str, parts: Sequence[Mapping[str, Array]]) -> Array | list[Array]:
+    """Join the ranks' rows of an output.
+
+    A float without rows, such as the loss of a model's own, is the mean over the rows, as in
+    training. The number of rows is that of the first output that has rows.
+    """
+    arrays = [part[name] for part in parts]
+    if arrays[0].ndim:
+        return join_batches(arrays)
+    if arrays[0].dtype.kind != "f":
+        return arrays[0]
+    rows = [next((len(array) for array in part.values() if array.ndim), 1) for part in parts]
+    return np.average(arrays, axis=0, weights=rows).astype(arrays[0].dtype)
 
 
 def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping[str, Any]:

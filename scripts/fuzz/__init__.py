@@ -18,6 +18,8 @@ a run:
 - `case` puts these together, and names the outcome;
 - `processes` runs cases in child processes with bounded memory, and says what ended a child.
 
+`ranks` is a program of its own: random trainings on several ranks, compared with one process.
+
 A mutation added to a tuple of mutations changes the cases behind every number, and so does a kind:
 note in the change which numbers were of interest. Without pyarrow or Pillow, cases of their files
 are skipped.

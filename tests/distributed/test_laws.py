@@ -6,6 +6,7 @@ The ranks are threads here; test_mpi.py runs some of the same with mpiexec.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import onnx
@@ -25,6 +26,10 @@ X = RNG.standard_normal((ROWS, 5))
 CLASSES = RNG.integers(0, 3, ROWS)
 OTHER = RNG.random(ROWS)
 """A weight of each row."""
+
+
+# Batches of one size, which compile fast; the two ranks have 6 and 5 of their rows.
+ONE_SIZE = {"batch_size": 11, "epochs": 1}
 
 
 def network(body: str = "y = Add(p1, b1)", outputs: str = "double[N, 3] y") -> onnx.ModelProto:
@@ -48,9 +53,12 @@ def trained(distribute, model=None, *, y=CLASSES, fit=None, **settings):
     return trainer.get_weights(), history.history, trainer
 
 
-def require_same_as_alone(sizes=(2,), tolerance=1e-12, **settings):
-    """Train alone and with several ranks; all have the same weights and figures."""
-    alone, figures, _ = trained(None, **settings)
+def require_same_as_alone(sizes=(2,), tolerance=1e-12, reference=None, **settings):
+    """Train alone and with several ranks; all have the same weights and figures.
+
+    `reference` is what `trained` has returned for one process.
+    """
+    alone, figures, _ = reference or trained(None, **settings)
     start = {
         i.name: onnx.numpy_helper.to_array(i)
         for i in (settings.get("model") or network()).graph.initializer
@@ -81,7 +89,7 @@ def require_same_as_alone(sizes=(2,), tolerance=1e-12, **settings):
 )
 def test_every_optimizer(name):
     optimizer = getattr(optimizers, name)
-    require_same_as_alone(loss="cross_entropy", optimizer=optimizer())
+    require_same_as_alone(loss="cross_entropy", optimizer=optimizer(), fit=ONE_SIZE)
 
 
 LABELS = {
@@ -111,7 +119,7 @@ def test_every_loss(name):
             )
     labels = LABELS.get(name, np.abs(X[:, :3]) / 4 + 0.1)
     loss = getattr(losses, name)()
-    require_same_as_alone(model=model, y=labels, loss=loss, optimizer=0.1)
+    require_same_as_alone(model=model, y=labels, loss=loss, optimizer=0.1, fit=ONE_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +128,10 @@ def test_every_loss(name):
 )
 def test_every_penalty(name):
     require_same_as_alone(
-        loss="cross_entropy", penalty=getattr(penalties, name)(), optimizer="adam"
+        loss="cross_entropy",
+        penalty=getattr(penalties, name)(),
+        optimizer="adam",
+        fit=ONE_SIZE,
     )
 
 
@@ -141,12 +152,21 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@cache
+def trained_alone(case):
+    """One process, whose backends give the same: one of them serves for both."""
+    return trained(None, **{"loss": "cross_entropy", **SETTINGS[case]})
+
+
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 @pytest.mark.parametrize("case", SETTINGS)
 def test_every_setting(case, backend):
     settings = {"loss": "cross_entropy", **SETTINGS[case]}
     require_same_as_alone(
-        sizes=(3,) if case == "three ranks" else (2,), backend=backend, **settings
+        sizes=(3,) if case == "three ranks" else (2,),
+        reference=trained_alone(case),
+        backend=backend,
+        **settings,
     )
 
 
@@ -167,6 +187,23 @@ def test_several_outputs_with_masks_of_their_own():
         )
 
 
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_a_loss_of_the_models_own(backend):
+    """Its graph has no labels, and predict shows the loss, which has no rows."""
+    body = "y = Add(p1, b1)  q = Mul(y, y)  loss = ReduceMean<keepdims = 0>(q)"
+    model = network(body, "double[N, 3] y, double loss")
+    settings = {"model": model, "y": None, "optimizer": "adam", "backend": backend}
+    require_same_as_alone(sizes=(3,), **settings)
+
+    def predicted(distribute):
+        return Trainer(model, distribute=distribute).predict(X, batch_size=16)["loss"]
+
+    alone = predicted(None)  # one for each batch
+    assert alone.shape == (3,)
+    for ranks in on_ranks(3, predicted):
+        np.testing.assert_allclose(ranks, alone, rtol=1e-12)
+
+
 @pytest.mark.parametrize("gradient", ["onnx", "onnxruntime"])
 def test_both_sources_of_gradients(gradient):
     if gradient == "onnxruntime" and "onnxruntime-training" not in onnxfit.versions():
@@ -181,6 +218,30 @@ def test_both_sources_of_gradients(gradient):
             gradient=gradient,
             backend=backend,
         )
+
+
+def test_a_rank_whose_rows_are_all_masked_adds_zero():
+    """Its divisor is the smallest number, and its share must not make the inverse infinite."""
+    labels = np.full(ROWS, 1)
+    labels[::16] = 0  # of rank 0 in each batch
+    loss = losses.CrossEntropy(ignore_index=1, class_weights=(0.1, 1.0, 1.0))
+    for backend in ("full", "forward_backward"):
+        require_same_as_alone(
+            y=labels, loss=loss, optimizer=0.1, backend=backend, fit={"shuffle": False}
+        )
+
+
+def test_the_loss_of_a_window_keeps_its_digits():
+    class Watch(Callback):
+        def on_train_batch_end(self, batch, logs):
+            self.loss = logs["batch_loss"]
+
+    def loss(distribute):
+        watch = Watch()
+        trained(distribute, loss="cross_entropy", accumulate=2, fit={"callbacks": watch})
+        return watch.loss
+
+    assert on_ranks(2, loss) == [pytest.approx(loss(None), rel=1e-14)] * 2
 
 
 def test_running_statistics_are_those_of_all_rows():
@@ -261,11 +322,16 @@ def test_hooks_see_the_figures_of_all_rows():
         def on_predict_batch_end(self, batch, logs):
             self.seen.append({"y": float(self.trainer.predicted["y"].sum())})
 
+    labels = CLASSES.copy()
+    labels[-9:] = 1  # batches of the validation without any label
+
     def seen(distribute):
         watch = Watch()
         trainer = trained(
             distribute,
             loss=MASKED,
+            penalty=1e-2,
+            y=labels,
             metrics=["accuracy"],
             fit={"callbacks": [watch], "validation_split": 0.3},
         )[2]
@@ -424,6 +490,16 @@ def test_ranks_that_differ_are_told_at_the_start(name):
     with pytest.raises(SettingError) as caught:
         on_ranks(2, function)
     assert words in str(caught.value)
+
+
+def test_trainers_with_other_weights_are_refused():
+    def build(communicator):
+        model = network()
+        model.graph.initializer[1].raw_data = np.full(8, float(communicator.rank)).tobytes()
+        Trainer(model, loss="cross_entropy", distribute=communicator)
+
+    with pytest.raises(SettingError, match="Rank 1 has the weights"):
+        on_ranks(2, build)
 
 
 def test_a_resumed_fit_ends_where_an_uninterrupted_one_ends(tmp_path):

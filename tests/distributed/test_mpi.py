@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import onnxfit.distributed
@@ -261,3 +263,29 @@ def test_an_unknown_compression_or_backend_is_refused() -> None:
         MPI(compression="float")
     with pytest.raises(UnknownNameError, match="gloo, nccl"):
         onnxfit.distributed.Torch("mpi")
+
+
+def test_messages_of_different_sizes_name_the_cause() -> None:
+    """MPI notices them where data gives one rank a batch more than the other."""
+
+    class Failure(Exception):
+        def __init__(self, code: int) -> None:
+            self.Get_error_class = lambda: code
+
+    class Communicator:
+        def __init__(self, code: int) -> None:
+            self.code = code
+
+        def Allreduce(self, *_: object) -> None:
+            raise Failure(self.code)
+
+    def allreduce(code: int) -> None:
+        mpi = MPI.__new__(MPI)
+        mpi.rank, mpi.compression, mpi._communicator = 1, None, Communicator(code)
+        mpi._library = SimpleNamespace(IN_PLACE=None, Exception=Failure, ERR_TRUNCATE=15)
+        mpi.allreduce(np.zeros(4))
+
+    with pytest.raises(SettingError, match="rank 1 sums 32 bytes, and another rank more"):
+        allreduce(15)
+    with pytest.raises(Failure):
+        allreduce(16)

@@ -251,8 +251,15 @@ class Backend(ABC):
             own[:] = [scalars[names.count(output)] for output in counted]
         everyone = own.copy()
         self.world.sum("the divisors of the losses", everyone)
-        # As in the loss, a divisor of 0 counts as 1.
-        return {name: (n or 1.0) / (d or 1.0) for name, n, d in zip(counted, own, everyone)}
+        shares: dict[str, float] = {}
+        for name, count, total in zip(counted, own, everyone):
+            if self.recipe.objectives[name].loss.reduction == "mean":
+                # Without a count the loss is 0, and its divisor the smallest number: a share above
+                # 1 could make the inverse infinite.
+                shares[name] = count / (total or 1.0)
+            else:
+                shares[name] = (count or 1.0) / (total or 1.0)  # as in the loss, 0 counts as 1
+        return shares
 
     def report_norms(self, norms: ReportedNorms) -> None:
         """Let the next updates report these norms of the gradients.
