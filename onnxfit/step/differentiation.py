@@ -57,7 +57,8 @@ def _with_scaled_loss(recipe: Recipe, batch: Batch, *, shared: bool) -> ir.Model
     """Return the model with its loss, and with the loss times the learning rate as an output."""
     model = with_loss(recipe, batch, shared=shared)
     op = GraphBuilder(model.graph)
-    total = op.wrap(next(v for v in op.graph.outputs if v.name == names.TOTAL))
+    loss = names.SHARED if shared else names.TOTAL
+    total = op.wrap(next(v for v in op.graph.outputs if v.name == loss))
     op.output(names.SCALED, total * op.cast(learning_rate_input(op, recipe), total.dtype))
     return model
 

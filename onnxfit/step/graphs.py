@@ -56,10 +56,18 @@ def compact_train_graph(recipe: Recipe, batch: Batch, fused: FusedWeights) -> on
 
 @model_errors()
 def gradient_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
-    """Return forward pass, loss, penalty and this rank's summand of each gradient."""
-    op, gradients = gradient(recipe, batch, shared=True)
+    """Return forward pass, loss, penalty and this rank's summand of each gradient.
+
+    The gradients are multiplied by the learning rate where `is_scaled` says so.
+    """
+    op, gradients = gradient(recipe, batch, scaled=is_scaled(recipe), shared=True)
     for weight, g in gradients.items():
-        op.output(names.gradient(weight), g)
+        value = g.ir
+        if value.producer() is None or value.is_graph_output():
+            value = op.Identity(g).ir
+        # The value itself, since `op.output` would copy it.
+        value.name = names.gradient(weight)
+        op.graph.outputs.append(value)
     return finish(op)
 
 

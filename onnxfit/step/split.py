@@ -202,15 +202,22 @@ def accumulate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 def update_graph(
-    recipe: Recipe, batch: Batch, fused: FusedWeights = NO_FUSED_WEIGHTS
+    recipe: Recipe,
+    batch: Batch,
+    fused: FusedWeights = NO_FUSED_WEIGHTS,
+    *,
+    scaled: bool = False,
 ) -> onnx.ModelProto:
-    """Return the update alone, by the gradients of a batch; `fused` is as for `add_update`."""
+    """Return the update alone, by the gradients of a batch.
+
+    `fused` and `scaled` are as for `add_update`.
+    """
     op = _empty("update")
     gradients = {}
     for name in recipe.weights:
         _weight(op, recipe, name)
         gradients[name] = _gradient(op, recipe, name)
-    add_update(op, recipe, gradients, fused)
+    add_update(op, recipe, gradients, fused, scaled=scaled)
     return finish(op)
 
 

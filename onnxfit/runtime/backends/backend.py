@@ -41,8 +41,8 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
-# Kinds of graphs for the shapes of a batch that may report norms of gradients.
-NORM_KINDS = ("train",)
+# Kinds of graphs for the shapes of a batch that depend on the norms of gradients to report.
+NORM_KINDS = ("train", "gradients")
 
 
 # Kind -> its sessions for batches, and kind -> its session without a batch.

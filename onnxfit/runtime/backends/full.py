@@ -24,6 +24,7 @@ from onnxfit.runtime.device import Device
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step import split
+from onnxfit.step.differentiation import is_scaled
 from onnxfit.step.graphs import (
     accumulate_graph,
     compact_train_graph,
@@ -181,7 +182,8 @@ class FullBackend(Backend):
         if kind == "gradients":
             return gradient_graph(self.recipe, shapes)
         if kind == "apply":
-            return split.update_graph(self.recipe, shapes, self.fused)
+            scaled = is_scaled(self.recipe)
+            return split.update_graph(self.recipe, shapes, self.fused, scaled=scaled)
         if kind == "accumulate":
             shared = self.reduction is not None
             return accumulate_graph(self.recipe, shapes, shared=shared)
