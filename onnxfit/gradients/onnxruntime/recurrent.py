@@ -41,6 +41,12 @@ def _check_configuration(node: NodeToLower) -> None:
     for name in ("clip", "input_forget", "layout"):
         if node.attribute(name, 0):
             raise NoGradientError(f"{name}={node.attribute(name)}", f"{name}=0, or no {name}")
+    # Without a gradient of either, the operator's gradient writes to no memory: the process ends.
+    for index, name in ((1, "W"), (2, "R")):
+        if index not in node.path_inputs:
+            raise NoGradientError(
+                f"weights {name} that are not trained", f"weights= with its {name}"
+            )
     for index, name in ((4, "sequence_lens"), (7, "peephole weights P")):
         if node.optional_input(index) is not None:
             raise NoGradientError(name, f"{node.op_type} without {name}")

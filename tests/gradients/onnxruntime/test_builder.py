@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from onnxfit import Trainer
 from onnxfit.errors import GradientError, InstallationError
 from onnxfit.gradients import reachable
 from onnxfit.gradients.onnxruntime import builder as source
@@ -1692,3 +1693,34 @@ def test_networks_have_the_gradients_of_torch(network: str) -> None:
         np.testing.assert_allclose(
             found, tensors[name].grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name
         )
+
+
+@pytest.mark.parametrize(("op_type", "gates"), [("LSTM", 4), ("GRU", 3)])
+@pytest.mark.parametrize("trained", ["w", "r", "b", "wr"])
+def test_weights_of_a_recurrent_layer_are_trained_together(
+    op_type: str, gates: int, trained: str
+) -> None:
+    """The gradient of onnxruntime's operator ends the process without those of W and R."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> net (float[N, 4, 3] x) => (float[N, 2] y)'
+        f"{{ s = Transpose<perm=[1, 0, 2]>(x)  a, h = {op_type}<hidden_size=2>(s, w, r, b)  y = Squeeze(h, zero) }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {
+        "w": (1, 2 * gates, 3),
+        "r": (1, 2 * gates, 2),
+        "b": (1, 4 * gates),
+    }.items():
+        array = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "zero"))
+
+    def train() -> None:
+        trainer = Trainer(model, list(trained), "mse", gradient="onnxruntime")
+        trainer.train_on_batch(np.ones((5, 4, 3), np.float32), np.ones((5, 2), np.float32))
+
+    if trained == "wr":
+        train()
+    else:
+        with pytest.raises(GradientError, match=r"weights [WR] that are not trained"):
+            train()
