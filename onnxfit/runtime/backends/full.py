@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 
 from onnxfit.data import Batch
-from onnxfit.distributed.world import ALONE, World
 from onnxfit.graph import names
 from onnxfit.runtime.backends.backend import (
     Array,
@@ -20,7 +19,6 @@ from onnxfit.runtime.backends.backend import (
 )
 from onnxfit.runtime.backends.shape_cache import Specs
 from onnxfit.runtime.buffers import Buffer
-from onnxfit.runtime.device import Device
 from onnxfit.runtime.reduction import GradientReduction, sum_buffers
 from onnxfit.runtime.session import BoundSession
 from onnxfit.step import split
@@ -50,26 +48,15 @@ class FullBackend(Backend):
     # run there.
     fusing_devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        arrays: Mapping[str, Array],
-        *,
-        device: Device,
-        threads: int | None,
-        accumulate: int,
-        world: World = ALONE,
-    ) -> None:
-        super().__init__(
-            recipe, arrays, device=device, threads=threads, accumulate=accumulate, world=world
-        )
+    def __init__(self, recipe: Recipe, arrays: Mapping[str, Array], **settings: Any) -> None:
+        super().__init__(recipe, arrays, **settings)
         self._weight_types = dict.fromkeys(arrays[name].dtype for name in recipe.weights)
         # Of each batch in a window, whose gradients wait: statistics and loss alone.
         self._window_reduction: GradientReduction | None = None
         self._gathered = 0  # batches of the window when rank 0 got all gradients, 0 for not
-        if world.shares_gradients and self.can_accumulate:
+        if self.world.shares_gradients and self.can_accumulate:
             statistics = {name: arrays[name] for name in recipe.statistics}
-            self._window_reduction = GradientReduction(world, {}, statistics, device)
+            self._window_reduction = GradientReduction(self.world, {}, statistics, self.device)
 
     def train(
         self, batch: Batch, learning_rate: float, step: int, seed: int
