@@ -95,10 +95,15 @@ LAYER_NORM_FUSIONS = (
     "SimplifiedLayerNormFusion",
 )
 LAYER_NORM_OPERATORS = {"ReduceMean", "Sqrt"}
+# Optimizers that write FusedMatMul, which has no kernel for float64 on the CPU. onnxruntime 1.19
+# does not look at the type and then finds no kernel.
+FUSIONS_OF_PRODUCTS = ("MatMulScaleFusion", "MatmulTransposeFusion")
 
 
 def useless_optimizers(model: onnx.ModelProto) -> list[str]:
-    """Return the optimizers of onnxruntime whose pattern cannot occur in the model, by name."""
+    """Return the optimizers of onnxruntime, by name, whose pattern cannot occur in the model, or
+    whose result onnxruntime could not run.
+    """
     operators = {node.op_type for node in nodes_of(model.graph)}
     operators.update(node.op_type for function in model.functions for node in function.node)
     useless: list[str] = []
@@ -107,9 +112,21 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     else:
         useless += LAYER_NORM_FUSIONS
     useless += [n for n, pattern in PATTERN_OPERATORS.items() if pattern.isdisjoint(operators)]
+    if _multiplies_float64(model.graph):
+        useless += FUSIONS_OF_PRODUCTS
     if len(model.graph.node) >= MIN_NODES_TO_COMPARE and not _has_equal_nodes(model.graph):
         useless.append("CommonSubexpressionElimination")
     return useless
+
+
+def _multiplies_float64(graph: onnx.GraphProto) -> bool:
+    """Return whether a MatMul of the main graph has an input of float64."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    wide = {v.name for v in values if v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
+    wide |= {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.DOUBLE}
+    return bool(wide) and any(
+        not wide.isdisjoint(node.input) for node in graph.node if node.op_type == "MatMul"
+    )
 
 
 def _has_equal_nodes(graph: onnx.GraphProto) -> bool:

@@ -173,3 +173,24 @@ def test_a_large_graph_trains_as_a_small_one(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(node_order, "MAX_BYTES_IN_MEMORY", limit)
         for name, weight in weights().items():
             np.testing.assert_allclose(weight, as_small[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_products_of_float64_in_batches_are_trained(backend: str) -> None:
+    """onnxruntime 1.19 writes a FusedMatMul here, which has no kernel for float64."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> net (double[N, 4, 3] x) => (double[N, 4, 2] y)'
+        "{ h = MatMul(x, w0)  t = Tanh(h)  y = MatMul(t, w1) }"
+    )
+    rng = np.random.default_rng(0)
+    arrays = {"w0": rng.standard_normal((3, 5)), "w1": rng.standard_normal((5, 2))}
+    for name, array in arrays.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = rng.standard_normal((6, 4, 3))
+    trainer = onnxfit.Trainer(model, loss="mean_squared_error", optimizer=0.1, backend=backend)
+    trainer.train_on_batch(x, np.zeros((6, 4, 2)))
+    t = np.tanh(x @ arrays["w0"])
+    gradient = np.einsum("nij,nik->jk", t, 2 * (t @ arrays["w1"]) / (6 * 4 * 2))
+    np.testing.assert_allclose(
+        trainer.get_weights()["w1"], arrays["w1"] - 0.1 * gradient, rtol=1e-12
+    )
