@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import subprocess
 import sys
 import threading
@@ -251,8 +252,13 @@ def test_an_interrupt_does_not_wait_for_a_source_that_is_stuck(stuck: Stuck) -> 
     helper = threading.Thread(target=interrupt)
     helper.start()
     after_a_step = LambdaCallback(on_train_batch_end=lambda *_: stepped.set())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(Prefetch(stuck), verbose=0, callbacks=[after_a_step])
+    # A shell that starts the tests in the background lets them ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(Prefetch(stuck), verbose=0, callbacks=[after_a_step])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not stuck.goes_on.is_set()
     helper.join()
     assert trainer.global_step == 1
