@@ -7,8 +7,9 @@ initializers, and only the others are computed when the graph runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,23 @@ Integers = npt.NDArray[np.int64]
 MICROSOFT = "com.microsoft"  # the domain of onnxruntime's own operators
 INT64_MIN = int(np.iinfo(np.int64).min)  # as the end of a Slice with a negative step: the beginning
 INT64_MAX = int(np.iinfo(np.int64).max)  # as the end of a Slice: the end of the axis
+
+Problem = TypeVar("Problem")
+
+
+@dataclass(frozen=True)
+class Strategy(Generic[Problem]):
+    """One way to compute a gradient, the problems it is used for, and the measured reason."""
+
+    build: Callable[[GraphBuilder, Problem], Value]
+    applies: Callable[[Problem], bool]
+    reason: str
+
+
+def first_applying(strategies: Iterable[Strategy[Problem]], problem: Problem) -> Strategy[Problem]:
+    """Return the first strategy of a table that applies; the last one applies to all problems."""
+    return next(strategy for strategy in strategies if strategy.applies(problem))
+
 
 MAX_REPEATS = 3  # a Gather for each time that an element was read, else one scatter is better
 

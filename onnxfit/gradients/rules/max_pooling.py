@@ -9,7 +9,6 @@ the gradient there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,10 @@ from onnxfit.gradients.broadcasting import zeros_like
 from onnxfit.gradients.building import (
     Integers,
     Ints,
+    Strategy,
     arange,
     axis_size,
+    first_applying,
     int_vector,
     reshape_like,
     spatial_shape,
@@ -116,7 +117,7 @@ def max_pool(
     }  # fmt: skip
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
     problem = PoolProblem(x, y, indices, attributes, spec)
-    strategy = next(row for row in STRATEGIES if row.applies(problem))
+    strategy = first_applying(STRATEGIES, problem)
     return _put(op, dy, strategy.build(op, problem), problem)
 
 
@@ -198,22 +199,13 @@ def _number(op: GraphBuilder, condition: Value) -> Value:
     return op.cast(op.Reshape(op.cast(condition, np.uint8), [-1, count]), np.int32)
 
 
-@dataclass(frozen=True)
-class PoolStrategy:
-    """One way to find the maxima, the windows it is used for, and the measured reason."""
-
-    build: Callable[[GraphBuilder, PoolProblem], Value]
-    applies: Callable[[PoolProblem], bool]
-    reason: str
-
-
-STRATEGIES = (
-    PoolStrategy(
+STRATEGIES: tuple[Strategy[PoolProblem], ...] = (
+    Strategy(
         by_comparison,
         lambda p: p.is_halving and p.windows >= MIN_COMPARED_WINDOWS and not p.has_indices,
         "They take 0.33 to 0.8 of the time of Indices, for which MaxPool visits every element.",
     ),
-    PoolStrategy(
+    Strategy(
         by_indices,
         lambda p: True,
         "For few windows it takes 0.75 of the time. Windows of 3x3 would need eight poolings.",

@@ -11,13 +11,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.building import Ints, spatial_shape, static_shape, zeros
+from onnxfit.gradients.building import (
+    Ints,
+    Strategy,
+    first_applying,
+    spatial_shape,
+    static_shape,
+    zeros,
+)
 from onnxfit.gradients.rules.convolution.spec import ConvSpec, apply_conv, crop_like
 from onnxfit.gradients.rules.convolution.windows import (
     MAX_COPIED_TAPS,
@@ -133,7 +140,7 @@ def weight_gradient(
     problem = WeightProblem(
         large, small, spec, w, images, filters, channels, tuple(kernel), pixels, positions
     )
-    strategy = next(row for row in STRATEGIES if row.applies(problem))
+    strategy = first_applying(STRATEGIES, problem)
     if not problem.is_depthwise or filters != spec.group:
         return strategy.build(op, problem)
     read_before = {*large.ir.uses(), *small.ir.uses()}
@@ -366,16 +373,7 @@ def _weights_with_channels_last(op: GraphBuilder, dw: Value, problem: WeightProb
     return channels_second(op, dw)
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """One way to compute a weight gradient, the sizes it is used for, and the measured reason."""
-
-    build: Callable[[GraphBuilder, WeightProblem], Value]
-    applies: Callable[[WeightProblem], bool]
-    reason: str
-
-
-STRATEGIES = (
+STRATEGIES: tuple[Strategy[WeightProblem], ...] = (
     Strategy(
         by_pairs_of_pixels,
         lambda p: p.is_depthwise and p.is_tiny,
