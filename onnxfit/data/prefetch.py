@@ -159,11 +159,7 @@ class PrefetchedSource(Source):
     """
 
     def __init__(self, inner: Source, depth: int, owner: object = None) -> None:
-        self.purpose = inner.purpose
-        self.rows = inner.rows
-        self.steps = inner.steps
-        self.batch_size = inner.batch_size
-        self.re_iterable = inner.re_iterable
+        self.describe_as(inner)
         self.is_sharded = inner.is_sharded
         self._inner = inner
         self._depth = depth

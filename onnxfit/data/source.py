@@ -169,6 +169,17 @@ class Source(ABC):
                 " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
 
+    def describe_as(self, other: Source) -> None:
+        """Take over what another source says of its data, for a source that draws from it.
+
+        - `other`: the other source.
+        """
+        self.purpose = other.purpose
+        self.rows = other.rows
+        self.steps = other.steps
+        self.batch_size = other.batch_size
+        self.re_iterable = other.re_iterable
+
     def close(self) -> None:  # noqa: B027  most sources hold nothing
         """End background threads."""
 
@@ -195,11 +206,7 @@ class ShardedSource(Source):
     is_sharded: bool = True
 
     def __init__(self, inner: Source, share: Share) -> None:
-        self.purpose = inner.purpose
-        self.rows = inner.rows
-        self.steps = inner.steps
-        self.batch_size = inner.batch_size
-        self.re_iterable = inner.re_iterable
+        self.describe_as(inner)
         self._inner = inner
         self._share = share
 

@@ -66,10 +66,8 @@ class RankSource(Source):
     is_sharded: bool = True
 
     def __init__(self, inner: Source, whole: Source, size: int) -> None:
-        self.purpose = whole.purpose
-        self.rows = whole.rows
+        self.describe_as(whole)
         self.steps = inner.steps
-        self.batch_size = whole.batch_size
         self.re_iterable = inner.re_iterable
         self._inner = inner
         self._whole = whole
