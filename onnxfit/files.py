@@ -9,14 +9,15 @@ import reprlib
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxfit.errors import CheckpointError, SettingError, listed_names
+from onnxfit.errors import CheckpointError, OnnxfitError, SettingError, listed_names
 from onnxfit.registry import is_float
 
 TEMPORARY_NAME = ".onnxfit.{}.part"
@@ -278,6 +279,20 @@ def mapping_of(kind: ValueType) -> ValueType:
         )
 
     return ValueType(f"an object of which each value is {kind.description}", accepts)
+
+
+@contextmanager
+def refusing_misfits(problem: str) -> Iterator[None]:
+    """Raise CheckpointError where Python's own errors show that what a checkpoint holds is unfit.
+
+    - `problem`: the message up to the colon, which the error follows.
+    """
+    try:
+        yield
+    except OnnxfitError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{problem}: {error}") from error
 
 
 def require_types(place: str, values: Any, types: Mapping[str, ValueType]) -> None:

@@ -36,8 +36,8 @@ from onnxfit.training.epoch_iterator import EpochIterator
 from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
-    check_world,
     merged_over_ranks,
+    refuse_two_waits,
     require_same_fits,
     require_same_trainers,
 )
@@ -139,12 +139,13 @@ class Trainer(SavedTrainer):
         arrays = initializer_arrays(model, recipe.state)
         world = world_of(distribute)
         require_same_trainers(world, model, arrays, settings)
+        refuse_two_waits(world, accumulate)
         runtime = backend_class(
             recipe,
             arrays,
             device=Device.parse(device),
             threads=world.threads(threads),
-            accumulate=check_world(world, accumulate),
+            accumulate=accumulate,
             world=world,
         )
         warn_of_merged_weights(model, recipe.weights)

@@ -87,13 +87,14 @@ class GradientReduction:
         for buffer in self.buffers.values():
             buffer.write(np.zeros((), buffer.array.dtype))
 
-    def sum(self, share: float, loss: float, statistics: Mapping[str, Buffer]) -> float:
+    def sum(self, share: float, loss: float, state: DoubleBufferedState) -> float:
         """Add up the gradients of all ranks, average the statistics, and return the sum of losses.
 
         - `share`: this rank's rows, divided by those of the whole batch.
         - `loss`: this rank's summand of the loss.
-        - `statistics`: the buffers of the running statistics, which get the mean over all rows.
+        - `state`: has the running statistics, which get the mean over all rows.
         """
+        statistics = {name: state.buffer(name) for name in self._statistics}
         for name, part in self._copied.items():
             part[...] = array_of(self.buffers[name].value)
         for name, part in self._statistics.items():

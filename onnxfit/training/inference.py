@@ -174,18 +174,20 @@ class InferenceTrainer(BaseTrainer):
         """Return loss and metrics over the data, or over its first `steps` batches."""
         tracker = self._new_tracker()
         callbacks.on_test_begin(Logs())
+        tells_end = "on_test_batch_end" in callbacks.heard
+        exchanges = tells_end and self.world_size > 1
         batches = _batches(source, steps, verbose, "evaluate", self.is_main)
         for index, batch in enumerate(batches):
             if callbacks.test_batch_begin:
                 callbacks.on_test_batch_begin(index, Logs())
             loss = math.nan
-            this_batch = Tracker(self.objectives, []) if self.world_size > 1 else None
+            this_batch = Tracker(self.objectives, []) if exchanges else None
             if batch.rows:
                 result = self._backend.evaluate(batch, outputs=bool(self._recipe.metrics))
                 loss = tracker.update(result, batch)
                 if this_batch is not None:
                     this_batch.update(result, batch)
-            if "on_test_batch_end" in callbacks.heard:
+            if tells_end:
                 whole = self._merged(tracker, "the end of an evaluated batch")
                 if this_batch is not None:
                     loss = self._loss_of_all(this_batch, loss)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,8 @@ import onnx
 
 from onnxfit.data import Source
 from onnxfit.distributed.world import World
-from onnxfit.errors import CheckpointError, OnnxfitError, SettingError
+from onnxfit.errors import SettingError
+from onnxfit.files import refusing_misfits
 from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.tracker import Tracker
@@ -50,15 +50,14 @@ def require_same_trainers(
     world.require_same("Trainer(...)", compared, OWN_TRAINING)
 
 
-def check_world(world: World, accumulate: int) -> int:
-    """Return `accumulate`. SettingError where ranks that average weights accumulate gradients."""
+def refuse_two_waits(world: World, accumulate: int) -> None:
+    """Raise SettingError where ranks that average their weights accumulate gradients, too."""
     if accumulate > 1 and world.average_every is not None:
         raise SettingError(
             f"accumulate={accumulate} and average_every={world.average_every} both wait for several"
             " batches: choose accumulate with gradients that are shared (average_every=None), or"
             " average_every alone."
         )
-    return accumulate
 
 
 def require_same_fits(
@@ -94,16 +93,13 @@ def require_rows_for_ranks(batch_size: int | None, world: World) -> None:
 
 
 def agree(trainer: BaseTrainer, hook: str) -> bool:
-    """Let all ranks take over what rank 0 has decided in a hook, and return whether training stops.
+    """Let several ranks take over what rank 0 has decided in a hook; return whether training stops.
 
     Rank 0 decides to stop, and on the learning rate, `accumulate` and `frozen`.
     """
-    world = trainer._world
-    if world.size == 1:
-        return trainer.stop_training
     decided = [trainer.stop_training, trainer.stop_reason, trainer._learning_rate]
     own = [trainer.accumulate, list(trainer.frozen)]
-    decided, chosen = world.from_main(f"the end of {hook}", [decided, own])
+    decided, chosen = trainer._world.from_main(f"the end of {hook}", [decided, own])
     trainer.stop_training, trainer.stop_reason, trainer._learning_rate = decided
     if chosen != own:
         trainer.accumulate, trainer.frozen = chosen
@@ -184,27 +180,14 @@ def own_sums(world: World, sums: Mapping[str, Any], tracker: Tracker) -> Mapping
     """
     states = sums.get(RANKS, [])
     if states:
-        with refusing_sums():
+        problem = "The metrics cannot go on from the sums of the ranks in the checkpoint"
+        with refusing_misfits(problem), np.errstate(all="ignore"):
             tracker.merged(states)
     if len(states) == world.size:
         own: Mapping[str, Any] = states[world.rank]
         return own
     whole = {name: value for name, value in sums.items() if name != RANKS}
     return whole if world.is_main else {}
-
-
-@contextmanager
-def refusing_sums() -> Iterator[None]:
-    """Raise CheckpointError where metrics cannot use the sums of a checkpoint."""
-    try:
-        with np.errstate(all="ignore"):
-            yield
-    except OnnxfitError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"The metrics cannot go on from the sums of the ranks in the checkpoint: {error}."
-        ) from error
 
 
 def checksum(arrays: Iterable[Array]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import astuple
 from pathlib import Path
@@ -14,13 +14,11 @@ import onnx
 
 from onnxfit.callbacks.history import History
 from onnxfit.errors import (
-    CheckpointError,
-    OnnxfitError,
     SettingError,
     UnsupportedError,
     warn_user,
 )
-from onnxfit.files import require_path
+from onnxfit.files import refusing_misfits, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.model import with_initializers
@@ -237,14 +235,6 @@ class SavedTrainer(InferenceTrainer):
         self._pending_fit = PendingFit(position, tracker, undelivered, callbacks)
 
 
-@contextmanager
-def matching_this_version(path: str | os.PathLike[str]) -> Iterator[None]:
+def matching_this_version(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
     """Raise CheckpointError if a checkpoint that was read holds something that cannot be used."""
-    try:
-        yield
-    except OnnxfitError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged: {error}"
-        ) from error
+    return refusing_misfits(f"{os.fspath(path)!r} does not fit this onnxfit, or is damaged")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxfit.runtime.buffers import Buffer
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU, Device
 from onnxfit.runtime.reduction import GradientReduction
 
@@ -23,9 +23,9 @@ class Twice:
 def test_statistics_are_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "handle", CPU.handle)  # the device is the CPU, called cuda
     device = Device("cuda", 0)
-    mean = Buffer(np.float32, [2], device)
-    mean.write(np.array([1, 3], np.float32))
+    state = DoubleBufferedState({"statistics": {"mean": np.array([1, 3], np.float32)}}, device)
+    mean = state.buffer("mean")
     mean.array[:] = 0  # a step writes to the device, not to this copy
     reduction = GradientReduction(Twice(), {}, {"mean": mean.array}, device)  # type: ignore[arg-type]  # all that it uses
-    assert reduction.sum(0.5, 2.0, {"mean": mean}) == 4
+    assert reduction.sum(0.5, 2.0, state) == 4
     assert mean.read().tolist() == [1, 3]

@@ -188,11 +188,12 @@ class ForwardBackwardBackend(Backend):
             if output in compiled.passes.graphs.arriving
         }
         gradients = compiled.passes.backward(forward, output_gradients)
-        if self.reduction is not None:
+        if self.reduction is None:
+            gradients, penalty = self.add_penalty(gradients)
+        else:
             self.reduction.take(gradients)
-            gradients = self._reduce(self.reduction, loss.scalars[names.SHARED].item(), batch)
-        gradients, penalty = self.add_penalty(gradients)
-        self.shared_loss += penalty
+            own = loss.scalars[names.SHARED].item()
+            gradients, penalty = self._whole_gradients(self.reduction, own, batch)
         compiled.scalars = {**loss.scalars, names.TOTAL: loss.scalars[names.TOTAL] + penalty}
         if self.recipe.penalties and reports_penalty(self.recipe.objectives):
             compiled.scalars[names.PENALTY] = penalty
@@ -200,19 +201,25 @@ class ForwardBackwardBackend(Backend):
             self._call_on_gradients(gradients)
         return gradients
 
-    def _reduce(self, reduction: GradientReduction, loss: float, batch: Batch) -> dict[str, Any]:
-        """Return the gradients of the whole batch, added up over all ranks."""
-        statistics = {name: self.state.buffer(name) for name in self.recipe.statistics}
-        self.shared_loss = reduction.sum(share_of_rows(batch), loss, statistics)
-        return {name: buffer.value for name, buffer in reduction.buffers.items()}
+    def _whole_gradients(
+        self, reduction: GradientReduction, loss: float, batch: Batch
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the gradients of the whole batch with those of the penalties, and their sum.
+
+        `loss` is this rank's summand of the loss without penalties.
+        """
+        loss = reduction.sum(share_of_rows(batch), loss, self.state)
+        summed = {name: buffer.value for name, buffer in reduction.buffers.items()}
+        gradients, penalty = self.add_penalty(summed)
+        self.shared_loss = loss + float(penalty)
+        return gradients, penalty
 
     def _without_rows(self, batch: Batch) -> dict[str, Any]:
         """Return the gradients of the whole batch, of which this rank has no row."""
         assert self.reduction is not None
         self.shares_of_counts(batch)
         self.reduction.clear()
-        gradients, penalty = self.add_penalty(self._reduce(self.reduction, 0.0, batch))
-        self.shared_loss += penalty
+        gradients, _ = self._whole_gradients(self.reduction, 0.0, batch)
         if self.on_gradients is not None:
             self._call_on_gradients(gradients)
         return gradients

@@ -116,8 +116,7 @@ class FullBackend(Backend):
     ) -> None:
         """Add up what `reduction` holds, and the loss of the batch, over all ranks."""
         loss = session.scalars[names.SHARED].item() if session is not None else 0.0
-        statistics = {name: self.state.buffer(name) for name in self.recipe.statistics}
-        self.shared_loss = reduction.sum(share_of_rows(batch), loss, statistics)
+        self.shared_loss = reduction.sum(share_of_rows(batch), loss, self.state)
 
     def flush(self, learning_rate: float, step: int) -> bool:
         if self.window and self.world.shares_gradients:
