@@ -1,0 +1,1 @@
+"""Integer models: make one of a float model, train its integers, and report what it loses."""
