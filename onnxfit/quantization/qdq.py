@@ -1,0 +1,196 @@
+"""Quantized values in a graph of QuantizeLinear and DequantizeLinear nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.errors import ModelError
+
+Array = npt.NDArray[Any]
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+DEFAULT_AXIS = 1  # of both operators
+# element type -> the smallest and the largest integer
+INTEGER_RANGES: dict[int, tuple[int, int]] = {
+    onnx.TensorProto.INT4: (-8, 7),
+    onnx.TensorProto.UINT4: (0, 15),
+    onnx.TensorProto.INT8: (-(2**7), 2**7 - 1),
+    onnx.TensorProto.UINT8: (0, 2**8 - 1),
+    onnx.TensorProto.INT16: (-(2**15), 2**15 - 1),
+    onnx.TensorProto.UINT16: (0, 2**16 - 1),
+    onnx.TensorProto.INT32: (-(2**31), 2**31 - 1),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Quantizer:
+    r"""Map between floats and integers, $q = \mathrm{clip}(\mathrm{round}(x / s) + z)$.
+
+    - `scale`, `zero_point`: s and z: one number, one for each index of the dimension `axis`, or one
+      for each block of `block_size` indices of that dimension.
+    - `element_type`: the type of the integers, a key of `INTEGER_RANGES`.
+    """
+
+    scale: Array
+    zero_point: Array
+    element_type: int
+    axis: int = DEFAULT_AXIS
+    block_size: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """A value that is equal for equal maps."""
+        parameters = (self.scale.tobytes(), self.zero_point.tobytes(), self.scale.shape)
+        return (*parameters, self.element_type, self.axis, self.block_size)
+
+    @property
+    def type_name(self) -> str:
+        """The name of the type of the integers, such as "int8"."""
+        return str(onnx.TensorProto.DataType.Name(self.element_type)).lower()
+
+    def quantize(self, x: Array) -> Array:
+        """Return the integers of floats; a half is rounded to the even integer."""
+        low, high = INTEGER_RANGES[self.element_type]
+        rounded = np.rint(x / self._spread(self.scale, x.shape))
+        shifted = rounded + self._spread(self.zero_point, x.shape)
+        return np.asarray(np.clip(shifted, low, high).astype(np.int64))
+
+    def dequantize(self, integers: Array) -> Array:
+        """Return the floats of integers, (q - z) · s, in the type of the scale."""
+        centered = integers - self._spread(self.zero_point, integers.shape)
+        scale = self._spread(self.scale, integers.shape)
+        return np.asarray(centered.astype(self.scale.dtype) * scale)
+
+    def clipped(self, x: Array) -> int:
+        """Return how many floats are more than half a step beyond the smallest or largest integer.
+
+        Half a step is what rounding takes in any case.
+        """
+        low, high = INTEGER_RANGES[self.element_type]
+        scale = self._spread(self.scale, x.shape).astype(np.float64)
+        zero_point = self._spread(self.zero_point, x.shape)
+        beyond = (x < (low - zero_point - 0.5) * scale) | (x > (high - zero_point + 0.5) * scale)
+        return int(np.count_nonzero(beyond))
+
+    def _spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
+        """Return scales or zero points in a shape that broadcasts with arrays of `shape`."""
+        if parameter.size == 1:
+            return parameter.reshape(())
+        axis = self.axis % len(shape)
+        if self.block_size:
+            repeated = np.repeat(parameter, self.block_size, axis)
+            return repeated.take(np.arange(shape[axis]), axis)
+        return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The value that quantized floats come from.
+
+    - `name`: the value that the first QuantizeLinear reads; the integers, where they are constant.
+    - `quantizers`: the pairs of QuantizeLinear and DequantizeLinear on the way, none for a value
+      that is not quantized.
+    - `integers`: the integers of a constant.
+    """
+
+    name: str
+    quantizers: tuple[Quantizer, ...] = ()
+    integers: Array | None = None
+
+
+@dataclass(eq=False)
+class QuantizedGraph:
+    """A graph, and the origins of its values."""
+
+    graph: onnx.GraphProto
+    tensors: Mapping[str, onnx.TensorProto] = field(init=False)
+    producers: Mapping[str, onnx.NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = constants_of(self.graph)
+        self.producers = {name: node for node in self.graph.node for name in node.output if name}
+
+    @property
+    def layers(self) -> list[onnx.NodeProto]:
+        """The nodes that compute, in the order of the graph."""
+        others = (QUANTIZE, DEQUANTIZE, "Constant")
+        return [node for node in self.graph.node if node.op_type not in others]
+
+    def rounded_values(self) -> dict[str, Origin]:
+        """Return the outputs of DequantizeLinear that are no constants, with their origins."""
+        origins = {
+            name: self.origin(name)
+            for name, node in self.producers.items()
+            if node.op_type == DEQUANTIZE and node.input[0] not in self.tensors
+        }
+        return {n: o for n, o in origins.items() if o.quantizers and o.integers is None}
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value `name` comes from, across QuantizeLinear and DequantizeLinear.
+
+        ModelError for parameters that are no constants, or a type without integers.
+        """
+        dequantize = self.producers.get(name)
+        if dequantize is None or dequantize.op_type != DEQUANTIZE:
+            return Origin(name)
+        source = dequantize.input[0]
+        if source in self.tensors:
+            integers = onnx.numpy_helper.to_array(self.tensors[source]).astype(np.int64)
+            return Origin(source, (self._quantizer(dequantize, self.tensors[source]),), integers)
+        quantize = self.producers.get(source)
+        if quantize is None or quantize.op_type != QUANTIZE:
+            return Origin(name)  # integers that another node computes
+        quantizer = self._quantizer(quantize)
+        value = quantize.input[0]
+        if value in self.tensors:  # a weight in floats that is quantized when the graph runs
+            floats = onnx.numpy_helper.to_array(self.tensors[value])
+            return Origin(value, (quantizer,), quantizer.quantize(floats))
+        before = self.origin(value)
+        return Origin(before.name, (*before.quantizers, quantizer), before.integers)
+
+    def _quantizer(
+        self, node: onnx.NodeProto, integers: onnx.TensorProto | None = None
+    ) -> Quantizer:
+        """Return the map of a node; `integers` are those that a DequantizeLinear reads."""
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        scale = self._parameter(node, 1)
+        element_type = attributes.get("output_dtype") or onnx.TensorProto.UINT8
+        zero_point: Array = np.zeros(scale.shape, np.int64)
+        if len(node.input) > 2 and node.input[2]:
+            zero_point = self._parameter(node, 2).astype(np.int64)
+            element_type = self.tensors[node.input[2]].data_type
+        elif integers is not None:
+            element_type = integers.data_type
+        if element_type not in INTEGER_RANGES:
+            name = onnx.TensorProto.DataType.Name(element_type)
+            raise ModelError(
+                f"{node.op_type} {node.name!r} makes {name}, expected integers of 4, 8, 16 or 32"
+                " bits."
+            )
+        axis = attributes.get("axis", DEFAULT_AXIS)
+        return Quantizer(scale, zero_point, element_type, axis, attributes.get("block_size", 0))
+
+    def _parameter(self, node: onnx.NodeProto, position: int) -> Array:
+        name = node.input[position]
+        if name not in self.tensors:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} reads {name!r}, which is computed when the model"
+                " runs: expected a constant scale and zero point, as static quantization writes"
+                " them."
+            )
+        return np.asarray(onnx.numpy_helper.to_array(self.tensors[name]))
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the initializers and the tensors of Constant nodes, by name."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    return constants
