@@ -24,7 +24,7 @@ SUFFIXES = (".svg", ".txt")
 MAX_ROWS = 30  # of the table
 LAST_ROWS = 5  # of a table that has more rows
 MAX_NAME_CHARACTERS = 23  # of a layer in the table, so that it fits 80 columns
-MAX_OPERATOR_CHARACTERS = 11
+MAX_OPERATOR_CHARACTERS = 10
 MAX_LABEL_CHARACTERS = 44  # of a layer in the picture
 
 
@@ -126,13 +126,7 @@ class QuantizationReport:
 
         Raises SettingError for another suffix, CheckpointError if the file cannot be written.
         """
-        require_path(path)
-        suffix = Path(path).suffix.lower()
-        if suffix not in SUFFIXES:
-            raise SettingError(
-                f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}. Fix: save the report"
-                " as .svg, a picture that browsers and editors open, or as .txt."
-            )
+        suffix = check_suffix(path)
         text = self.svg() if suffix == ".svg" else self._text(fold=False)
         write_atomically(path, lambda file: file.write(f"{text}\n".encode()))
 
@@ -167,8 +161,8 @@ class QuantizationReport:
         figures = [f"output {decibels(self.output_snr)}"]
         if self.float_loss is not None and self.int_loss is not None:
             figures.append(f"loss {self.float_loss:.4g} -> {self.int_loss:.4g}")
-        layers = count(len(self.layers), "layer")
-        return f"{layers} in integers, {count(self.rows, 'row')}: {', '.join(figures)}"
+        layers = count(len(self.layers), "integer layer")
+        return f"{layers}, {count(self.rows, 'row')}: {', '.join(figures)}"
 
     def _table(self, fold: bool) -> Table:
         rows = [_cells(layer) for layer in self.ranked()]
@@ -181,9 +175,21 @@ class QuantizationReport:
 
 NOTES = (
     "weight, output: signal-to-noise ratios in dB, with every layer in integers",
-    "alone, loss +: ratio of the model's output, and loss, with that layer in integers",
-    "clipped: share of the weight or of activations beyond the range of the integers",
+    "alone, loss +: of the model's output and loss, with that layer alone in integers",
+    "clipped: share of the weight or the activations beyond the range of integers",
 )
+
+
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of the file of a report; SettingError for one that is not known."""
+    require_path(path)
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise SettingError(
+            f"{os.fspath(path)!r} ends in none of {', '.join(SUFFIXES)}. Fix: save the report as"
+            " .svg, a picture that browsers and editors open, or as .txt."
+        )
+    return suffix
 
 
 def decibels(ratio: float) -> str:

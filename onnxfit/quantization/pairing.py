@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 
@@ -60,8 +60,8 @@ class PairedLayer:
     - `index`: the number of the node in the float model.
     - `name`: the node's name, or that of its output if it has none.
     - `operator`: its operator.
-    - `output`: the value of the float model that the layer computes. If the integer model removed a
-      Relu after the node, it is the value after the Relu.
+    - `output`: the value of the float model that the layer computes. If the integer model rounds it
+      behind a Relu, it is the value behind the Relu.
     - `integer_output`: the value of the integer model that stands for it, after its rounding.
     - `constants`: the number of an input -> its weight or bias.
     - `activations`: the values that it reads or writes in integers.
@@ -72,8 +72,8 @@ class PairedLayer:
     operator: str
     output: str
     integer_output: str
-    constants: dict[int, QuantizedConstant] = field(default_factory=dict)
-    activations: list[QuantizedActivation] = field(default_factory=list)
+    constants: dict[int, QuantizedConstant]
+    activations: list[QuantizedActivation]
 
 
 @dataclass(eq=False)
@@ -124,6 +124,11 @@ class _Pairer:
         self.rounded_values = quantized.rounded_values()
         # a value of the integer model, with its quantizers -> the value after the rounding
         self.rounded = {_key(o.name, o.quantizers): n for n, o in self.rounded_values.items()}
+        self.rounded_names = {origin.name for origin in self.rounded_values.values()}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in quantized.graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
         self.float_names = self._float_names()
         self.known: dict[tuple[object, ...], QuantizedActivation] = {}
 
@@ -148,18 +153,40 @@ class _Pairer:
         pairing = Pairing([], reads, outputs)
         written = _by_tensor(pairing.activations())
         for index, node in sorted(pairs.items()):
-            layer = self._layer(index, node)
-            layer.constants = {i: c for (n, i), c in constants.items() if n == index}
+            raw = [self._before_rounding(name) for name in node.output]
             read = [a for (n, _), a in reads.items() if n == index]
-            own = [a for name in node.output for a in written.get(self._float_name(name), [])]
-            layer.activations = list(dict.fromkeys([*read, *own]))
-            if own:
-                layer.integer_output = self.rounded.get(_key(node.output[0], own[0].quantizers), "")
+            own = [a for name in raw for a in written.get(self._float_name(name), [])]
+            rounded = [self.rounded.get(_key(raw[0], a.quantizers), raw[0]) for a in own]
+            layer = PairedLayer(
+                index,
+                name=self.graph.node[index].name or self.graph.node[index].output[0],
+                operator=node.op_type,
+                output=self._float_name(raw[0]),
+                integer_output=rounded[0] if rounded else raw[0],
+                constants={i: c for (n, i), c in constants.items() if n == index},
+                activations=list(dict.fromkeys([*read, *own])),
+            )
             if self._is_layer(layer, read, own):
                 pairing.layers.append(layer)
         if not pairing.layers:
-            raise ModelError("The integer model rounds no value that a layer reads and writes.")
+            raise ModelError(
+                "The integer model rounds no weight, and no value that a layer reads and writes."
+            )
         return pairing
+
+    def _before_rounding(self, name: str) -> str:
+        """Return the output of a node of the integer model behind activations that clip.
+
+        Tools round the output of a layer once, behind its Relu. A value that is not rounded there
+        is returned as it is.
+        """
+        behind = name
+        while behind not in self.rounded_names:
+            readers = self.readers.get(behind, [])
+            if len(readers) != 1 or readers[0].op_type not in CLIPPING:
+                return name
+            behind = readers[0].output[0]
+        return behind
 
     def _is_layer(
         self,
@@ -177,11 +204,6 @@ class _Pairer:
         before = {quantizer.key for activation in read for quantizer in activation.quantizers}
         after = {quantizer.key for activation in own for quantizer in activation.quantizers}
         return bool(before and after) and before != after
-
-    def _layer(self, index: int, node: onnx.NodeProto) -> PairedLayer:
-        output = self._float_name(node.output[0])
-        name = self.graph.node[index].name or output
-        return PairedLayer(index, name, node.op_type, output, node.output[0])
 
     def _activation(self, origin: Origin) -> QuantizedActivation:
         tensor = self._float_name(origin.name)

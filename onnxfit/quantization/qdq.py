@@ -160,6 +160,8 @@ class QuantizedGraph:
         """Return the map of a node; `integers` are those that a DequantizeLinear reads."""
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         scale = self._parameter(node, 1)
+        if not np.isfinite(scale).all():
+            raise ModelError(f"{node.op_type} {node.name!r} has a scale that is NaN or infinite.")
         element_type = attributes.get("output_dtype") or onnx.TensorProto.UINT8
         zero_point: Array = np.zeros(scale.shape, np.int64)
         if len(node.input) > 2 and node.input[2]:

@@ -56,7 +56,7 @@ def quantization_report(
     - of its output in the integer model, where every layer is rounded (`output_snr`),
     - of the outputs of the model when this layer alone is rounded (`alone_snr`): its weight and
       bias, and the values that it reads and writes, as in a file of
-      `quantize_static(nodes_to_quantize=[layer])` with the same scales.
+      `quantize_static(nodes_to_quantize=[layer, its Relu])` with the same scales.
 
     With a loss, `alone_loss` is the loss when this layer alone is rounded, and `loss_increase` is
     that minus the loss of the float model. `clipped_weights` and `clipped_activations` are the
