@@ -213,7 +213,7 @@ def _cells(layer: QuantizedLayer) -> list[str]:
     increase = layer.loss_increase
     return [
         ending(layer.name, MAX_NAME_CHARACTERS),
-        ending(layer.operator, MAX_OPERATOR_CHARACTERS),
+        layer.operator[:MAX_OPERATOR_CHARACTERS],
         _number(layer.weight_snr),
         _number(layer.output_snr),
         _number(layer.alone_snr),

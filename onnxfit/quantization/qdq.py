@@ -70,13 +70,14 @@ class Quantizer:
     def clipped(self, x: Array) -> int:
         """Return how many floats are more than half a step beyond the smallest or largest integer.
 
-        Half a step is what rounding takes in any case.
+        Half a step is what rounding takes in any case. A scale may be negative, as it is where the
+        largest value of a block of 4 bits becomes -8.
         """
         low, high = INTEGER_RANGES[self.element_type]
         scale = self._spread(self.scale, x.shape).astype(np.float64)
-        zero_point = self._spread(self.zero_point, x.shape)
-        beyond = (x < (low - zero_point - 0.5) * scale) | (x > (high - zero_point + 0.5) * scale)
-        return int(np.count_nonzero(beyond))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a scale of zero
+            steps = x / scale + self._spread(self.zero_point, x.shape)
+        return int(np.count_nonzero((steps < low - 0.5) | (steps > high + 0.5)))
 
     def _spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
         """Return scales or zero points in a shape that broadcasts with arrays of `shape`."""

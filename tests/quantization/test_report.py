@@ -294,13 +294,17 @@ def test_weights_alone_may_be_integers() -> None:
     assert layer.alone_snr == pytest.approx(made.output_snr, abs=0.01)
 
 
-def test_four_bits_in_blocks() -> None:
-    """Blocked integers of 4 bits, as onnxruntime writes language models."""
+@pytest.mark.parametrize("largest", [7, -8])
+def test_four_bits_in_blocks(largest: int) -> None:
+    """Blocked integers of 4 bits, as onnxruntime writes language models; there, scales may be
+    negative.
+    """
     w = rng.normal(size=(8, 6)).astype(np.float32)
     model = mlp((8, 6))
     model.graph.initializer[0].CopyFrom(from_array(w, "fc0.weight"))
-    scale = (np.abs(w).reshape(2, 4, 6).max(1) / 7).astype(np.float32)
-    integers = np.rint(w / np.repeat(scale, 4, 0)).astype(int)
+    scale = (np.abs(w).reshape(2, 4, 6).max(1) / largest).astype(np.float32)
+    exact = np.rint(w / np.repeat(scale, 4, 0))
+    integers = exact.clip(-8, 7).astype(int)
     int4 = onnx.ModelProto.FromString(model.SerializeToString())
     int4.graph.initializer.append(from_array(scale, "s"))
     int4.graph.initializer.append(
@@ -318,6 +322,7 @@ def test_four_bits_in_blocks() -> None:
     )
     assert layer.alone_snr == pytest.approx(decibels(run(model, x)[0], run(int4, x)[0]), abs=1e-2)
     assert layer.type == "int4"
+    assert layer.clipped_weights == pytest.approx(((w / np.repeat(scale, 4, 0)) > 7.5).mean())
 
 
 def test_a_weight_that_two_layers_read_is_rounded_in_one_alone() -> None:
