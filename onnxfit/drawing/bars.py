@@ -69,7 +69,7 @@ class BarPanel:
         ]
 
     def _range(self) -> tuple[float, float]:
-        low, high = min(0.0, *self.values), max(0.0, *self.values)
+        low, high = min([0.0, *self.values]), max([0.0, *self.values])
         return (low, high) if high > low else (0.0, 1.0)
 
     def _place(self, value: float) -> float:

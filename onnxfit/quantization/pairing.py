@@ -11,12 +11,14 @@ import onnx
 from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.quantization.qdq import (
     DEQUANTIZE,
+    FLOATS,
     QUANTIZE,
     Array,
     Origin,
     QuantizedGraph,
     Quantizer,
     constants_of,
+    is_operator,
 )
 
 # Activations whose work quantizers do by clipping, and which they therefore remove
@@ -103,7 +105,7 @@ def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) ->
     Raises ModelError if the integer model has no quantized layer, or was made of another model.
     """
     quantized = QuantizedGraph(integer_model.graph)
-    if not any(node.op_type == DEQUANTIZE for node in integer_model.graph.node):
+    if not any(is_operator(node, DEQUANTIZE) for node in integer_model.graph.node):
         raise ModelError(
             "The integer model has no DequantizeLinear, so that it has no quantized layer. Fix:"
             " give a file in QDQ form, such as that of quantize_static(...,"
@@ -217,10 +219,10 @@ class _Pairer:
         node = self.graph.node[index]
         name = node.input[position] if position < len(node.input) else ""
         described = f"{node.op_type} {node.name or node.output[0]!r}"
-        if name not in self.tensors:
+        if name not in self.tensors or self.tensors[name].data_type not in FLOATS:
             raise ModelError(
                 f"{described} has the constant integers {origin.name!r} in the integer model, and"
-                f" no constant there in the float model. {FIX}"
+                f" no constant floats there in the float model. {FIX}"
             )
         floats = onnx.numpy_helper.to_array(self.tensors[name])
         assert origin.integers is not None

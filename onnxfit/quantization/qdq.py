@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,14 @@ from onnxfit.errors import ModelError
 Array = npt.NDArray[Any]
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+DOMAINS = ("", "ai.onnx", "com.microsoft")
 DEFAULT_AXIS = 1  # of both operators
+FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+}
 # element type -> the smallest and the largest integer
 INTEGER_RANGES: dict[int, tuple[int, int]] = {
     onnx.TensorProto.INT4: (-8, 7),
@@ -59,7 +66,7 @@ class Quantizer:
         low, high = INTEGER_RANGES[self.element_type]
         rounded = np.rint(x / self._spread(self.scale, x.shape))
         shifted = rounded + self._spread(self.zero_point, x.shape)
-        return np.asarray(np.clip(shifted, low, high).astype(np.int64))
+        return np.asarray(np.clip(shifted, low, high).astype(np.int32))
 
     def dequantize(self, integers: Array) -> Array:
         """Return the floats of integers, (q - z) · s, in the type of the scale."""
@@ -79,13 +86,23 @@ class Quantizer:
             steps = x / scale + self._spread(self.zero_point, x.shape)
         return int(np.count_nonzero((steps < low - 0.5) | (steps > high + 0.5)))
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether there is a scale and a zero point for each element of a tensor."""
+        if self.scale.size != 1 and not -len(shape) <= self.axis < len(shape):
+            return False
+        try:
+            shapes = [self._spread(p, shape).shape for p in (self.scale, self.zero_point)]
+            return np.broadcast_shapes(shape, *shapes) == shape
+        except (ValueError, IndexError, ArithmeticError):  # another rank or size
+            return False
+
     def _spread(self, parameter: Array, shape: tuple[int, ...]) -> Array:
         """Return scales or zero points in a shape that broadcasts with arrays of `shape`."""
         if parameter.size == 1:
             return parameter.reshape(())
         axis = self.axis % len(shape)
         if self.block_size:
-            repeated = np.repeat(parameter, self.block_size, axis)
+            repeated = np.repeat(parameter, min(self.block_size, shape[axis]), axis)
             return repeated.take(np.arange(shape[axis]), axis)
         return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
@@ -120,15 +137,20 @@ class QuantizedGraph:
     @property
     def layers(self) -> list[onnx.NodeProto]:
         """The nodes that compute, in the order of the graph."""
-        others = (QUANTIZE, DEQUANTIZE, "Constant")
-        return [node for node in self.graph.node if node.op_type not in others]
+        return [
+            node
+            for node in self.graph.node
+            if node.op_type != "Constant"
+            and not is_operator(node, QUANTIZE)
+            and not is_operator(node, DEQUANTIZE)
+        ]
 
     def rounded_values(self) -> dict[str, Origin]:
         """Return the outputs of DequantizeLinear that are no constants, with their origins."""
         origins = {
             name: self.origin(name)
             for name, node in self.producers.items()
-            if node.op_type == DEQUANTIZE and node.input[0] not in self.tensors
+            if is_operator(node, DEQUANTIZE) and node.input[0] not in self.tensors
         }
         return {n: o for n, o in origins.items() if o.quantizers and o.integers is None}
 
@@ -138,48 +160,50 @@ class QuantizedGraph:
         ModelError for parameters that are no constants, or a type without integers.
         """
         dequantize = self.producers.get(name)
-        if dequantize is None or dequantize.op_type != DEQUANTIZE:
+        if dequantize is None or not is_operator(dequantize, DEQUANTIZE):
             return Origin(name)
         source = dequantize.input[0]
         if source in self.tensors:
-            integers = onnx.numpy_helper.to_array(self.tensors[source]).astype(np.int64)
-            return Origin(source, (self._quantizer(dequantize, self.tensors[source]),), integers)
+            tensor = self.tensors[source]
+            quantizer = self._quantizer(dequantize, tensor.data_type)
+            integers = _array(tensor)
+            _require_fit(dequantize, quantizer, integers)
+            return Origin(source, (quantizer,), integers)
         quantize = self.producers.get(source)
-        if quantize is None or quantize.op_type != QUANTIZE:
+        if quantize is None or not is_operator(quantize, QUANTIZE):
             return Origin(name)  # integers that another node computes
         quantizer = self._quantizer(quantize)
         value = quantize.input[0]
         if value in self.tensors:  # a weight in floats that is quantized when the graph runs
-            floats = onnx.numpy_helper.to_array(self.tensors[value])
+            floats = _array(self.tensors[value])
+            _require_fit(quantize, quantizer, floats)
             return Origin(value, (quantizer,), quantizer.quantize(floats))
         before = self.origin(value)
         return Origin(before.name, (*before.quantizers, quantizer), before.integers)
 
-    def _quantizer(
-        self, node: onnx.NodeProto, integers: onnx.TensorProto | None = None
-    ) -> Quantizer:
-        """Return the map of a node; `integers` are those that a DequantizeLinear reads."""
-        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        scale = self._parameter(node, 1)
+    def _quantizer(self, node: onnx.NodeProto, default_type: int = 0) -> Quantizer:
+        """Return the map of a node.
+
+        - `default_type`: the type of the integers, if neither an attribute nor the zero point has
+          it; 0 stands for that of the operator.
+        """
+        numbers = {a.name: a.i for a in node.attribute}
+        element_type = numbers.get("output_dtype", 0) or default_type or onnx.TensorProto.UINT8
+        scale = self._parameter(node, 1, FLOATS)
         if not np.isfinite(scale).all():
             raise ModelError(f"{node.op_type} {node.name!r} has a scale that is NaN or infinite.")
-        element_type = attributes.get("output_dtype") or onnx.TensorProto.UINT8
         zero_point: Array = np.zeros(scale.shape, np.int64)
         if len(node.input) > 2 and node.input[2]:
-            zero_point = self._parameter(node, 2).astype(np.int64)
+            zero_point = self._parameter(node, 2, INTEGER_RANGES).astype(np.int64)
             element_type = self.tensors[node.input[2]].data_type
-        elif integers is not None:
-            element_type = integers.data_type
         if element_type not in INTEGER_RANGES:
-            name = onnx.TensorProto.DataType.Name(element_type)
-            raise ModelError(
-                f"{node.op_type} {node.name!r} makes {name}, expected integers of 4, 8, 16 or 32"
-                " bits."
-            )
-        axis = attributes.get("axis", DEFAULT_AXIS)
-        return Quantizer(scale, zero_point, element_type, axis, attributes.get("block_size", 0))
+            raise _wrong_type(node, element_type)
+        block_size = max(numbers.get("block_size", 0), 0)
+        return Quantizer(
+            scale, zero_point, element_type, numbers.get("axis", DEFAULT_AXIS), block_size
+        )
 
-    def _parameter(self, node: onnx.NodeProto, position: int) -> Array:
+    def _parameter(self, node: onnx.NodeProto, position: int, types: Container[int]) -> Array:
         name = node.input[position]
         if name not in self.tensors:
             raise ModelError(
@@ -187,7 +211,41 @@ class QuantizedGraph:
                 " runs: expected a constant scale and zero point, as static quantization writes"
                 " them."
             )
-        return np.asarray(onnx.numpy_helper.to_array(self.tensors[name]))
+        tensor = self.tensors[name]
+        if tensor.data_type not in types:
+            raise _wrong_type(node, tensor.data_type)
+        return _array(tensor)
+
+
+def is_operator(node: onnx.NodeProto, operator: str) -> bool:
+    """Return whether a node is a QuantizeLinear, or a DequantizeLinear, with its inputs."""
+    is_known = node.op_type == operator and node.domain in DOMAINS
+    return is_known and len(node.input) >= 2 and len(node.output) == 1
+
+
+def _array(tensor: onnx.TensorProto) -> Array:
+    """Return the values of a tensor; integers of 4 bits as those of 8."""
+    array = onnx.numpy_helper.to_array(tensor)
+    is_small = tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
+    return np.asarray(array.astype(np.int8) if is_small else array)
+
+
+def _require_fit(node: onnx.NodeProto, quantizer: Quantizer, values: Array) -> None:
+    if not quantizer.fits(values.shape):
+        raise ModelError(
+            f"{node.op_type} {node.name!r} has scales of shape {list(quantizer.scale.shape)}, zero"
+            f" points of {list(quantizer.zero_point.shape)} and axis={quantizer.axis}, which do not"
+            f" fit its tensor of shape {list(values.shape)}."
+        )
+
+
+def _wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
+    known = onnx.TensorProto.DataType
+    name = known.Name(element_type) if element_type in known.values() else element_type
+    return ModelError(
+        f"{node.op_type} {node.name!r} has a tensor of type {name}, expected integers of 4, 8, 16"
+        " or 32 bits, and scales that are floats."
+    )
 
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:

@@ -19,7 +19,7 @@ from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.layers import QuantizationReport, QuantizedLayer
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
-from onnxfit.quantization.qdq import Array
+from onnxfit.quantization.qdq import FLOATS, Array
 from onnxfit.quantization.switches import SwitchedModel, run_arrays
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.device import CPU
@@ -27,13 +27,6 @@ from onnxfit.runtime.session import StatelessSession
 from onnxfit.step.objectives import Losses
 
 __all__ = ["quantization_report"]
-
-FLOATS = {
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-}
 
 
 @check_arguments
@@ -196,12 +189,12 @@ class _Analysis:
         self._add_noise(self.whole, exact, rounded, "integer model")
         self._add_loss(1, rounded, batch)
         for layer, computed in zip(self.layers, self.computed):
-            _require_finite(rounded[layer.integer_output], "integer model", layer.output)
-            computed.add(exact[layer.output], rounded[layer.integer_output])
+            values = rounded[layer.integer_output]
+            _compare(computed, exact[layer.output], values, "integer model", layer.output)
         for activation, counts in self.clipped.items():
-            values = {**inputs, **exact}[activation.tensor]
-            counts[0] += activation.quantizers[0].clipped(values)
-            counts[1] += values.size
+            floats = {**inputs, **exact}[activation.tensor]
+            counts[0] += activation.quantizers[0].clipped(floats)
+            counts[1] += floats.size
         yield
         for i, (layer, alone) in enumerate(zip(self.layers, self.alone)):
             outputs = self.switched.alone(layer, inputs)
@@ -250,8 +243,7 @@ class _Analysis:
         self, noise: _Noise, exact: Mapping[str, Array], rounded: Mapping[str, Array], what: str
     ) -> None:
         for name in self.outputs:
-            _require_finite(rounded[name], what, name)
-            noise.add(exact[name], rounded[name])
+            _compare(noise, exact[name], rounded[name], what, name)
 
     def _add_loss(self, number: int, outputs: Mapping[str, Array], batch: Batch) -> None:
         if self.meter is not None:
@@ -270,6 +262,17 @@ def _observed(model: onnx.ModelProto, names: list[str]) -> StatelessSession:
         onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in outputs
     )
     return StatelessSession(copy, CPU, None, "integer")
+
+
+def _compare(noise: _Noise, exact: Array, rounded: Array, what: str, name: str) -> None:
+    """Add values of a model to a sum; ModelError where the values cannot be compared."""
+    if exact.shape != rounded.shape:
+        raise ModelError(
+            f"The {what} gives {name!r} in the shape {list(rounded.shape)}, and the float model in"
+            f" {list(exact.shape)}. Fix: give the float model that was quantized."
+        )
+    _require_finite(rounded, what, name)
+    noise.add(exact, rounded)
 
 
 def _require_finite(

@@ -192,8 +192,11 @@ class _SwitchedGraph:
         read = {name for node in nodes_of(self.graph) for name in node.input}
         read |= {value.name for value in self.graph.output}
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
+        removed = {t.name for t in self.graph.initializer} - {t.name for t in kept}
         del self.graph.initializer[:]
         self.graph.initializer.extend(kept)
+        for value in [v for v in self.graph.input if v.name in removed]:  # old files list them
+            self.graph.input.remove(value)
 
     def _unique(self, name: str) -> str:
         name = names.unused(name, self.used.__contains__)
@@ -206,8 +209,10 @@ def run_arrays(
 ) -> dict[str, Array]:
     """Return these outputs of a session for arrays, of which it takes those that it has inputs for.
 
-    The results are views of onnxruntime's memory, which they keep alive.
+    Inputs without an array keep the values that the model has for them. The results are views of
+    onnxruntime's memory, which they keep alive.
     """
-    arrays = {name: np.require(values[name], requirements="C") for name in session.inputs}
+    taken = [name for name in session.inputs if name in values]
+    arrays = {name: np.require(values[name], requirements="C") for name in taken}
     given = {name: ort_value(array, CPU) for name, array in arrays.items()}  # borrows the memory
     return {name: array_of(value) for name, value in session(given, outputs).items()}

@@ -16,6 +16,7 @@ from onnx.numpy_helper import from_array
 import onnxfit
 from onnxfit import DataError, ModelError, SettingError, UnknownNameError
 from onnxfit.quantization import QuantizationReport
+from onnxfit.runtime import session
 from tests.models import convolutional, mlp, two_outputs
 from tests.quantization.qdq_files import (
     decibels,
@@ -325,6 +326,17 @@ def test_four_bits_in_blocks(largest: int) -> None:
     assert layer.clipped_weights == pytest.approx(((w / np.repeat(scale, 4, 0)) > 7.5).mean())
 
 
+def test_old_files_list_their_weights_as_inputs() -> None:
+    model = network()
+    int8 = quantized(model)
+    expected = report(model, int8)
+    for proto in (model, int8):
+        proto.graph.input.extend(
+            oh.make_tensor_value_info(t.name, t.data_type, t.dims) for t in proto.graph.initializer
+        )
+    assert report(model, int8) == expected
+
+
 def test_a_weight_that_two_layers_read_is_rounded_in_one_alone() -> None:
     model = mlp((4, 4, 4), activation="Relu")
     rename_inputs(model.graph, "fc1.weight", "fc0.weight")
@@ -443,6 +455,45 @@ def dynamic() -> onnx.ModelProto:
 def test_integer_models_that_do_not_fit(int_model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         report(network(), int_model())
+
+
+def test_an_integer_model_of_other_shapes() -> None:
+    model = mlp((4, 4))
+    int8 = with_integers(model, {"fc0.weight": 0.1})
+    gemm = next(node for node in int8.graph.node if node.op_type == "Gemm")
+    flatten = oh.make_node("Flatten", ["y.wide"], ["y"], axis=0)
+    gemm.output[0] = "y.wide"
+    int8.graph.node.append(flatten)
+    int8.graph.output[0].CopyFrom(oh.make_tensor_value_info("y", 1, [1, 16]))
+    with pytest.raises(
+        ModelError, match=r"in the shape \[1, 16\], and the float model in \[4, 4\]"
+    ):
+        report(model, int8, X[:4], loss=None)
+
+
+HOSTILE = {
+    "axis": lambda node: node.attribute.append(oh.make_attribute("axis", 7)),
+    "block_size": lambda node: node.attribute.append(oh.make_attribute("block_size", 2**40)),
+    "no scale": lambda node: node.input.__delitem__(slice(1, None)),
+    "domain": lambda node: setattr(node, "domain", "com.stranger"),
+    "integers as a scale": lambda node: node.input.__setitem__(1, "fc1.weight.integers"),
+    "floats as integers": lambda node: node.input.__setitem__(0, "fc0.bias"),
+    "itself": lambda node: node.input.__setitem__(0, node.output[0]),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_files_of_strangers(kind: str) -> None:
+    int8 = with_integers(network(), {"fc1.weight": 0.1})
+    node = next(n for n in int8.graph.node if n.op_type == "DequantizeLinear")
+    scale = next(t for t in int8.graph.initializer if t.name == "fc1.weight.scale")
+    scale.CopyFrom(from_array(np.full(16, 0.1, np.float32), scale.name))
+    zero = next(t for t in int8.graph.initializer if t.name == "fc1.weight.zero")
+    zero.CopyFrom(from_array(np.zeros(16, np.int8), zero.name))
+    assert report(network(), int8).layers
+    HOSTILE[kind](node)
+    with pytest.raises(ModelError):
+        report(network(), int8)
 
 
 def test_a_folded_normalization_is_named() -> None:
@@ -579,6 +630,26 @@ def test_names_of_strangers_are_escaped() -> None:
     made = dataclasses.replace(made_up(1), layers=(layer,))
     assert "<script>" not in made._repr_html_() + made.svg()
     assert "\x1b" not in str(made) + made.svg()
+
+
+@pytest.mark.parametrize("widths", [(4, 3), (4, 8, 8, 8, 8, 8, 3)])
+def test_layers_share_their_sessions(
+    widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for the float model and each layer alone, one for the integers, one for the loss."""
+    compiled: list[str] = []
+    original = session.compile_model
+
+    def counting(model: Any, device: Any, threads: Any, name: str, **settings: Any) -> Any:
+        compiled.append(name)
+        return original(model, device, threads, name, **settings)
+
+    monkeypatch.setattr(session, "compile_model", counting)
+    model = mlp(widths)
+    every = {t.name: 0.1 for t in model.graph.initializer if t.name.endswith("weight")}
+    made = report(model, with_integers(model, every), batch_size=7)
+    assert len(made.layers) == len(widths) - 1
+    assert sorted(compiled) == ["integer", "layer by layer", "loss"]
 
 
 def test_a_progress_bar_counts_runs(capsys: pytest.CaptureFixture[str]) -> None:
