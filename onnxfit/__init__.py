@@ -26,6 +26,7 @@ from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.gradients.inspection import inspect
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
+from onnxfit.quantization import QuantizationReport, quantization_report
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 
@@ -48,6 +49,7 @@ __all__ = [
     "Pad",
     "ParquetLoader",
     "Prefetch",
+    "QuantizationReport",
     "SettingError",
     "StepError",
     "Trainer",
@@ -66,6 +68,7 @@ __all__ = [
     "metrics",
     "optimizers",
     "penalties",
+    "quantization_report",
     "replace_head",
     "schedules",
     "tie",

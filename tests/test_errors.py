@@ -32,6 +32,7 @@ from onnxfit.data.source import Source
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
 from tests.models import linear
+from tests.quantization.qdq_files import with_integers
 from tests.test_public_api import exported
 
 X = np.linspace(0.1, 1, 8, dtype=np.float32)[:, None]
@@ -82,6 +83,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 @functools.cache
 def model() -> onnx.ModelProto:
     return linear()
+
+
+def integers() -> onnx.ModelProto:
+    return with_integers(linear(w=0.5), {"w": 0.01})
 
 
 @functools.cache
@@ -246,8 +251,23 @@ def function_cases() -> dict[str, Case]:
             "dynamic_batch": {},
         }.items()
     }
+    quantized = {"float_model": model(), "int_model": integers(), "data": (X, Y), "loss": "mse"}
+    report = onnxfit.quantization_report(**quantized)
     return {
         **of_model,
+        "quantization_report": (
+            onnxfit.quantization_report,
+            onnxfit.quantization_report,
+            quantized,
+        ),
+        "QuantizationReport": (
+            onnxfit.QuantizationReport,
+            onnxfit.QuantizationReport,
+            {"layers": report.layers, "rows": 8, "output_snr": 1.0},
+        ),
+        "ranked": (report.ranked, report.ranked, {}),
+        "worst": (report.worst, report.worst, {}),
+        "QuantizationReport.save": (report.save, report.save, {"path": "a.svg"}),
         "Trainer": (train, Trainer, {}),
         "DataLoader": (
             lambda **a: fit(trainer(), DataLoader(**a), None),

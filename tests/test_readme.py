@@ -22,6 +22,7 @@ PAGES = [
     "docs/callbacks.md",
     "docs/coming-from.md",
     "docs/data.md",
+    "docs/quantization-report.md",
     "docs/tensorboard.md",
 ]
 MAX_README_LINES = 120

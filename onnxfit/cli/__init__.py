@@ -38,6 +38,7 @@ COMMAND_ORDER = (
     "add-biases",
     "dynamic-batch",
     "replace-head",
+    "quantization-report",
     "ops",
     "draw",
 )

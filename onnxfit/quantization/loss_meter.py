@@ -1,0 +1,87 @@
+"""The loss of outputs that any model or session has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.data import Batch
+from onnxfit.graph import names
+from onnxfit.graph.model import model_errors, normalize, tensor_outputs
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.reading import read_model
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.quantization.qdq import Array
+from onnxfit.runtime.buffers import DoubleBufferedState
+from onnxfit.runtime.device import CPU
+from onnxfit.runtime.session import BoundSession
+from onnxfit.step.finish import finish
+from onnxfit.step.forward import add_loss_outputs, keep_outputs
+from onnxfit.step.objectives import Losses, OutputTarget, get_objectives
+from onnxfit.step.tracker import Tracker
+
+
+class LossMeter:
+    """Computes the loss of a model's outputs in a graph of its own.
+
+    - `model`: the model, which decides whether its outputs are logits.
+    - `loss`: as for `Trainer`.
+
+    Raises SettingError or UnknownNameError for a loss that the outputs cannot have.
+    """
+
+    @model_errors()
+    def __init__(self, model: onnx.ModelProto, loss: Losses) -> None:
+        work = normalize(read_model(model))
+        self._outputs = tensor_outputs(work)
+        self._objectives = get_objectives(loss, None, work)
+        self._sessions: dict[bool, BoundSession] = {}
+
+    @cached_property
+    def targets(self) -> dict[str, OutputTarget]:
+        """The labels that the loss needs, by output."""
+        objectives = self._objectives.items()
+        return {name: OutputTarget(self._outputs[name], one.loss) for name, one in objectives}
+
+    def tracker(self) -> Tracker:
+        """Return a new sum of losses."""
+        return Tracker(self._objectives, ())
+
+    def add(self, tracker: Tracker, outputs: Mapping[str, Array], batch: Batch) -> None:
+        """Add the loss of these `outputs` of a batch, which has the labels, to a tracker."""
+        arrays = batch.arrays()
+        session = self._session(names.SAMPLE_WEIGHT in arrays)
+        session.run({**arrays, **outputs})
+        tracker.update(session, batch)
+
+    def _session(self, weighted: bool) -> BoundSession:
+        if weighted not in self._sessions:
+            graph = self._graph(weighted)
+            inputs = [value.name for value in graph.graph.input]
+            state = DoubleBufferedState({}, CPU)
+            self._sessions[weighted] = BoundSession(
+                graph, state, CPU, None, "loss", per_run_inputs=inputs
+            )
+        return self._sessions[weighted]
+
+    @model_errors()
+    def _graph(self, weighted: bool) -> onnx.ModelProto:
+        """Return a model whose inputs are outputs of the other one and their labels."""
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="loss")
+        op = GraphBuilder(graph)
+        batch = {}
+        for name, target in self.targets.items():
+            y = self._outputs[name]
+            graph.outputs.append(op.input(name, y.dtype, y.shape or ()).ir)
+            batch[target.input] = target.loss.target(y)
+        if weighted:
+            float32 = np.dtype(np.float32)
+            batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, float32, ("batch",))
+        add_loss_outputs(op, self._objectives, {}, batch)
+        keep_outputs(op, ())
+        return finish(op)

@@ -1,0 +1,349 @@
+"""Pairs of the layers of a float model and of the integer model that was made of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from onnxfit.errors import ModelError, listed_names, nearest_name
+from onnxfit.quantization.qdq import (
+    DEQUANTIZE,
+    FLOATS,
+    QUANTIZE,
+    Array,
+    Origin,
+    QuantizedGraph,
+    Quantizer,
+    constants_of,
+    is_operator,
+)
+
+# Activations whose work quantizers do by clipping, and which they therefore remove
+CLIPPING = {"Clip", "Relu"}
+# Operators without which a model computes the same in inference
+WITHOUT_EFFECT = {"Constant", "Dropout", "Identity"}
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedActivation:
+    """A value of the float model, and how the integer model rounds it.
+
+    The `quantizers` are applied one after the other.
+    """
+
+    tensor: str
+    quantizers: tuple[Quantizer, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedConstant:
+    """A weight or bias of the float model, and its integers in the integer model."""
+
+    floats: Array
+    integers: Array
+    quantizer: Quantizer
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the integers have few bits; those of a bias have 32."""
+        return self.quantizer.element_type != onnx.TensorProto.INT32
+
+    def dequantized(self) -> Array:
+        return self.quantizer.dequantize(self.integers)
+
+
+@dataclass(eq=False)
+class PairedLayer:
+    """A node of the float model that the integer model computes in integers.
+
+    - `index`: the number of the node in the float model.
+    - `name`: the node's name, or that of its output if it has none.
+    - `operator`: its operator.
+    - `output`: the value of the float model that the layer computes. If the integer model rounds it
+      behind a Relu, it is the value behind the Relu.
+    - `integer_output`: the value of the integer model that stands for it, after its rounding.
+    - `constants`: the number of an input -> its weight or bias.
+    - `activations`: the values that it reads or writes in integers.
+    """
+
+    index: int
+    name: str
+    operator: str
+    output: str
+    integer_output: str
+    constants: dict[int, QuantizedConstant]
+    activations: list[QuantizedActivation]
+
+
+@dataclass(eq=False)
+class Pairing:
+    """The layers of two models, and the quantized values between them.
+
+    - `layers`: the layers, in the order of the float model.
+    - `reads`: the number of a node of the float model and of its input -> the quantized value that
+      the integer model reads there.
+    - `outputs`: output of the models -> the quantized value that it is in the integer model.
+    """
+
+    layers: list[PairedLayer]
+    reads: Mapping[tuple[int, int], QuantizedActivation]
+    outputs: Mapping[str, QuantizedActivation]
+
+    def activations(self) -> list[QuantizedActivation]:
+        """Return every quantized value."""
+        return list(dict.fromkeys([*self.reads.values(), *self.outputs.values()]))
+
+
+def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) -> Pairing:
+    """Return the layers that two models have in common, and how they are quantized.
+
+    Nodes belong together if they have the same name and operator, or the same output.
+
+    Raises ModelError if the integer model has no quantized layer, or was made of another model.
+    """
+    quantized = QuantizedGraph(integer_model.graph)
+    if not any(is_operator(node, DEQUANTIZE) for node in integer_model.graph.node):
+        raise ModelError(
+            "The integer model has no DequantizeLinear, so that it has no quantized layer. Fix:"
+            " give a file in QDQ form, such as that of quantize_static(...,"
+            " quant_format=QuantFormat.QDQ)."
+        )
+    return _Pairer(float_model.graph, quantized).pairing()
+
+
+class _Pairer:
+    def __init__(self, graph: onnx.GraphProto, quantized: QuantizedGraph) -> None:
+        self.graph = graph
+        self.quantized = quantized
+        self.tensors = constants_of(graph)
+        self.inputs = {value.name for value in graph.input} - set(self.tensors)
+        self.producers = {
+            name: i for i, node in enumerate(graph.node) for name in node.output if name
+        }
+        self.rounded_values = quantized.rounded_values()
+        # a value of the integer model, with its quantizers -> the value after the rounding
+        self.rounded = {_key(o.name, o.quantizers): n for n, o in self.rounded_values.items()}
+        self.rounded_names = {origin.name for origin in self.rounded_values.values()}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in quantized.graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.float_names = self._float_names()
+        self.known: dict[tuple[object, ...], QuantizedActivation] = {}
+
+    def pairing(self) -> Pairing:
+        self._require_same_ends()
+        pairs = self._pairs()
+        self._require_whole(pairs)
+        reads: dict[tuple[int, int], QuantizedActivation] = {}
+        constants: dict[tuple[int, int], QuantizedConstant] = {}
+        for index, node in pairs.items():
+            for position, name in enumerate(node.input):
+                origin = self.quantized.origin(name)
+                if origin.integers is not None:
+                    constants[index, position] = self._constant(index, position, origin)
+                elif origin.quantizers:
+                    reads[index, position] = self._activation(origin)
+        outputs = {
+            value.name: self._activation(origin)
+            for value in self.graph.output
+            if (origin := self.quantized.origin(value.name)).quantizers and origin.integers is None
+        }
+        pairing = Pairing([], reads, outputs)
+        written = _by_tensor(pairing.activations())
+        for index, node in sorted(pairs.items()):
+            raw = [self._before_rounding(name) for name in node.output]
+            read = [a for (n, _), a in reads.items() if n == index]
+            own = [a for name in raw for a in written.get(self._float_name(name), [])]
+            rounded = [self.rounded.get(_key(raw[0], a.quantizers), raw[0]) for a in own]
+            layer = PairedLayer(
+                index,
+                name=self.graph.node[index].name or self.graph.node[index].output[0],
+                operator=node.op_type,
+                output=self._float_name(raw[0]),
+                integer_output=rounded[0] if rounded else raw[0],
+                constants={i: c for (n, i), c in constants.items() if n == index},
+                activations=list(dict.fromkeys([*read, *own])),
+            )
+            if self._is_layer(layer, read, own):
+                pairing.layers.append(layer)
+        if not pairing.layers:
+            raise ModelError(
+                "The integer model rounds no weight, and no value that a layer reads and writes."
+            )
+        return pairing
+
+    def _before_rounding(self, name: str) -> str:
+        """Return the output of a node of the integer model behind activations that clip.
+
+        Tools round the output of a layer once, behind its Relu. A value that is not rounded there
+        is returned as it is.
+        """
+        behind = name
+        while behind not in self.rounded_names:
+            readers = self.readers.get(behind, [])
+            if len(readers) != 1 or readers[0].op_type not in CLIPPING:
+                return name
+            behind = readers[0].output[0]
+        return behind
+
+    def _is_layer(
+        self,
+        layer: PairedLayer,
+        read: list[QuantizedActivation],
+        own: list[QuantizedActivation],
+    ) -> bool:
+        """Return whether a node computes in integers.
+
+        A node that moves values, such as MaxPool or Flatten, has the same integers before and after
+        it: it is none.
+        """
+        if any(constant.is_weight for constant in layer.constants.values()):
+            return True
+        before = {quantizer.key for activation in read for quantizer in activation.quantizers}
+        after = {quantizer.key for activation in own for quantizer in activation.quantizers}
+        return bool(before and after) and before != after
+
+    def _activation(self, origin: Origin) -> QuantizedActivation:
+        tensor = self._float_name(origin.name)
+        if tensor not in self.producers and tensor not in self.inputs:
+            names = [*self.inputs, *self.producers]
+            raise ModelError(_stranger("quantizes the value", tensor, names))
+        key = _key(tensor, origin.quantizers)
+        return self.known.setdefault(key, QuantizedActivation(tensor, origin.quantizers))
+
+    def _constant(self, index: int, position: int, origin: Origin) -> QuantizedConstant:
+        node = self.graph.node[index]
+        name = node.input[position] if position < len(node.input) else ""
+        described = f"{node.op_type} {node.name or node.output[0]!r}"
+        if name not in self.tensors or self.tensors[name].data_type not in FLOATS:
+            raise ModelError(
+                f"{described} has the constant integers {origin.name!r} in the integer model, and"
+                f" no constant floats there in the float model. {FIX}"
+            )
+        floats = onnx.numpy_helper.to_array(self.tensors[name])
+        assert origin.integers is not None
+        if floats.shape != origin.integers.shape:
+            raise ModelError(
+                f"{described} has a tensor {name!r} of shape {list(floats.shape)} in the float"
+                f" model, and of {list(origin.integers.shape)} in the integer model. {FIX}"
+            )
+        return QuantizedConstant(floats, origin.integers, origin.quantizers[-1])
+
+    # ------------------------------------------------------------------ matching
+
+    def _float_names(self) -> dict[str, str]:
+        """Return the values of the integer model that have another name in the float model.
+
+        Where an output of the model is quantized, the rounded value has its name, and the value
+        before that another one.
+        """
+        return {
+            origin.name: name
+            for name, origin in self.rounded_values.items()
+            if name in self.producers and origin.name not in (*self.producers, *self.inputs)
+        }
+
+    def _float_name(self, name: str) -> str:
+        return self.float_names.get(name, name)
+
+    def _pairs(self) -> dict[int, onnx.NodeProto]:
+        """Return the number of each node of the float model that has a partner -> the partner."""
+        by_name = _unique_names(self.graph.node)
+        partners_by_name = _unique_names(self.quantized.layers)
+        pairs: dict[int, onnx.NodeProto] = {}
+        for node in self.quantized.layers:
+            index = by_name.get(node.name) if node.name in partners_by_name else None
+            if index is None or self.graph.node[index].op_type != node.op_type:
+                index = self._index_by_output(node)
+            if index is None:
+                self._require_float(node)
+                continue
+            pairs[index] = node
+        return pairs
+
+    def _index_by_output(self, node: onnx.NodeProto) -> int | None:
+        """Return the number of the node with the same output, before activations that clip."""
+        index = self.producers.get(self._float_name(node.output[0]))
+        while index is not None:
+            candidate = self.graph.node[index]
+            if candidate.op_type == node.op_type:
+                return index
+            if candidate.op_type not in CLIPPING:
+                return None
+            index = self.producers.get(candidate.input[0])
+        return None
+
+    def _require_float(self, node: onnx.NodeProto) -> None:
+        """Raise ModelError for a quantized node without a partner."""
+        if any(self.quantized.origin(name).quantizers for name in node.input):
+            names = [n.name or n.output[0] for n in self.graph.node if n.op_type == node.op_type]
+            given = node.name or node.output[0]
+            raise ModelError(_stranger(f"has a quantized {node.op_type}", given, names))
+
+    def _require_same_ends(self) -> None:
+        """Raise ModelError for models whose inputs or outputs have other names."""
+        graph = self.quantized.graph
+        tensors = set(self.quantized.tensors)
+        for kind, ours, theirs in (
+            ("inputs", self.inputs, {v.name for v in graph.input} - tensors),
+            ("outputs", {v.name for v in self.graph.output}, {v.name for v in graph.output}),
+        ):
+            if ours != theirs:
+                raise ModelError(
+                    f"The float model has the {kind} {listed_names(sorted(ours))}, and the integer"
+                    f" model {listed_names(sorted(theirs))}. {FIX}"
+                )
+
+    def _require_whole(self, pairs: Mapping[int, onnx.NodeProto]) -> None:
+        """Raise ModelError for nodes of the float model that the integer model has not."""
+        removable = CLIPPING | WITHOUT_EFFECT | {QUANTIZE, DEQUANTIZE}
+        missing = [
+            node
+            for index, node in enumerate(self.graph.node)
+            if index not in pairs and node.op_type not in removable
+        ]
+        if missing:
+            named = [f"{node.op_type} {node.name or node.output[0]!r}" for node in missing]
+            folded = any(node.op_type == "BatchNormalization" for node in missing)
+            hint = " It was folded before quantization." if folded else ""
+            raise ModelError(f"The integer model lacks {listed_names(named)}.{hint} {FIX}")
+
+
+FIX = (
+    "Fix: give the float model that was quantized (if it was prepared before, as quant_pre_process"
+    " does, the prepared one)."
+)
+
+
+def _key(name: str, quantizers: Iterable[Quantizer]) -> tuple[object, ...]:
+    return (name, *(quantizer.key for quantizer in quantizers))
+
+
+def _stranger(what: str, name: str, known: Iterable[str]) -> str:
+    near = nearest_name(name, list(known))
+    hint = f" Did you mean {near!r}?" if near else ""
+    listed = listed_names(known, name) or "none"
+    return (
+        f"The integer model {what} {name!r}, which the float model lacks.{hint} The float model has"
+        f" {listed}. {FIX}"
+    )
+
+
+def _unique_names(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
+    """Return the name of each node that has one of its own -> the number of the node."""
+    nodes = list(nodes)
+    counts = Counter(node.name for node in nodes)
+    return {n.name: i for i, n in enumerate(nodes) if n.name and counts[n.name] == 1}
+
+
+def _by_tensor(
+    activations: Iterable[QuantizedActivation],
+) -> dict[str, list[QuantizedActivation]]:
+    grouped: dict[str, list[QuantizedActivation]] = {}
+    for activation in activations:
+        grouped.setdefault(activation.tensor, []).append(activation)
+    return grouped
