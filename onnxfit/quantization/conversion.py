@@ -64,6 +64,13 @@ class IntegerGraph:
         uses = self.uses[name]
         return uses[0] if len(uses) == 1 and name not in self.outputs else None
 
+    def gather_of_initializer(self, name: str) -> onnx.NodeProto | None:
+        """Return the Gather that takes a value from an initializer; None for any other value."""
+        node = self.producers.get(name)
+        if node is None or node.op_type != "Gather" or len(node.input) != 2:
+            return None
+        return node if node.input[0] in self.initializers else None
+
     def rank(self, name: str) -> int | None:
         """Return the number of dimensions of a value; None if the file does not tell it."""
         if name in self.initializers:
@@ -135,12 +142,28 @@ class QdqBuilder(NodeReplacement):
     ) -> str:
         """Return scale (value - zero_point), whose scale may be computed when the graph runs.
 
-        The same quantized value is dequantized once, however many nodes use it.
+        The same quantized value is dequantized once, however many nodes use it. Rows that Gather
+        takes from an initializer are dequantized before, so that its integers can be trained.
         """
+        gather = self.graph.gather_of_initializer(value) if axis is None else None
+        if gather is not None:
+            return self._once(
+                ("Gather", value, scale, zero_point),
+                lambda: self.gather(gather, scale, zero_point),
+            )
         return self._once(
             ("DequantizeLinear", value, scale, zero_point, axis),
             lambda: self("DequantizeLinear", value, scale, zero_point, axis=axis),
         )
+
+    def gather(
+        self, node: onnx.NodeProto, scale: str, zero_point: str, output: str | None = None
+    ) -> str:
+        """Return the rows that a Gather takes from a quantized table."""
+        self.bypassed.append(node)
+        table = self.dequantize_by(node.input[0], scale, zero_point)
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return self("Gather", table, node.input[1], output=output, **attributes)
 
     def dequantize_bias(self, bias: str, x_scale: str, w_scale: str) -> str:
         """Return x_scale w_scale bias, for an int32 bias without a zero point; "" for no bias.
@@ -246,7 +269,8 @@ def conversion(op_type: str, domain: str = "") -> Callable[[Conversion], Convers
     """Register the function that converts an operator to QDQ form.
 
     The function adds to its builder the nodes that compute the node's outputs under their names.
-    It raises NotConvertibleError to leave the node as it is.
+    It adds none to leave a node that has the QDQ form, and raises NotConvertibleError to leave any
+    other node.
     """
 
     def register(function: Conversion) -> Conversion:

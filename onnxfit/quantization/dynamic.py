@@ -16,31 +16,29 @@ _MOVING = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tran
 def convert_product(op: QdqBuilder) -> None:
     """Cast(a ∘ b) times both scales, ∘ being a product of matrices or a convolution.
 
-    The nodes that multiply by the scales are replaced, too. The scale of an operand that is no
-    initializer is known from the node that quantized it; the other scale is that of the weights.
+    The nodes that multiply by the scales are replaced, too. The scale of an operand that the model
+    quantizes is known from the node that does so; the other scale is that of the weights. Where
+    both operands are initializers, or rows of one, the scales are in the order of the operands, as
+    onnxruntime's tool writes them; in either order, their product is the same.
     """
     a, b, a_zero, b_zero = op.inputs(4)
+    is_matmul = op.node.op_type == "MatMulInteger"
     y, scales = _scaled_output(op)
-    found = {name: _scale_of_computed(op, name) for name in (a, b)}
-    for name in found.values():
-        if name in scales:
-            scales.remove(name)
-        elif name is not None:
-            raise NotConvertibleError(f"its output is not multiplied by the scale {name!r}")
-    weights = [name for name, scale in found.items() if scale is None]
-    if len(weights) != len(scales) or len(weights) > 1:
-        raise NotConvertibleError("the scales of its operands cannot be told apart")
-    is_convolution = op.node.op_type == "ConvInteger"
-    real = []
-    for name, zero, axis in ((a, a_zero, None), (b, b_zero, column_axis(op, b))):
-        scale = found[name]
-        if scale is not None:
-            real.append(op.dequantize_by(name, scale, zero))
-            continue
-        if scales[0] not in op.graph.initializers:
-            raise NotConvertibleError(f"the scale {scales[0]!r} of {name!r} is no initializer")
-        real.append(op.dequantize(name, scales[0], zero, axis=None if is_convolution else axis))
-    op.apply("Conv" if is_convolution else "MatMul", *real, output=y)
+    computed = [_computed_scale(op, name) for name in (a, b)]
+    constant = list(scales)
+    for scale in computed:
+        if scale in constant:
+            constant.remove(scale)
+    if len(constant) != computed.count(None):
+        raise NotConvertibleError("its output is not multiplied by the scales of its operands")
+    axes = (None, column_axis(op, b) if is_matmul else None)
+    real = [
+        op.dequantize_by(name, scale, zero)
+        if scale is not None
+        else op.dequantize(name, constant.pop(0), zero, axis=axis)
+        for name, scale, zero, axis in zip((a, b), computed, (a_zero, b_zero), axes)
+    ]
+    op.apply("MatMul" if is_matmul else "Conv", *real, output=y)
 
 
 @conversion("MatMulIntegerToFloat", MICROSOFT)
@@ -49,7 +47,7 @@ def convert_product_to_float(op: QdqBuilder) -> None:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = op.inputs(7)
     if op.graph.array(a_scale) is not None:
         left = op.dequantize(a, a_scale, a_zero)
-    elif _scale_of_computed(op, a) == a_scale:
+    elif _computed_scale(op, a) == a_scale:
         left = op.dequantize_by(a, a_scale, a_zero)
     else:
         raise NotConvertibleError(f"the origin of the scale {a_scale!r} of {a!r} is unknown")
@@ -108,12 +106,12 @@ def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:
     return y, scales
 
 
-def _scale_of_computed(op: QdqBuilder, name: str) -> str | None:
-    """Return the scale of a quantized value; None for an initializer.
+def _computed_scale(op: QdqBuilder, name: str) -> str | None:
+    """Return the scale of a value that the model quantizes; None for an initializer or its rows.
 
     The scale is one number: DynamicQuantizeLinear has no other.
     """
-    if name in op.graph.initializers:
+    if name in op.graph.initializers or op.graph.gather_of_initializer(name) is not None:
         return None
     node = op.graph.producers.get(name)
     while node is not None and node.op_type in _MOVING:

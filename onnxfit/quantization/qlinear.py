@@ -128,6 +128,16 @@ def convert_where(op: QdqBuilder) -> None:
     op.quantize(op("Where", condition, *real), z_scale, z_zero, like=x)
 
 
+@conversion("DequantizeLinear")
+def convert_gathered(op: QdqBuilder) -> None:
+    """D(Gather(table, indices)) is Gather(D(table), indices), if the table has one scale."""
+    x, scale, zero_point = op.inputs(3)
+    gather = op.graph.gather_of_initializer(x)
+    scales = op.graph.array(scale)
+    if gather is not None and scales is not None and scales.size == 1:
+        op.gather(gather, scale, zero_point, output=op.node.output[0])
+
+
 @conversion("QEmbedLayerNormalization", MICROSOFT)
 def convert_embedding(op: QdqBuilder) -> None:
     """The three tables of embeddings, the scale and the bias are quantized; the output is not."""

@@ -18,6 +18,7 @@ every operator of integers stands for an operator of floats between them. The co
 | QLinearConcat, QLinearWhere | Q(Concat(D(x1), D(x2), ...)), Q(Where(condition, D(x), D(y))) |
 | NhwcMaxPool | MaxPool of the integers between two Transpose |
 | QEmbedLayerNormalization, QAttention | f(..., D(table or weights), ...), a float |
+| Gather of integers | Gather(D(table), indices), for D(Gather(table, indices)) |
 | MatMulInteger, ConvInteger | D(a) @ D(b), Conv(D(x), D(w)), for Mul(Cast(·), sa sb) |
 | MatMulIntegerToFloat | D(a) @ D(b) + bias |
 | DynamicQuantizeMatMul | D(q) @ D(b) + bias, with q = DynamicQuantizeLinear(a) |
@@ -104,7 +105,7 @@ def remaining_qoperators(model: onnx.ModelProto) -> dict[str, str]:
     _, reasons = _convert_nodes(model)
     own = {_key(node) for node in model.graph.node}
     for node in nodes_of(model.graph):
-        if _key(node) not in own and _conversion_of(node):
+        if _key(node) not in own and _conversion_of(node) and node.op_type != "DequantizeLinear":
             reasons[node.name or _key(node)] = "it is in the body of an If, a Loop or a Scan"
     return reasons
 
@@ -123,7 +124,8 @@ def _convert_nodes(model: onnx.ModelProto) -> tuple[dict[str, QdqBuilder], dict[
             convert(builder)
         except NotConvertibleError as reason:
             reasons[node.name or _key(node)] = str(reason)
-        else:
+            continue
+        if builder.nodes:
             builder.commit()
             builders[_key(node)] = builder
     return builders, reasons

@@ -24,14 +24,13 @@ def model_of(
     outputs: dict[str, Any],
     feeds: tuple[str, ...] = ("x",),
     domain: str = MICROSOFT,
-    opset: int = 17,
     **attributes: Any,
 ) -> Case:
     """A model of one node; inputs that are not fed are initializers, and None is absent."""
     names = [name if array is not None else "" for name, array in inputs.items()]
     node = oh.make_node(op_type, names, list(outputs), "it", domain=domain, **attributes)
     arrays = {name: array for name, array in inputs.items() if array is not None}
-    return model_of_nodes([node], arrays, outputs, feeds, opset)
+    return model_of_nodes([node], arrays, outputs, feeds)
 
 
 def model_of_nodes(
@@ -118,7 +117,7 @@ def matmul(r: Random) -> Iterator[Case]:
             "QLinearMatMul",
             {
                 "x": r.integers(x_type, *rows, 8),
-                "x_scale": r.scale(0.02, *columns[:0]),
+                "x_scale": r.scale(0.02),
                 "x_zero": r.zero(x_type),
                 "w": r.integers(w_type, 8, 6),
                 "w_scale": r.scale(0.01, *columns),
@@ -190,7 +189,9 @@ def unary(
                 yield model_of(
                     op_type,
                     {
-                        "x": r.integers(dtype, *((shape[0], *shape[2:], shape[1]) if last else shape)),
+                        "x": r.integers(
+                            dtype, *((shape[0], *shape[2:], shape[1]) if last else shape)
+                        ),
                         "x_scale": r.scale(0.02),
                         "x_zero": r.zero(dtype),
                         "y_scale": r.scale(y_scale),
@@ -201,6 +202,25 @@ def unary(
                 )
 
     return cases
+
+
+def softmax(r: Random) -> Iterator[Case]:
+    """The scale and the zero point of the output are those of onnxruntime's tool."""
+    for dtype in UNSIGNED_AND_SIGNED:
+        for opset, axis in ((13, -1), (13, 1), (11, 1)):
+            yield model_of(
+                "QLinearSoftmax",
+                {
+                    "x": r.integers(dtype, 4, 3, 6),
+                    "x_scale": r.scale(0.02),
+                    "x_zero": r.zero(dtype),
+                    "y_scale": np.float32(1 / 256),
+                    "y_zero": np.asarray(np.iinfo(dtype).min, dtype),
+                },
+                {"y": dtype},
+                opset=opset,
+                axis=axis,
+            )
 
 
 def max_pool(r: Random) -> Iterator[Case]:
@@ -273,7 +293,13 @@ def attention(r: Random) -> Iterator[Case]:
 
 
 def _product(
-    r: Random, op_type: str, x: Array, w: Array, w_scale: Array, w_zero: Array | None, **attributes: Any
+    r: Random,
+    op_type: str,
+    x: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero: Array | None,
+    **attributes: Any,
 ) -> Case:
     """The nodes that onnxruntime's dynamic quantization writes for MatMul and Conv."""
     zeros = ["x_zero", "w_zero"] if w_zero is not None else ["x_zero"]
@@ -295,9 +321,16 @@ def matmul_of_integers(r: Random) -> Iterator[Case]:
         for columns in ((), (1,), (6,)):
             w = r.integers(dtype, 8, 6)
             yield _product(
-                r, "MatMulInteger", r.normal(5, 8), w, r.scale(0.01, *columns), r.zero(dtype, *columns)
+                r,
+                "MatMulInteger",
+                r.normal(5, 8),
+                w,
+                r.scale(0.01, *columns),
+                r.zero(dtype, *columns),
             )
-    yield _product(r, "MatMulInteger", r.normal(5, 8), r.integers(np.int8, 8, 6), r.scale(0.01), None)
+    yield _product(
+        r, "MatMulInteger", r.normal(5, 8), r.integers(np.int8, 8, 6), r.scale(0.01), None
+    )
 
 
 def convolution_of_integers(r: Random) -> Iterator[Case]:
@@ -395,19 +428,12 @@ CASES: dict[str, Callable[[Random], Iterator[Case]]] = {
     "QLinearConcat": concat,
     "QLinearConv": convolution,
     "QLinearGlobalAveragePool": unary(
-        "QLinearGlobalAveragePool", IMAGES, 0.005, {}, {"channels_last": 1}
+        "QLinearGlobalAveragePool", IMAGES, 0.02, {}, {"channels_last": 1}
     ),
     "QLinearLeakyRelu": unary("QLinearLeakyRelu", (4, 6), 0.02, {"alpha": 0.2}),
     "QLinearMatMul": matmul,
     "QLinearMul": arithmetic("QLinearMul"),
     "QLinearSigmoid": unary("QLinearSigmoid", (4, 6), 0.004),
-    "QLinearSoftmax": unary(
-        "QLinearSoftmax",
-        (4, 3, 6),
-        0.004,
-        {"opset": 13},
-        {"opset": 13, "axis": 1},
-        {"opset": 11, "axis": 1},
-    ),
+    "QLinearSoftmax": softmax,
     "QLinearWhere": where,
 }
