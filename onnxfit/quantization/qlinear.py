@@ -109,9 +109,11 @@ def convert_average_pool(op: QdqBuilder) -> None:
 @conversion("NhwcMaxPool", MICROSOFT)
 def convert_max_pool(op: QdqBuilder) -> None:
     """The integers of a maximum are the maximum of the integers, so that they stay integers."""
-    rank = len(op.attributes.get("kernel_shape", ())) + 2
-    y = op.apply("MaxPool", _channels_first(op, op.node.input[0], rank))
-    _channels_last(op, y, rank, output=op.node.output[0])
+    kernel = op.attributes.get("kernel_shape")
+    if not kernel or not op.node.input:
+        raise NotConvertibleError("it has no kernel_shape or no input")
+    y = op.apply("MaxPool", _channels_first(op, op.node.input[0], len(kernel) + 2))
+    _channels_last(op, y, len(kernel) + 2, output=op.node.output[0])
 
 
 @conversion("QLinearConcat", MICROSOFT)
@@ -144,8 +146,10 @@ def convert_embedding(op: QdqBuilder) -> None:
     ids, segments, *tables, mask = op.inputs(8)
     names = op.inputs(18)
     real = [
-        op.dequantize(*triple) if triple[0] else ""
-        for triple in zip(tables, names[8:13], names[13:18])
+        op.dequantize(*triple) if triple[0] or not is_optional else ""
+        for is_optional, *triple in zip(
+            (False, False, True, False, False), tables, names[8:13], names[13:18]
+        )
     ]
     inputs = (ids, segments, *real, mask)
     outputs = list(op.node.output)
