@@ -15,8 +15,6 @@ import onnx
 from onnxfit.graph.replacement import Array, NodeReplacement
 from onnxfit.graph.subgraphs import nodes_of
 
-MICROSOFT = "com.microsoft"
-
 # The input of an operator with the element type of its first output. The output of any other
 # operator of quantized numbers has the type of its first input.
 _TYPED_BY = {
@@ -119,7 +117,10 @@ class QdqBuilder(NodeReplacement):
 
     def take(self, attribute: str, default: int) -> int:
         """Return an attribute that the float operator does not have, and remove it."""
-        return int(self.attributes.pop(attribute, default))
+        value = self.attributes.pop(attribute, default)
+        if not isinstance(value, int):
+            raise NotConvertibleError(f"its attribute {attribute} is no integer")
+        return value
 
     def apply(self, op_type: str, *inputs: str, output: str | None = None, domain: str = "") -> str:
         """Add the float operator, with the attributes of the node."""
@@ -210,6 +211,8 @@ class QdqBuilder(NodeReplacement):
             raise NotConvertibleError(
                 f"the scale {scale!r} of {value!r} is computed when the model runs"
             )
+        if scales.dtype.kind != "f":
+            raise NotConvertibleError(f"the scale {scale!r} of {value!r} is no float")
         if scales.ndim > 1 or (axis is None and scales.size != 1) or scales.size == 0:
             raise NotConvertibleError(
                 f"the scale {scale!r} of {value!r} has the shape {scales.shape}"
@@ -221,10 +224,12 @@ class QdqBuilder(NodeReplacement):
         if not zero_point:
             return ""
         array = self.graph.array(zero_point)
-        if array is None or array.size == 0:
+        if array is None:
             raise NotConvertibleError(
                 f"the zero point {zero_point!r} of {value!r} is computed when the model runs"
             )
+        if array.dtype.kind not in "iu" or array.size == 0:
+            raise NotConvertibleError(f"the zero point {zero_point!r} of {value!r} is no integer")
         if array.ndim <= 1 and array.size == scales.size:
             return zero_point
         if (array != array.flat[0]).any():

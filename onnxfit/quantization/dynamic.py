@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from onnxfit.quantization.conversion import MICROSOFT, NotConvertibleError, QdqBuilder, conversion
+from onnxfit.graph.completion import MICROSOFT
+from onnxfit.quantization.conversion import NotConvertibleError, QdqBuilder, conversion
 from onnxfit.quantization.qlinear import column_axis
 
 # operators that move integers without a change of their quantization

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from onnxfit.graph.completion import MICROSOFT
 from onnxfit.quantization.conversion import (
-    MICROSOFT,
     NotConvertibleError,
     QdqBuilder,
     conversion,
@@ -97,8 +97,8 @@ def convert_average_pool(op: QdqBuilder) -> None:
     x, x_scale, x_zero, y_scale, y_zero = op.inputs(5)
     real = op.dequantize(x, x_scale, x_zero)
     if op.take("channels_last", 0):
-        kernel = op.attributes.get("kernel_shape")
-        rank = len(kernel) + 2 if kernel else _rank(op, x)
+        is_global = op.node.op_type == "QLinearGlobalAveragePool"
+        rank = _rank(op, x) if is_global else _kernel_rank(op)
         y = op.apply(_float_operator(op), _channels_first(op, real, rank))
         y = _channels_last(op, y, rank)
     else:
@@ -109,11 +109,9 @@ def convert_average_pool(op: QdqBuilder) -> None:
 @conversion("NhwcMaxPool", MICROSOFT)
 def convert_max_pool(op: QdqBuilder) -> None:
     """The integers of a maximum are the maximum of the integers, so that they stay integers."""
-    kernel = op.attributes.get("kernel_shape")
-    if not kernel or not op.node.input:
-        raise NotConvertibleError("it has no kernel_shape or no input")
-    y = op.apply("MaxPool", _channels_first(op, op.node.input[0], len(kernel) + 2))
-    _channels_last(op, y, len(kernel) + 2, output=op.node.output[0])
+    (x,) = op.inputs(1)
+    rank = _kernel_rank(op)
+    _channels_last(op, op.apply("MaxPool", _channels_first(op, x, rank)), rank, op.node.output[0])
 
 
 @conversion("QLinearConcat", MICROSOFT)
@@ -186,6 +184,14 @@ def _rank(op: QdqBuilder, value: str) -> int:
     if rank is None:
         raise NotConvertibleError(f"the rank of {value!r} is unknown, and its channels come last")
     return rank
+
+
+def _kernel_rank(op: QdqBuilder) -> int:
+    """Return the rank of the input of a pooling with a kernel."""
+    kernel = op.attributes.get("kernel_shape")
+    if not isinstance(kernel, list):
+        raise NotConvertibleError("its attribute kernel_shape is no list")
+    return len(kernel) + 2
 
 
 def _channels_first(op: QdqBuilder, x: str, rank: int) -> str:

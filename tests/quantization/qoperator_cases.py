@@ -105,6 +105,24 @@ def convolution(r: Random) -> Iterator[Case]:
             **last,
         )
 
+    yield model_of(
+        "QLinearConv",
+        {
+            "x": r.integers(np.uint8, 2, 4, 9),
+            "x_scale": r.scale(0.02),
+            "x_zero": r.zero(np.uint8),
+            "w": r.integers(np.int8, 6, 2, 3),
+            "w_scale": r.scale(0.01, 6),
+            "w_zero": np.zeros(6, np.int8),
+            "y_scale": r.scale(0.1),
+            "y_zero": r.zero(np.uint8),
+        },
+        {"y": np.uint8},
+        domain="",
+        group=2,
+        auto_pad="SAME_UPPER",
+    )
+
 
 def matmul(r: Random) -> Iterator[Case]:
     for x_type, w_type, columns, rows in (

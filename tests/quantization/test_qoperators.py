@@ -621,6 +621,92 @@ def test_a_node_with_too_few_inputs_stays(op_type: str) -> None:
             assert converted is model
 
 
+def _text(name: str) -> onnx.TensorProto:
+    return oh.make_tensor(name, TensorProto.STRING, [], [b"text"])
+
+
+@pytest.mark.parametrize("op_type", CASES)
+def test_hostile_tensors_and_attributes_leave_the_node(op_type: str) -> None:
+    """Operators of com.microsoft have no schema in ONNX, so that its checker takes anything."""
+    for model, _ in CASES[op_type](Random(0)):
+        for tensor in initializers(model).values():
+            hostile = onnx.ModelProto()
+            hostile.CopyFrom(model)
+            for other in hostile.graph.initializer:
+                if other.name == tensor.name:
+                    other.CopyFrom(_text(tensor.name))
+            to_qdq(hostile)
+        for node in model.graph.node:
+            for attribute in list(node.attribute):
+                attribute.CopyFrom(oh.make_attribute(attribute.name, "text"))
+        to_qdq(model)
+        remaining_qoperators(model)
+
+
+def test_channels_that_come_last_in_an_unknown_rank_leave_the_node() -> None:
+    *_, (model, _) = CASES["QLinearGlobalAveragePool"](Random(0))
+    model.graph.node[0].input[0] = "elsewhere"
+    assert remaining_qoperators(model) == {
+        "it": "the rank of 'elsewhere' is unknown, and its channels come last"
+    }
+
+
+def test_a_scale_of_integers_from_elsewhere_leaves_the_node() -> None:
+    _, (model, _), *_ = CASES["MatMulIntegerToFloat"](Random(0))
+    model.graph.node[1].input[2] = "elsewhere"
+    (reason,) = remaining_qoperators(model).values()
+    assert reason == "the origin of the scale 'elsewhere' of 'q' is unknown"
+
+
+def test_a_bias_without_an_entry_for_each_scale_leaves_the_node() -> None:
+    _, (model, _), *_ = CASES["QGemm"](Random(0))
+    (tensor,) = [t for t in model.graph.initializer if t.name == "bias"]
+    tensor.CopyFrom(from_array(np.int32([7]), "bias"))
+    assert remaining_qoperators(model) == {
+        "it": "its bias 'bias' is no initializer with an entry for each of the 6 scales in"
+        " 'w_scale'"
+    }
+
+
+@pytest.mark.parametrize("zeros", [[1, 2], [1, 2, 3, 4]])
+def test_zero_points_that_differ_need_as_many_scales(zeros: list[int]) -> None:
+    (_, (model, _), *_) = CASES["QLinearConv"](Random(0))
+    for name, array in {"w_scale": np.float32(0.01), "w_zero": np.int8(zeros)}.items():
+        (tensor,) = [t for t in model.graph.initializer if t.name == name]
+        tensor.CopyFrom(from_array(np.asarray(array), name))
+    (reason,) = remaining_qoperators(model).values()
+    assert reason == (
+        f"the zero point 'w_zero' of 'w' has the shape ({len(zeros)},), and its scale has ()"
+    )
+
+
+def test_rows_of_a_table_are_taken_after_it_is_dequantized() -> None:
+    """So that the integers of an embedding can be trained."""
+    r = Random(0)
+    arrays = {
+        "ids": r.rng.integers(0, 9, (2, 3)),
+        "table": r.integers(np.uint8, 9, 6),
+        "s": r.scale(0.02),
+        "z": r.zero(np.uint8),
+        "w": r.integers(np.uint8, 6, 4),
+    }
+    nodes = [
+        oh.make_node("Gather", ["table", "ids"], ["q"]),
+        oh.make_node("QLinearMatMul", ["q", "s", "z", "w", "s", "z", "s", "z"], ["y"]),
+        oh.make_node("DequantizeLinear", ["q", "s", "z"], ["rows"]),
+    ]
+    outputs = {"y": np.uint8, "rows": np.float32}
+    model, feeds = model_of_nodes(nodes, arrays, outputs, ("ids",))
+    converted = to_qdq(model)
+    assert set(dequantized(converted)) == {"table", "w"}
+    assert all(
+        node.input[0] != "table" for node in converted.graph.node if node.op_type == "Gather"
+    )
+    for found, expected in zip(run(converted, feeds), run(model, feeds)):
+        np.testing.assert_array_equal(found, expected)
+    assert to_qdq(converted) is converted
+
+
 def test_names_that_conversions_would_give_may_be_in_use() -> None:
     _, (model, feeds), *_ = CASES["QGemm"](Random(0))
     expected = run(model, feeds)[0]
