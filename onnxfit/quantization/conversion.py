@@ -17,7 +17,7 @@ from onnxfit.graph.subgraphs import nodes_of
 
 # The input of an operator with the element type of its first output. The output of any other
 # operator of quantized numbers has the type of its first input.
-_TYPED_BY = {
+TYPED_BY = {
     "QGemm": 8,
     "QLinearConcat": 1,
     "QLinearConv": 7,
@@ -90,7 +90,7 @@ class IntegerGraph:
             node = self.producers.get(name)
             if node is None:
                 return None
-            position = _TYPED_BY.get(node.op_type, 0)
+            position = TYPED_BY.get(node.op_type, 0)
             name = node.input[position] if position < len(node.input) else ""
             if not name and node.op_type == "QuantizeLinear":
                 return onnx.TensorProto.UINT8

@@ -16,7 +16,7 @@ from onnx.numpy_helper import from_array, to_array
 
 from examples.models import convolutional, dense
 from onnxfit.gradients.gradient_model import gradient_model
-from onnxfit.quantization.conversion import CONVERSIONS
+from onnxfit.quantization.conversion import CONVERSIONS, TYPED_BY
 from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
 from tests.quantization.qoperator_cases import (
     CASES,
@@ -303,6 +303,7 @@ def test_opsets(opset: int, kind: str, quantize: Quantize) -> None:
     converted = to_qdq(file)
     onnx.checker.check_model(converted, full_check=True)
     assert converted.opset_import[0].version == (opset if opset >= 13 else 21)
+    assert opset >= 13 or converted.ir_version >= 10
     assert remaining_qoperators(converted) == {}
     feeds = inputs_of(original)
     np.testing.assert_allclose(run(converted, feeds)[0], run(file, feeds)[0], atol=1e-5)
@@ -445,6 +446,50 @@ def test_a_zero_point_absent_from_an_output_of_unknown_type_leaves_the_node() ->
     }
 
 
+@pytest.mark.parametrize("op_type", ["QuantizeLinear", *sorted(set(TYPED_BY) & set(CASES))])
+def test_the_type_of_a_computed_input_is_that_of_its_zero_point(op_type: str) -> None:
+    r = Random(0)
+    if op_type == "QuantizeLinear":
+        inputs: dict[str, Array | None] = {"x": r.normal(4, 6), "s": r.scale(0.02)}
+        inputs["z"] = r.zero(np.int8)
+        cases = [model_of("QuantizeLinear", inputs, {"y": np.int8}, domain="")]
+    else:
+        cases = list(CASES[op_type](r))
+    signed = [case for case in cases if elem_type(case[0].graph.output[0]) == TensorProto.INT8]
+    assert signed
+    for model, feeds in signed:
+        names = ["y", "last_scale", "", "last_scale", ""]
+        model.graph.node.append(oh.make_node("QLinearSigmoid", names, ["last"], domain=MICROSOFT))
+        model.graph.initializer.append(from_array(np.float32(0.02), "last_scale"))
+        model.graph.output[0].name = "last"
+        assert_almost_equal_integers(run(to_qdq(model), feeds)[0], run(model, feeds)[0])
+
+
+def elem_type(value: onnx.ValueInfoProto) -> int:
+    return value.type.tensor_type.elem_type
+
+
+def test_a_bias_may_have_rows() -> None:
+    _, (model, feeds), *_ = CASES["QGemm"](Random(0))
+    (tensor,) = [t for t in model.graph.initializer if t.name == "bias"]
+    tensor.CopyFrom(from_array(to_array(tensor)[None], "bias"))
+    assert_almost_equal_integers(run(to_qdq(model), feeds)[0], run(model, feeds)[0])
+
+
+def test_a_node_that_stays_shares_nothing() -> None:
+    """The first node fails at its last scale, after it has dequantized x."""
+    model, feeds = unary_model()
+    model.graph.node.add().CopyFrom(model.graph.node[0])
+    first = model.graph.node[0]
+    first.name, first.output[0], first.input[3] = "first", "z", "computed"
+    model.graph.node.insert(0, oh.make_node("Abs", ["y_scale"], ["computed"]))
+    model.graph.output.append(oh.make_tensor_value_info("z", TensorProto.INT8, None))
+    converted = to_qdq(model)
+    assert list(remaining_qoperators(converted)) == ["first"]
+    for found, expected in zip(run(converted, feeds), run(model, feeds)):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_computed_scale_leaves_the_node() -> None:
     model, _ = unary_model()
     node = oh.make_node("Abs", ["y_scale"], ["computed"])
@@ -574,6 +619,11 @@ def _other_scale(model: onnx.ModelProto) -> None:
     model.graph.node[3].input[0] = "w_scale"
 
 
+def _scale_for_each_row(model: onnx.ModelProto) -> None:
+    inputs = ["x", "x_scale", "x_zero"]
+    model.graph.node[0].CopyFrom(oh.make_node("QuantizeLinear", inputs, ["q"], axis=0))
+
+
 def _integers_from_outside(model: onnx.ModelProto) -> None:
     model.graph.node[1].input[0] = "outside"
 
@@ -585,6 +635,7 @@ def _integers_from_outside(model: onnx.ModelProto) -> None:
         (_cast_to_double, "its output does not go into one Cast to float32"),
         (_no_multiplication, "its output is not multiplied by two scales"),
         (_other_scale, "its output is not multiplied by the scales of its operands"),
+        (_scale_for_each_row, "the scale of 'q' is unknown"),
         (_integers_from_outside, "the scale of 'outside' is unknown"),
     ],
 )
@@ -600,7 +651,8 @@ def test_other_products_of_integers_stay(
 def test_an_operator_in_a_body_is_listed() -> None:
     model, _ = unary_model()
     node = model.graph.node[0]
-    body = oh.make_graph([node], "b", [], [oh.make_tensor_value_info("y", TensorProto.INT8, None)])
+    nodes = [node, oh.make_node("DequantizeLinear", ["x", "x_scale"], ["real"])]
+    body = oh.make_graph(nodes, "b", [], [oh.make_tensor_value_info("y", TensorProto.INT8, None)])
     outer = oh.make_node("If", ["flag"], ["out"], then_branch=body, else_branch=body)
     model.graph.node[0].CopyFrom(outer)
     assert to_qdq(model) is model
