@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,17 @@ class IntegerGraph:
         if node is None or node.op_type != "Gather" or len(node.input) != 2:
             return None
         return node if node.input[0] in self.initializers else None
+
+    def origin(self, name: str, moving: Container[str]) -> onnx.NodeProto | None:
+        """Return the node that computes a value, before operators that only move its elements."""
+        seen: set[str] = set()
+        node = self.producers.get(name)
+        # a file may contain a circle
+        while node is not None and node.op_type in moving and node.input and name not in seen:
+            seen.add(name)
+            name = node.input[0]
+            node = self.producers.get(name)
+        return node
 
     def rank(self, name: str) -> int | None:
         """Return the number of dimensions of a value; None if the file does not tell it."""

@@ -95,9 +95,9 @@ def _scaled_output(op: QdqBuilder) -> tuple[str, list[str]]:
         multiply = op.graph.only_use(y)
         if multiply is None or multiply.op_type != "Mul":
             raise NotConvertibleError("its output is not multiplied by two scales")
-        factor = next(name for name in multiply.input if name != y)
+        factor = next((name for name in multiply.input if name != y), "")
         producer = op.graph.producers.get(factor)
-        if producer is not None and producer.op_type == "Mul":
+        if producer is not None and producer.op_type == "Mul" and len(producer.input) == 2:
             scales += producer.input
             op.bypassed.append(producer)
         else:
@@ -114,9 +114,7 @@ def _computed_scale(op: QdqBuilder, name: str) -> str | None:
     """
     if name in op.graph.initializers or op.graph.gather_of_initializer(name) is not None:
         return None
-    node = op.graph.producers.get(name)
-    while node is not None and node.op_type in _MOVING:
-        node = op.graph.producers.get(node.input[0])
+    node = op.graph.origin(name, _MOVING)
     if node is not None and node.op_type == "DynamicQuantizeLinear" and len(node.output) == 3:
         return str(node.output[1])
     # a QuantizeLinear per channel says its axis

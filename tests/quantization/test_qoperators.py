@@ -695,6 +695,29 @@ def test_hostile_tensors_and_attributes_leave_the_node(op_type: str) -> None:
         remaining_qoperators(model)
 
 
+def test_integers_that_are_moved_keep_their_scale() -> None:
+    model, feeds = dynamic_model()
+    expected = run(model, feeds)[0]
+    for i, names in enumerate((["q", "moved"], ["moved", "back"])):
+        model.graph.node.insert(1 + i, oh.make_node("Transpose", names[:1], names[1:]))
+    model.graph.node[3].input[0] = "back"
+    converted = to_qdq(model)
+    assert "MatMul" in operators(converted)
+    np.testing.assert_allclose(run(converted, feeds)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_circles_and_nodes_without_inputs_end() -> None:
+    model, _ = dynamic_model()
+    model.graph.node[0].CopyFrom(oh.make_node("Transpose", ["q"], ["q"]))
+    assert remaining_qoperators(model) == {"it": "the scale of 'q' is unknown"}
+    model.graph.node[0].CopyFrom(oh.make_node("Transpose", [], ["q"]))
+    assert remaining_qoperators(model) == {"it": "the scale of 'q' is unknown"}
+    for position in (3, 4):
+        model, _ = dynamic_model()
+        model.graph.node[position].input.pop()
+        assert to_qdq(model) is model
+
+
 def test_channels_that_come_last_in_an_unknown_rank_leave_the_node() -> None:
     *_, (model, _) = CASES["QLinearGlobalAveragePool"](Random(0))
     model.graph.node[0].input[0] = "elsewhere"
