@@ -43,9 +43,9 @@ from onnxfit.quantization import dynamic, qlinear
 from onnxfit.quantization.conversion import (
     CONVERSIONS,
     Conversion,
+    IntegerGraph,
     NotConvertibleError,
     QdqBuilder,
-    IntegerGraph,
 )
 
 __all__ = ["remaining_qoperators", "to_qdq"]
