@@ -8,23 +8,20 @@ Operators that belong to no linear model (trees, support vectors, encoders of ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx.checker
 import onnx.shape_inference
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.names import unused
+from onnxfit.graph.replacement import Array, NodeReplacement
 from onnxfit.graph.skl2onnx import bound_exponents, fix_preprocessing
 
 DOMAIN = "ai.onnx.ml"
 MIN_OPSET = 9  # the operators used here mean the same from this opset on
 DEFAULT_OPSET = 13  # for models without operators of ONNX itself
 
-Array = npt.NDArray[Any]
 FLOAT = onnx.TensorProto.FLOAT
 
 
@@ -93,8 +90,8 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
         graph.value_info.remove(info)
 
 
-class _Conversion:
-    """The nodes and initializers that replace one node; their names begin with the node's."""
+class _Conversion(NodeReplacement):
+    """The nodes and initializers that replace one node of a classical model."""
 
     def __init__(
         self,
@@ -104,38 +101,13 @@ class _Conversion:
         ranks: dict[str, int],
     ) -> None:
         """`names` are all names of the graph, `ranks` those of its values by name."""
-        self.node = node
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
+        super().__init__(node, names)
         self.opset = opset
         self.ranks = ranks
-        self.attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        self._prefix = node.name or node.output[0]
-        self._names = names
-
-    def __call__(
-        self, op_type: str, *inputs: str, output: str | None = None, **attributes: Any
-    ) -> str:
-        """Add an operator; return the name of its output."""
-        name = self._unique_name(op_type)
-        output = output or self._unique_name(f"{op_type}:0")
-        self.nodes.append(
-            onnx.helper.make_node(op_type, list(inputs), [output], name=name, **attributes)
-        )
-        return output
 
     def weight(self, name: str, values: Array) -> str:
-        """Add an initializer of float32."""
-        name = self._unique_name(name)
-        self.initializers.append(
-            onnx.numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
-        )
-        return name
-
-    def constant(self, values: Array) -> str:
-        """Add a Constant: initializers would count as weights."""
-        tensor = onnx.numpy_helper.from_array(values, "value")
-        return self("Constant", value=tensor)
+        """Add an initializer of float32, `<node>/<name>`."""
+        return self.initializer(f"{self._prefix}/{name}", np.asarray(values, np.float32))
 
     def floats(self, name: str) -> Array:
         """Return an attribute that is a list of floats, an empty array without the attribute."""
@@ -156,11 +128,6 @@ class _Conversion:
         if self.opset < 18:
             return self("ReduceMax", x, axes=[1], keepdims=1)
         return self("ReduceMax", x, self.constant(np.array([1], np.int64)), keepdims=1)
-
-    def _unique_name(self, stem: str) -> str:
-        name = unused(f"{self._prefix}/{stem}", self._names.__contains__)
-        self._names.add(name)
-        return name
 
 
 Convert = Callable[[_Conversion], bool]  # False leaves the node as it is
