@@ -23,7 +23,7 @@ __all__ = ["dequantize"]
     help="The .onnx file to write.",
 )
 def dequantize(model: str, output: Path) -> None:
-    """Write MODEL, which has QuantizeLinear and DequantizeLinear nodes, as a float model.
+    """Write the quantized MODEL as a float model.
 
     Its weights have the values that the integers stood for.
 

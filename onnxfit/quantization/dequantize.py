@@ -23,6 +23,7 @@ from onnxfit.quantization.operators import (
     computes_with_integers,
     is_conversion,
 )
+from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
 from onnxfit.quantization.removed_activations import (
     NonNegativeValues,
     add_removed_activation,
@@ -46,10 +47,13 @@ def dequantize(model: Any) -> onnx.ModelProto:
     onnxruntime's quantizer removes a Relu, or a Clip from 0 to 6, where the range of integers cuts
     off the same numbers. It is added again.
 
-    - `model`: a path, bytes or an `onnx.ModelProto` in QDQ format, which is not changed.
+    Operators that compute with integers, such as QLinearConv, become operators of floats. Where
+    others, such as MaxPool, read integers, the conversions around them stay.
+
+    - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
 
     Raises ModelError if the model cannot be read or is not quantized, and UnsupportedError if it
-    has operators that compute with integers, such as QLinearConv.
+    computes with integers in a way that has no float form here.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -62,14 +66,14 @@ def dequantize(model: Any) -> onnx.ModelProto:
     >>> onnx.numpy_helper.to_array(floats.graph.initializer[0])
     array([[ 2., -3.]], dtype=float32)
     """
-    proto = inline_functions(load_model(model))
+    proto = to_qdq(inline_functions(load_model(model)))
     nodes = list(nodes_of(proto.graph))
     integer = sorted({node.op_type for node in nodes if computes_with_integers(node)})
     if integer:
+        reasons = [f"{name}: {why}" for name, why in remaining_qoperators(proto).items()]
         raise UnsupportedError(
-            f"The model computes with integers ({listed_names(integer)}), and dequantize takes the"
-            " QDQ format: floats between QuantizeLinear and DequantizeLinear. Quantize the float"
-            " model anew, by onnxfit.quantize."
+            f"The model computes with integers in ways that have no float form here"
+            f" ({listed_names(integer)}). {'; '.join(reasons[:1])}".rstrip()
         )
     if not any(map(is_conversion, nodes)):
         raise ModelError(

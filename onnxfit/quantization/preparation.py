@@ -15,8 +15,8 @@ from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_large
-from onnxfit.quantization.weight_axes import LAYERS
 from onnxfit.quantization.operators import is_conversion, is_quantized
+from onnxfit.quantization.weight_axes import LAYERS
 from onnxfit.registry import name_list
 from onnxfit.runtime.quantizer import optimize
 

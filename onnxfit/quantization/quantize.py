@@ -9,7 +9,6 @@ import onnx
 
 from onnxfit.errors import DataError, ModelError, SettingError, UnknownNameError
 from onnxfit.quantization.calibration import calibration_source, measured_ranges
-from onnxfit.quantization.weight_axes import LAYERS, explicit_axes, require_finite_weights
 from onnxfit.quantization.operators import is_conversion
 from onnxfit.quantization.preparation import (
     FOUR_BITS,
@@ -23,6 +22,7 @@ from onnxfit.quantization.preparation import (
     require_quantizable,
     restore_declarations,
 )
+from onnxfit.quantization.weight_axes import LAYERS, explicit_axes, require_finite_weights
 from onnxfit.quantization.weight_only import quantize_weights_only
 from onnxfit.registry import check_arguments
 from onnxfit.runtime.quantizer import (

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing import protos
-from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.quantization.operators import DEQUANTIZE
+from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.runtime.quantizer import quantize_array
 from onnxfit.runtime.values import Array
 

@@ -121,9 +121,11 @@ def test_the_float_model_can_be_quantized_again_and_trained() -> None:
 # ---------------------------------------------------------------------- files of others
 
 
-def by_default(model: onnx.ModelProto, inputs: dict[str, np.ndarray], path: Any) -> onnx.ModelProto:
+def by_default(
+    model: onnx.ModelProto, inputs: dict[str, np.ndarray], path: str, form: str = "QDQ"
+) -> onnx.ModelProto:
     """The model as onnxruntime quantizes it by default: without its Relus."""
-    from onnxruntime.quantization import quantize_static
+    from onnxruntime.quantization import QuantFormat, quantize_static
 
     class Reader:
         batches = iter([inputs])
@@ -132,8 +134,24 @@ def by_default(model: onnx.ModelProto, inputs: dict[str, np.ndarray], path: Any)
             return next(self.batches, None)
 
     onnx.save(model, path)
-    quantize_static(path, path, Reader())
+    quantize_static(path, path, Reader(), quant_format=QuantFormat[form])
     return onnx.load(path)
+
+
+def test_operators_of_integers_become_operators_of_floats(tmp_path: Any) -> None:
+    model = parsed(
+        """g (float[N, 4] x) => (float[N, 5] y)
+        { h = Gemm(x, u, c)  r = Relu(h)  a = Add(r, r)  y = MatMul(a, w) }""",
+        u=(4, 6),
+        c=(6,),
+        w=(6, 5),
+    )
+    inputs = {"x": rows(60, 4)}
+    result = by_default(model, inputs, str(tmp_path / "m.onnx"), "QOperator")
+    assert {"QGemm", "QLinearAdd", "QLinearMatMul"} <= set(kinds_of(result))
+    floats = checked(result)
+    assert kinds_of(floats) == kinds_of(model)
+    assert relative_error(outputs_of(floats, inputs), outputs_of(model, inputs)) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -345,5 +363,5 @@ def test_operators_that_compute_with_integers_are_refused() -> None:
         """g (uint8[N, 2] x) => (int32[N, 2] y) <int8[2, 2] w = {1, 2, 3, 4}>
         { y = MatMulInteger(x, w) }"""
     )
-    with pytest.raises(UnsupportedError, match=r"computes with integers \(MatMulInteger\)"):
+    with pytest.raises(UnsupportedError, match=r"no float form here \(MatMulInteger\)\. y: "):
         onnxfit.dequantize(model)
