@@ -27,6 +27,8 @@ from onnxfit.gradients.inspection import inspect
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
 from onnxfit.quantization import QuantizationReport, quantization_report
+from onnxfit.quantization.dequantize import dequantize
+from onnxfit.quantization.quantize import quantize
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 
@@ -59,6 +61,7 @@ __all__ = [
     "add_biases",
     "add_loss",
     "callbacks",
+    "dequantize",
     "distributed",
     "draw",
     "dynamic_batch",
@@ -69,6 +72,7 @@ __all__ = [
     "optimizers",
     "penalties",
     "quantization_report",
+    "quantize",
     "replace_head",
     "schedules",
     "tie",

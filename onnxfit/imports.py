@@ -66,6 +66,24 @@ def without(name: str) -> Iterator[None]:
         sys.meta_path.remove(missing)
 
 
+@contextmanager
+def uninstalled(name: str) -> Iterator[None]:
+    """Context in which `importlib.util.find_spec` finds no module of this name, nor does `import`.
+
+    - `name`: the module. If it is imported already, it stays so. Unlike with `without`, other
+      threads do not find it either: use it for a few imports only.
+    """
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is None:
+            sys.modules.pop(name, None)
+
+
 _lazily = _Lazily()
 sys.meta_path.insert(0, _lazily)
 try:

@@ -30,10 +30,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "step": ("step",),
     "runtime": ("runtime",),
     "editing": ("editing",),
-    "quantization": ("quantization",),
     # A fit makes a History, a CallbackList and a ProgressBar itself, and no callback imports the
     # trainer. So the callbacks stand below the loop, not above the trainer.
     "callbacks": ("callbacks",),
+    "quantization": ("quantization",),
     "training": ("training",),
     "trainer": ("trainer",),
     "entry points": ("cli", "sklearn", "torch", "flower"),

@@ -268,6 +268,8 @@ def function_cases() -> dict[str, Case]:
         "ranked": (report.ranked, report.ranked, {}),
         "worst": (report.worst, report.worst, {}),
         "QuantizationReport.save": (report.save, report.save, {"path": "a.svg"}),
+        "quantize": (onnxfit.quantize, onnxfit.quantize, {"model": model(), "calibration": X}),
+        "dequantize": (onnxfit.dequantize, onnxfit.dequantize, {}),
         "Trainer": (train, Trainer, {}),
         "DataLoader": (
             lambda **a: fit(trainer(), DataLoader(**a), None),

@@ -1,13 +1,14 @@
 """onnxfit.imports: libraries that another library imports without need."""
 
 import importlib
+import importlib.util
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from onnxfit.imports import without
+from onnxfit.imports import uninstalled, without
 
 
 @pytest.fixture
@@ -36,3 +37,16 @@ def test_a_module_is_hidden_from_the_thread_that_asked(module: str) -> None:
         other.join()
         assert module in sys.modules
     assert not any("Missing" in type(finder).__name__ for finder in sys.meta_path)
+
+
+def test_a_module_is_as_if_it_were_not_installed_and_can_be_imported_afterwards(
+    module: str,
+) -> None:
+    with uninstalled(module):
+        assert importlib.util.find_spec(module) is None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(module)
+    imported = importlib.import_module(module)
+    with uninstalled(module):  # it stays imported
+        assert importlib.import_module(module) is imported
+    assert sys.modules[module] is imported

@@ -23,6 +23,7 @@ PAGES = [
     "docs/coming-from.md",
     "docs/data.md",
     "docs/quantization-report.md",
+    "docs/quantization.md",
     "docs/tensorboard.md",
 ]
 MAX_README_LINES = 120

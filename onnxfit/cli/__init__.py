@@ -39,6 +39,8 @@ COMMAND_ORDER = (
     "dynamic-batch",
     "replace-head",
     "quantization-report",
+    "quantize",
+    "dequantize",
     "ops",
     "draw",
 )

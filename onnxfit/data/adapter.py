@@ -31,6 +31,8 @@ __all__ = ["DataAdapter"]
 
 T = TypeVar("T")
 
+# Purposes that ignore labels and sample weights
+WITHOUT_LABELS = ("prediction", "calibration")
 LABEL_KEYS = ("label", "labels", "y")  # names that data sets have for their only target
 
 
@@ -79,9 +81,10 @@ class DataAdapter:
 
     - `inputs`: the TensorSpecs of the model's inputs, in the model's order.
     - `targets`: a dict output -> Target of the outputs that need labels, in the model's order.
-      Prediction ignores it.
-    - `purpose`: "training", "validation", "evaluation" or "prediction". Messages name it; loaders
-      shuffle for training only; prediction ignores labels and sample weights, and accepts NaN.
+      Prediction and calibration ignore it.
+    - `purpose`: "training", "validation", "evaluation", "prediction" or "calibration". Messages
+      name it; loaders shuffle for training only; prediction and calibration ignore labels and
+      sample weights. Prediction accepts NaN, and calibration refuses infinite numbers, too.
     - `seed`: decides the order of rows where they are shuffled. A loader's own seed comes first.
     - `class_weight`: a dict class number -> weight, for a model with one output that needs labels.
     - `ranks`: processes that share each batch. A model with a fixed batch dimension of b rows then
@@ -102,7 +105,7 @@ class DataAdapter:
         ranks: int = 1,
     ) -> None:
         self.inputs = tuple(inputs)
-        self.targets: dict[str, Target] = {} if purpose == "prediction" else dict(targets)
+        self.targets: dict[str, Target] = {} if purpose in WITHOUT_LABELS else dict(targets)
         self.purpose = purpose
         self.seed = seed
         self.class_weight = checked_class_weight(class_weight, self.targets)
@@ -296,9 +299,9 @@ class DataAdapter:
         return columns
 
     def _check_numbers(self, array: Array, name: object) -> None:
-        """DataError for NaN, except in prediction.
+        """DataError for NaN, except in prediction; in calibration also for infinite numbers.
 
-        A model may handle NaN, but a gradient of NaN is NaN.
+        A model may handle NaN, but a gradient of NaN is NaN, and so is a range of values.
         """
         if self.purpose == "prediction" or not is_float(array.dtype) or not array.size:
             return
@@ -306,6 +309,9 @@ class DataAdapter:
         if np.isnan(array.min()):
             rows = np.isnan(array).reshape(len(array) if array.ndim else 1, -1)
             raise DataError(f"{name} is NaN in row {int(rows.any(axis=1).argmax())}.")
+        if self.purpose == "calibration" and np.isinf((array.min(), array.max())).any():
+            rows = np.isinf(array).reshape(len(array) if array.ndim else 1, -1)
+            raise DataError(f"{name} is infinite in row {int(rows.any(axis=1).argmax())}.")
 
     def _split_dict(self, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """Return x, y and sample_weight, with labels and weights taken out of a dict of inputs."""
@@ -313,7 +319,7 @@ class DataAdapter:
             return x, y, sample_weight
         names = {spec.name for spec in self.inputs}
         others = {key: value for key, value in x.items() if key not in names}
-        if self.purpose == "prediction":
+        if self.purpose in WITHOUT_LABELS:
             for key in (*LABEL_KEYS, SAMPLE_WEIGHT):
                 others.pop(key, None)
         else:
@@ -370,11 +376,11 @@ class DataAdapter:
         return {output: labels[output] for output in self.targets}
 
     def _without_targets(self, kind: str, default: T) -> T:
-        """Return `default` in prediction, which ignores labels and weights.
+        """Return `default` in prediction and calibration, which ignore labels and weights.
 
         DataError otherwise, since they would be lost silently.
         """
-        if self.purpose != "prediction":
+        if self.purpose not in WITHOUT_LABELS:
             raise DataError(
                 f"The model computes its own loss, so that {kind} have no place: feed them as"
                 f" inputs. The inputs are {'; '.join(map(str, self.inputs))}."

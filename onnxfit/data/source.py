@@ -43,7 +43,8 @@ class Source(ABC):
     A subclass that a module of `onnxfit.data` lists in its `__all__` is used by `fit` for the data
     that its `accepts` recognises.
 
-    - `purpose`: "training", "validation", "evaluation" or "prediction", for messages.
+    - `purpose`: "training", "validation", "evaluation", "prediction" or "calibration", for
+      messages.
     - `rows`, `steps` (batches in an epoch) and `batch_size` are None where they are unknown.
     - `re_iterable` is False for data that can be iterated only once.
     - `priority`: sources of higher priority are asked first. A source for one type of object keeps

@@ -51,7 +51,7 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     """
     proto = large_tensors_as_inputs(model)
     remove_zip_maps(proto)
-    proto = convert_opset(_inline_functions(proto))
+    proto = convert_opset(inline_functions(proto))
     proto.ir_version = IR_VERSION
     _clear_negative_sizes(proto)
     work = to_ir(proto)
@@ -72,7 +72,11 @@ def normalize(model: onnx.ModelProto) -> ir.Model:
     return work
 
 
-def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the bodies of its functions in the place of their calls.
+
+    A model without functions is returned itself. Raises ModelError where that is impossible.
+    """
     if not model.functions:
         return model
     try:

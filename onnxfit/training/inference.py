@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import numpy.typing as npt
-from tqdm import tqdm
 
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.logs import Logs
-from onnxfit.callbacks.progress import print_line
+from onnxfit.callbacks.progress.batches import shown_batches
 from onnxfit.data import Batch, Source
 from onnxfit.errors import DataError, SettingError
 from onnxfit.registry import check_arguments, shortened
@@ -176,7 +172,7 @@ class InferenceTrainer(BaseTrainer):
         callbacks.on_test_begin(Logs())
         tells_end = "on_test_batch_end" in callbacks.heard
         exchanges = tells_end and self.world_size > 1
-        batches = _batches(source, steps, verbose, "evaluate", self.is_main)
+        batches = shown_batches(source, steps, verbose, "evaluate", self.is_main)
         for index, batch in enumerate(batches):
             if callbacks.test_batch_begin:
                 callbacks.on_test_batch_begin(index, Logs())
@@ -231,7 +227,7 @@ class InferenceTrainer(BaseTrainer):
         run = make_run()
         tells_end = "on_predict_batch_end" in callbacks.heard
         try:
-            batches = _batches(source, steps, verbose, "predict", self.is_main)
+            batches = shown_batches(source, steps, verbose, "predict", self.is_main)
             for index, batch in enumerate(batches):
                 if callbacks.predict_batch_begin:
                     callbacks.on_predict_batch_begin(index, Logs())
@@ -265,29 +261,3 @@ def refuse_number(sample_weight: Any, function: str) -> None:
             f"The third argument of {function} is sample_weight, one factor for each row, got"
             f" {shortened(sample_weight)}. Did you mean batch_size={shortened(sample_weight)}?"
         )
-
-
-def _batches(
-    source: Source, steps: int | None, verbose: int | str, title: str, shows: bool
-) -> Iterator[Batch]:
-    """Yield the first `steps` batches of a source, or all; show them as `verbose` says.
-
-    - `shows`: False for a process that leaves the showing to another one.
-    """
-    if verbose not in (0, 1, 2, "auto"):
-        raise SettingError(f"verbose must be 0, 1, 2 or 'auto', got {shortened(verbose)}.")
-    batches = islice(source.batches(0), steps)
-    if not shows:
-        verbose = 0
-    if verbose == 1 or (verbose == "auto" and sys.stderr.isatty()):
-        total = source.steps
-        if steps is not None:
-            total = steps if total is None else min(steps, total)
-        yield from tqdm(batches, desc=title, total=total, unit="batch", file=sys.stderr)
-        return
-    began, count = time.perf_counter(), 0
-    for batch in batches:
-        count += 1
-        yield batch
-    if verbose == 2:
-        print_line(f"{title}  {time.perf_counter() - began:.1f}s  {count} batches")

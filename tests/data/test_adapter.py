@@ -189,7 +189,8 @@ def test_impossible_settings(arguments: dict[str, Any], message: str) -> None:
         make(**arguments)
 
 
-def test_prediction_takes_no_labels_and_lets_nan_pass() -> None:
+@pytest.mark.parametrize("purpose", ["prediction", "calibration"])
+def test_prediction_and_calibration_take_no_labels(purpose: str) -> None:
     for x in (
         X,
         (X, Y)[:1],
@@ -198,7 +199,16 @@ def test_prediction_takes_no_labels_and_lets_nan_pass() -> None:
         DataLoader(X, Y, W, batch_size=SIZE),
         Columns(NAMED),
     ):
-        arrays = whole(make(x, targets={}, purpose="prediction"))
+        arrays = whole(make(x, targets={}, purpose=purpose))
         assert list(arrays) == ["x"]
         np.testing.assert_array_equal(arrays["x"], X)
+
+
+def test_prediction_lets_nan_pass_and_calibration_no_infinite_number() -> None:
     assert np.isnan(whole(make(with_nan(X, 1), targets={}, purpose="prediction"))["x"][1]).all()
+    infinite = X.copy()
+    infinite[2] = np.inf
+    whole(make(infinite, Y))
+    for x, message in ((with_nan(X, 1), "is NaN in row 1"), (infinite, "is infinite in row 2")):
+        with pytest.raises(DataError, match=message):
+            whole(make(x, targets={}, purpose="calibration"))

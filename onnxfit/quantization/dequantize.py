@@ -1,0 +1,232 @@
+"""`dequantize`: the float model with the values of a quantized one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError, UnsupportedError, listed_names
+from onnxfit.graph.model import inline_functions
+from onnxfit.graph.names import unused
+from onnxfit.graph.reading import load_model, to_ir
+from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.values import values_of
+from onnxfit.quantization.integers import Array, constant_of, parameters_of
+from onnxfit.quantization.operators import (
+    DEQUANTIZE,
+    DOMAINS,
+    QUANTIZE,
+    computes_with_integers,
+    is_conversion,
+)
+from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
+from onnxfit.quantization.removed_activations import (
+    NonNegativeValues,
+    add_removed_activation,
+)
+from onnxfit.registry import check_arguments
+
+__all__ = ["dequantize"]
+
+SUFFIX = "_quantized"  # that onnxruntime's quantizer adds to the name of a weight
+
+
+@check_arguments
+def dequantize(model: Any) -> onnx.ModelProto:
+    """Return the float model with the values that the integers of a quantized model stand for.
+
+    An integer weight $q$ with the scale $s$ and the zero point $z$ becomes the float weight
+    $s (q - z)$ under the name that it had before `quantize`, if that can be told. Pairs of a
+    QuantizeLinear and a DequantizeLinear, which round activations, are removed. Inputs and outputs
+    stay as they are. A model whose weights alone are quantized computes the same as before.
+
+    onnxruntime's quantizer removes a Relu, or a Clip from 0 to 6, where the range of integers cuts
+    off the same numbers. It is added again.
+
+    Operators that compute with integers, such as QLinearConv, become operators of floats. Where
+    others, such as MaxPool, read integers, the conversions around them stay.
+
+    - `model`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+
+    Raises ModelError if the model cannot be read or is not quantized, and UnsupportedError if it
+    computes with integers in a way that has no float form here.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     g (float[N, 1] x) => (float[N, 2] y)
+    ...     <int8[1, 2] w_quantized = {4, -6}, float s = {0.5}, int8 z = {0}>
+    ...     { w = DequantizeLinear(w_quantized, s, z) y = MatMul(x, w) }''')
+    >>> floats = dequantize(model)
+    >>> [node.op_type for node in floats.graph.node]
+    ['MatMul']
+    >>> onnx.numpy_helper.to_array(floats.graph.initializer[0])
+    array([[ 2., -3.]], dtype=float32)
+    """
+    proto = to_qdq(inline_functions(load_model(model)))
+    nodes = list(nodes_of(proto.graph))
+    integer = sorted({node.op_type for node in nodes if computes_with_integers(node)})
+    if integer:
+        reasons = [f"{name}: {why}" for name, why in remaining_qoperators(proto).items()]
+        raise UnsupportedError(
+            f"The model computes with integers in ways that have no float form here"
+            f" ({listed_names(integer)}). {'; '.join(reasons[:1])}".rstrip()
+        )
+    if not any(map(is_conversion, nodes)):
+        raise ModelError(
+            "The model is not quantized: it has no QuantizeLinear and no DequantizeLinear."
+        )
+    work = to_ir(proto)
+    weights = {}
+    for graph in (work.graph, *work.graph.subgraphs()):
+        weights.update(_dequantize_graph(graph))
+    _remove_unused(work)
+    _rename(work, weights)
+    return ir.to_proto(work)
+
+
+def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
+    """Turn constants to floats, and do away with pairs that round activations, in place.
+
+    Return the new weights, each with the name that it should have.
+    """
+    non_negative = NonNegativeValues()
+    known: dict[tuple[object, ...], ir.Value] = {}
+    names = {}
+    for node in list(graph):
+        if not _is(DEQUANTIZE, node):
+            non_negative.add_outputs(node)
+            continue
+        key = (*node.inputs, *(a.value for a in node.attributes.values()))
+        if key not in known:
+            array = _constant_floats(node)
+            if array is not None:
+                known[key] = _add_initializer(graph, node, array)
+                names[known[key]] = _name_before(node)
+        value = known.get(key)
+        if value is None:
+            rounding = _rounding_before(node)
+            if rounding is None:
+                continue
+            value = add_removed_activation(rounding, node, non_negative)
+            assert value is not None
+        _replace(node, value)
+    return names
+
+
+def _constant_floats(node: ir.Node) -> Array | None:
+    """Return what a DequantizeLinear computes, if it is a constant.
+
+    Raises ModelError for a scale or a zero point of another shape or type.
+    """
+    parameters = parameters_of(node)
+    rounding = _rounding_before(node)
+    if parameters is None:
+        return None
+    try:
+        integers = constant_of(node.inputs[0])
+        if rounding is not None and integers is None:  # as training in PyTorch leaves a weight
+            integers = _constant_integers(rounding)
+        return None if integers is None else parameters.dequantized(integers)
+    except (ValueError, IndexError, TypeError) as error:
+        raise ModelError(
+            f"The scale or the zero point of {node.op_type} {node.name!r} does not fit its values:"
+            f" {error}."
+        ) from None
+
+
+def _constant_integers(rounding: ir.Node) -> Array | None:
+    """Return what a QuantizeLinear computes, if it is a constant of a known type."""
+    floats, parameters = constant_of(rounding.inputs[0]), parameters_of(rounding)
+    if floats is None or parameters is None or parameters.zero_point is None:
+        return None
+    with np.errstate(all="ignore"):  # the scale of a weight that is 0 may be 0
+        return parameters.quantized(floats, parameters.zero_point.dtype)
+
+
+def _rounding_before(node: ir.Node) -> ir.Node | None:
+    """Return the QuantizeLinear whose integers a DequantizeLinear turns back, if there is one."""
+    producer = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if producer is None or not _is(QUANTIZE, producer):
+        return None
+    if producer.inputs[1:] == node.inputs[1:]:
+        return producer
+    before, after = parameters_of(producer), parameters_of(node)
+    same = before is not None and after is not None and before.equals(after)
+    return producer if same else None
+
+
+def _is(kind: str, node: ir.Node) -> bool:
+    return node.op_type == kind and node.domain in DOMAINS
+
+
+def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
+    """Add an initializer of floats for what a DequantizeLinear computes."""
+    output = node.outputs[0]
+    name = f"{output.name}/floats"
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+    graph.register_initializer(value)
+    return value
+
+
+def _name_before(node: ir.Node) -> str:
+    """Return the name that a weight had before it was quantized, as far as it can be told."""
+    integers = node.inputs[0]
+    assert integers is not None
+    rounding = integers.producer()
+    if rounding is not None and _is(QUANTIZE, rounding) and rounding.inputs[0] is not None:
+        return rounding.inputs[0].name or ""
+    return (integers.name or "").removesuffix(SUFFIX)
+
+
+def _replace(node: ir.Node, value: ir.Value) -> None:
+    """Let everything that reads the output of a DequantizeLinear read another value."""
+    output = node.outputs[0]
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    if not output.is_graph_output():
+        output.replace_all_uses_with(value)
+        return
+    producer = value.producer()
+    if producer is None or value.is_graph_output() or producer.graph is not graph:
+        identity = ir.node("Identity", [value], outputs=[ir.Value(name=output.name)])
+        graph.insert_after(node, identity)
+        value = identity.outputs[0]
+    name, output.name = output.name, f"{output.name}/rounded"
+    value.name, value.type, value.shape = name, output.type, output.shape
+    output.replace_all_uses_with(value, replace_graph_outputs=True)
+
+
+def _remove_unused(model: ir.Model) -> None:
+    """Remove the conversions that nothing reads, and then the constants that they alone read."""
+    constants: dict[ir.Value, None] = {}
+    for node in reversed(list(ir.traversal.RecursiveGraphIterator(model.graph))):
+        is_left = any(v.uses() or v.is_graph_output() for v in node.outputs)
+        if is_left or not (_is(QUANTIZE, node) or _is(DEQUANTIZE, node)):
+            continue
+        constants.update((value, None) for value in node.inputs if value is not None)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+    for value in constants:
+        producer, graph = value.producer(), value.graph
+        if value.uses() or value.is_graph_output() or graph is None:
+            continue
+        if producer is not None and producer.op_type == "Constant":
+            graph.remove(producer, safe=True)
+        elif value.is_initializer():
+            graph.initializers.pop(value.name or "")
+            if value.is_graph_input():
+                graph.inputs.remove(value)
+
+
+def _rename(model: ir.Model, weights: Mapping[ir.Value, str]) -> None:
+    """Give the new weights their names, with a number where a name is in use."""
+    graphs = (model.graph, *model.graph.subgraphs())
+    used = {name for graph in graphs for name in values_of(graph)} - {v.name for v in weights}
+    for value, name in weights.items():
+        value.name = unused(name, used.__contains__)
+        used.add(value.name)

@@ -1,0 +1,249 @@
+"""Prepare a float model for onnxruntime's quantizer, and clean up what the quantizer returns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+import onnx
+
+from onnxfit.editing import protos
+from onnxfit.errors import ModelError, UnknownNameError, UnsupportedError, listed_names
+from onnxfit.graph.model import inline_functions
+from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
+from onnxfit.graph.reading import ModelSource, load_model
+from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.tensors import is_large
+from onnxfit.quantization.operators import is_conversion, is_quantized
+from onnxfit.quantization.weight_axes import LAYERS
+from onnxfit.registry import name_list
+from onnxfit.runtime.quantizer import optimize
+
+OPSET_OF_CHANNELS = 13  # the first in which a DequantizeLinear has a scale for each channel
+OPSET_OF_FOUR_BITS = 21  # the first that has them
+# onnxruntime 1.19 has no kernel for the QLinearMatMul of later ones, which it makes of a MatMul.
+LAST_OPSET_OF_BYTES = 20
+FOUR_BITS = ("int4", "uint4")
+
+
+def load_float_model(source: ModelSource, weights: str) -> onnx.ModelProto:
+    """Return the model in memory, in an opset that has what the quantized model needs.
+
+    - `source`: a path, bytes or a ModelProto, which is not changed.
+    - `weights`: the integer type of the weights.
+
+    Raises ModelError for a model that cannot be read or is quantized already, and UnsupportedError
+    for one above 2 GB.
+    """
+    model = load_model(source)
+    quantized = [node for node in nodes_of(model.graph) if is_quantized(node)]
+    if quantized:
+        node = quantized[0]
+        raise ModelError(
+            f"The model is quantized already: it has {node.op_type} {node.name!r}. Give the float"
+            " model, or make one by onnxfit.dequantize(model)."
+        )
+    if is_large(model):
+        raise UnsupportedError(
+            "The model is larger than 2 GB, which onnxruntime's quantizer cannot read. Quantize it"
+            " in parts, or by another tool."
+        )
+    _remove_initializers_from_inputs(model)
+    model = inline_functions(model)
+    _require_float32(model)
+    needed_opset = OPSET_OF_FOUR_BITS if weights in FOUR_BITS else OPSET_OF_CHANNELS
+    if not needed_opset <= _opset_of(model) <= OPSET:
+        model = convert_opset(model)
+    if weights not in FOUR_BITS:
+        _lower_opset(model)
+    needed = onnx.helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
+    model.ir_version = min(max(model.ir_version, needed), IR_VERSION)
+    return model
+
+
+def _require_float32(model: onnx.ModelProto) -> None:
+    """Raise UnsupportedError for a layer whose weight is float16 or float64."""
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        for name in node.input if node.op_type in LAYERS else ():
+            if types.get(name, onnx.TensorProto.FLOAT) != onnx.TensorProto.FLOAT:
+                kind = onnx.TensorProto.DataType.Name(types[name]).lower()
+                raise UnsupportedError(
+                    f"The weight {name!r} is {kind}, and onnxruntime quantizes float32: convert the"
+                    " model to float32 first."
+                )
+
+
+def _lower_opset(model: onnx.ModelProto) -> None:
+    """Lower opset 21 to 20, in place.
+
+    The two differ in the element types of some operators, four bits among them, and in the meaning
+    of GroupNormalization.
+    """
+    if any(node.op_type == "GroupNormalization" for node in nodes_of(model.graph)):
+        return
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = min(entry.version, LAST_OPSET_OF_BYTES)
+
+
+def _opset_of(model: onnx.ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:
+    """Make the weights constants, in place. Old files list them as inputs, too."""
+    names = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+
+
+def optimize_float_model(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model after onnxruntime's optimizations; every node has a name of its own."""
+    optimized = optimize(model)
+    used: set[str] = set()
+    for node in optimized.graph.node:
+        node.name = protos.unique_name(node.name or f"{node.output[0]}/{node.op_type}", used)
+    return optimized
+
+
+def excluded_nodes(
+    model: onnx.ModelProto, optimized: onnx.ModelProto, exclude: Sequence[str] | str
+) -> set[str]:
+    """Return the nodes of the optimized model that stay in float.
+
+    - `exclude`: names or fnmatch patterns of nodes or initializers of `model`.
+
+    Raises UnknownNameError for a pattern that matches nothing.
+    """
+    nodes = {node.name: node for node in model.graph.node if node.name}
+    tensors = {tensor.name for tensor in model.graph.initializer}
+    known = [*nodes, *tensors]
+    matched: set[str] = set()
+    for pattern in name_list("exclude", exclude):
+        matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
+        if not matches:
+            raise UnknownNameError("node or weight", pattern, known)
+        matched |= matches
+    selected = [
+        node
+        for node in model.graph.node
+        if node.name in matched or not matched.isdisjoint(tensors.intersection(node.input))
+    ]
+    return _surviving(selected, model, optimized)
+
+
+def _surviving(
+    nodes: list[onnx.NodeProto], model: onnx.ModelProto, optimized: onnx.ModelProto
+) -> set[str]:
+    """Return the nodes of the optimized model that do the work of nodes of the model.
+
+    A node that was merged with the next ones, such as a convolution with its BatchNormalization,
+    survives in the one that computes their result.
+    """
+    makers = {name: node for node in optimized.graph.node for name in node.output}
+    readers = defaultdict(list)
+    for node in model.graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    surviving = set()
+    waiting = [name for node in nodes for name in node.output]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in makers:
+            surviving.add(makers[name].name)
+        elif name not in seen:
+            seen.add(name)
+            waiting += [output for node in readers[name] for output in node.output]
+    return surviving
+
+
+def cut_outputs(optimized: onnx.ModelProto) -> set[str]:
+    """Return each Relu and Clip that reads an output of the model.
+
+    onnxruntime's quantizer gives its input the range of its result, and would cut off the output.
+    """
+    outputs = {value.name for value in optimized.graph.output}
+    return {
+        node.name
+        for node in optimized.graph.node
+        if node.op_type in ("Clip", "Relu") and node.input[0] in outputs
+    }
+
+
+def products_of_activations(optimized: onnx.ModelProto) -> set[str]:
+    """Return the MatMuls of two activations, as attention has them."""
+    constants = {tensor.name for tensor in optimized.graph.initializer}
+    return {
+        node.name
+        for node in optimized.graph.node
+        if node.op_type == "MatMul" and constants.isdisjoint(node.input)
+    }
+
+
+def read_floats(quantized: onnx.ModelProto, names: Collection[str]) -> None:
+    """Let the named nodes read activations as they were before they were rounded, in place.
+
+    onnxruntime would else compute them by integers, whoever rounded the activations.
+    """
+    makers = {name: node for node in quantized.graph.node for name in node.output}
+    for node in quantized.graph.node:
+        for i, name in enumerate(node.input if node.name in names else ()):
+            rounding = makers.get(makers[name].input[0]) if name in makers else None
+            if rounding is not None and is_conversion(makers[name]) and is_conversion(rounding):
+                node.input[i] = rounding.input[0]
+
+
+def read_and_computed(
+    optimized: onnx.ModelProto, operators: Collection[str], excluded: Collection[str]
+) -> set[str]:
+    """Return what the nodes of some operators, without the excluded nodes, read or compute."""
+    return {
+        name
+        for node in optimized.graph.node
+        if node.op_type in operators and node.name not in excluded
+        for name in (*node.input, *node.output)
+    }
+
+
+def restore_declarations(quantized: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the quantized model with the inputs, outputs and notes that the model has."""
+    restored = onnx.ModelProto()
+    restored.CopyFrom(quantized)
+    del restored.graph.input[:]
+    restored.graph.input.extend(model.graph.input)
+    del restored.graph.output[:]
+    restored.graph.output.extend(model.graph.output)
+    restored.graph.name = model.graph.name
+    restored.graph.doc_string = model.graph.doc_string
+    restored.ir_version = model.ir_version
+    restored.producer_name = model.producer_name
+    restored.producer_version = model.producer_version
+    restored.domain = model.domain
+    restored.model_version = model.model_version
+    restored.doc_string = model.doc_string
+    del restored.metadata_props[:]
+    restored.metadata_props.extend(model.metadata_props)
+    domains = {node.domain for node in nodes_of(restored.graph)} | {""}
+    imports = [entry for entry in restored.opset_import if entry.domain in domains]
+    del restored.opset_import[:]
+    restored.opset_import.extend(imports)
+    return restored
+
+
+def require_quantizable(
+    optimized: onnx.ModelProto, operators: Sequence[str], excluded: set[str]
+) -> None:
+    """Raise ModelError unless a node is left that can be quantized."""
+    nodes = [node for node in optimized.graph.node if node.op_type in operators]
+    if any(node.name not in excluded for node in nodes):
+        return
+    kinds = listed_names(sorted({node.op_type for node in optimized.graph.node})) or "nothing"
+    reason = "exclude leaves nothing of it" if nodes else f"it computes {kinds}"
+    raise ModelError(
+        f"The model has nothing to quantize: {reason}. Quantized are layers with weights, such as"
+        " Conv, Gemm and MatMul, and the values between them."
+    )

@@ -1,0 +1,52 @@
+"""Quantize the weights of layers, and leave what they compute in float."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.editing import protos
+from onnxfit.quantization.operators import DEQUANTIZE
+from onnxfit.quantization.weight_axes import channel_axes
+from onnxfit.runtime.quantizer import quantize_array
+from onnxfit.runtime.values import Array
+
+
+def quantize_weights_only(
+    optimized: onnx.ModelProto, weights: str, per_channel: bool, excluded: set[str]
+) -> onnx.ModelProto:
+    """Return the model with integers, and a DequantizeLinear, in the place of each weight.
+
+    - `optimized`: every node has a name of its own. The model is changed.
+    - `weights`: the type of the integers.
+    - `per_channel`: each output channel of a weight has a scale of its own.
+    - `excluded`: names of nodes whose weights stay in float.
+    """
+    tensors = {tensor.name: tensor for tensor in optimized.graph.initializer}
+    nodes = []
+    for name, axis in channel_axes(optimized, excluded).items():
+        array = onnx.numpy_helper.to_array(tensors[name])
+        made = quantize_array(array, weights, axis if per_channel else None)
+        inputs = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+        optimized.graph.initializer.extend(map(_tensor, made, inputs))
+        output = f"{name}_DequantizeLinear_Output"
+        for node in optimized.graph.node:
+            for i, read in enumerate(node.input):
+                if read == name:
+                    node.input[i] = output
+        nodes.append(
+            onnx.helper.make_node(DEQUANTIZE, inputs, [output], f"{name}_DequantizeLinear")
+        )
+        if per_channel:
+            nodes[-1].attribute.append(onnx.helper.make_attribute("axis", axis))
+        if not protos.is_read(optimized, name):
+            protos.remove_initializer(optimized, name)
+    others = list(optimized.graph.node)
+    del optimized.graph.node[:]
+    optimized.graph.node.extend([*nodes, *others])
+    return optimized
+
+
+def _tensor(array: Array, name: str) -> onnx.TensorProto:
+    return ir.to_proto(ir.tensor(np.asarray(array, order="C"), name=name))
