@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -50,3 +51,16 @@ def test_a_module_is_as_if_it_were_not_installed_and_can_be_imported_afterwards(
     with uninstalled(module):  # it stays imported
         assert importlib.import_module(module) is imported
     assert sys.modules[module] is imported
+
+
+def test_import_onnxfit_leaves_out_what_many_programs_never_use() -> None:
+    # Of these, onnx.reference reads the schemas of all operators as soon as it is imported.
+    code = (
+        "import sys, onnxfit, gc; assert gc.isenabled();"
+        "heavy = {'onnx.reference', 'numpy.random', 'torch', 'sklearn', 'tensorboardX', 'pandas'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -46,21 +46,23 @@ class CallbackList:
     figures: Collection[str] | None = None
     batch_figures: Collection[str] | None = None
 
-    train_begin: tuple[Callable[[Logs], None], ...]
-    train_end: tuple[Callable[[Logs], None], ...]
-    epoch_begin: tuple[Callable[[int, Logs], None], ...]
-    epoch_end: tuple[Callable[[int, Logs], None], ...]
-    train_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    train_batch_end: tuple[Callable[[int, Logs], None], ...]
-    test_begin: tuple[Callable[[Logs], None], ...]
-    test_end: tuple[Callable[[Logs], None], ...]
-    test_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    test_batch_end: tuple[Callable[[int, Logs], None], ...]
-    predict_begin: tuple[Callable[[Logs], None], ...]
-    predict_end: tuple[Callable[[Logs], None], ...]
-    predict_batch_begin: tuple[Callable[[int, Logs], None], ...]
-    predict_batch_end: tuple[Callable[[int, Logs], None], ...]
-    gradients: tuple[Callable[[dict[str, npt.NDArray[Any]]], None], ...]
+    train_begin: tuple[Callable[[Logs], None], ...] = ()
+    train_end: tuple[Callable[[Logs], None], ...] = ()
+    epoch_begin: tuple[Callable[[int, Logs], None], ...] = ()
+    epoch_end: tuple[Callable[[int, Logs], None], ...] = ()
+    train_batch_begin: tuple[Callable[[int, Logs], None], ...] = ()
+    train_batch_end: tuple[Callable[[int, Logs], None], ...] = ()
+    test_begin: tuple[Callable[[Logs], None], ...] = ()
+    test_end: tuple[Callable[[Logs], None], ...] = ()
+    test_batch_begin: tuple[Callable[[int, Logs], None], ...] = ()
+    test_batch_end: tuple[Callable[[int, Logs], None], ...] = ()
+    predict_begin: tuple[Callable[[Logs], None], ...] = ()
+    predict_end: tuple[Callable[[Logs], None], ...] = ()
+    predict_batch_begin: tuple[Callable[[int, Logs], None], ...] = ()
+    predict_batch_end: tuple[Callable[[int, Logs], None], ...] = ()
+    gradients: tuple[Callable[[dict[str, npt.NDArray[Any]]], None], ...] = ()
+    exception: tuple[Callable[[BaseException], None], ...] = ()
+    close: tuple[Callable[[], None], ...] = ()
 
     def __init__(
         self,
@@ -82,16 +84,17 @@ class CallbackList:
         # Those whose hooks this rank calls.
         self._called = [c for c in self.callbacks if world.is_main or not c.runs_on_first]
         self.load_state_dict(states or {})
-        for hook in HOOKS:
-            listening = [callback for callback in self._called if callback.listens(hook)]
-            listeners = tuple(self._listener(callback, hook) for callback in listening)
-            setattr(self, hook.removeprefix("on_"), listeners)
+        listeners: dict[str, list[Callable[..., None]]] = {}
+        for callback in self._called:
+            for hook in HOOKS:
+                if callback.listens(hook):
+                    listeners.setdefault(hook, []).append(self._listener(callback, hook))
+        for hook, methods in listeners.items():
+            setattr(self, hook.removeprefix("on_"), tuple(methods))
         # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
-        self.heard: Collection[str] = [
-            hook for hook in HOOKS if getattr(self, hook.removeprefix("on_"))
-        ]
+        self.heard: Collection[str] = list(listeners)
         if world.size > 1:
-            self.heard = world.from_main(f"the beginning of {caller}", list(self.heard))
+            self.heard = world.from_main(f"the beginning of {caller}", self.heard)
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
         self._failed = False

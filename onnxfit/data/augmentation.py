@@ -22,8 +22,9 @@ from onnxfit.data.optional import import_optional
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.registry import shortened
 
-# An augmentation of images (height, width, channels) of uint8.
-Augmentation = Callable[[Array, np.random.Generator], Any]
+# An augmentation of images (height, width, channels) of uint8. Its generator is named by a string,
+# since NumPy imports its random numbers when they are first asked for.
+Augmentation = Callable[[Array, "np.random.Generator"], Any]
 
 LEAST_SIDE = 0.7  # of a cropped image, as a fraction of the whole one
 STREAM = 1  # tells the random numbers of images from those of the order of rows

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx.reference
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
@@ -142,6 +141,9 @@ def _sizes(value: ir.Value | None) -> list[int] | None:
 
 def _evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]:
     """Compute one node by ONNX's reference implementation."""
+    # imported late: it reads the schemas of all operators, and many models have nothing to fold
+    from onnx.reference import ReferenceEvaluator
+
     make = onnx.helper
     inputs = [
         make.make_tensor_value_info(name, make.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -150,4 +152,4 @@ def _evaluate(node: ir.Node, feeds: dict[str, Array], opset: int) -> list[Array]
     outputs = [onnx.ValueInfoProto(name=v.name or "") for v in node.outputs if v.name]
     graph = make.make_graph([ir.serde.serialize_node(node)], "node", inputs, outputs)
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", opset)], ir_version=10)
-    return [np.asarray(a) for a in onnx.reference.ReferenceEvaluator(model).run(None, feeds)]
+    return [np.asarray(a) for a in ReferenceEvaluator(model).run(None, feeds)]

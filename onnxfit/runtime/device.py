@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Device:
         """Options of the execution provider."""
         return {"device_id": str(self.index)} if self.kind != "cpu" else {}
 
-    @property
+    @cached_property
     def handle(self) -> Any:
         """The device as an OrtDevice."""
         return C.OrtDevice(

@@ -301,7 +301,7 @@ class BoundSession:
             if name in bound and bound[name][1] is value and not is_array:
                 continue  # not for arrays, whose shape may have been set in place
             if is_array:
-                value = np.require(value, requirements="C")
+                value = np.asarray(value, order="C")
                 key = value.__array_interface__["data"][0], value.shape, value.dtype
             else:
                 key = value.data_ptr(), tuple(value.shape()), value.element_type()
@@ -355,9 +355,7 @@ class StatelessSession:
 
     def predict(self, batch: Batch) -> dict[str, Array]:
         """Return copies of the outputs for a batch, as arrays."""
-        arrays = {
-            name: np.require(array, requirements="C") for name, array in batch.arrays().items()
-        }
+        arrays = {name: np.asarray(array, order="C") for name, array in batch.arrays().items()}
         return copied_arrays(
             self({name: ort_value(arrays[name], self._device) for name in self.inputs})
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, Union
@@ -58,7 +59,7 @@ class Mean:
 
     @property
     def value(self) -> float:
-        return self.total / self.weight if self.weight else float("nan")
+        return self.total / self.weight if self.weight else math.nan
 
 
 class Sum(Mean):
@@ -73,7 +74,7 @@ class Sum(Mean):
 
     @property
     def value(self) -> float:
-        return self.total if self.weight else float("nan")
+        return self.total if self.weight else math.nan
 
 
 class Tracker:
@@ -88,9 +89,11 @@ class Tracker:
     ) -> None:
         self._several = len(objectives) > 1
         # The loss of a single output comes with its weight; "" is the loss of the model's own.
-        weights = {output: objective.weight for output, objective in objectives.items()}
-        self._weights = weights if self._several else {next(iter(objectives), ""): 1.0}
+        self._weights = {next(iter(objectives), ""): 1.0}
+        if self._several:
+            self._weights = {output: one.weight for output, one in objectives.items()}
         self._sums = {name for name, one in objectives.items() if one.loss.reduction == "sum"}
+        self._counts = {output: names.count(output) for output in self._weights}
         self._metrics = metrics
         self.reset()
 
@@ -202,7 +205,7 @@ class Tracker:
             value = loss - penalty
             if self._several:
                 value = scalars[names.output_loss(output)].item()
-            count = scalars.get(names.count(output))
+            count = scalars.get(self._counts[output])
             mean.add(value, rows if count is None else count.item())
         if self._metrics:
             self._update_metrics(result, batch)
@@ -231,14 +234,14 @@ class Tracker:
     @property
     def loss(self) -> float:
         """The loss over the batches so far, with the penalty; NaN before the first."""
-        losses = [
-            self._weights[output] * mean.value
-            for output, mean in self._output_losses.items()
-            if mean.weight
-        ]
-        if not losses:
-            return float("nan")
-        return sum(losses) + (self._penalty.value if self._penalty.weight else 0.0)
+        total, counted = 0.0, False
+        for output, mean in self._output_losses.items():
+            if mean.weight:
+                total += self._weights[output] * mean.value
+                counted = True
+        if not counted:
+            return math.nan
+        return total + self._penalty.value if self._penalty.weight else total
 
     def figures(self) -> Figures:
         """Return name -> mean so far.

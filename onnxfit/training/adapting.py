@@ -57,8 +57,8 @@ class SingleBatches:
 
         On several ranks it has this rank's share of them.
         """
-        known = self._batches(purpose, self._size)
-        return known.source(x, y, sample_weight).shard(self._rank, self._size)
+        source = self._batches(purpose, self._size).source(x, y, sample_weight)
+        return source if self._size == 1 else source.shard(self._rank, self._size)
 
     def whole(self, purpose: str, x: Any, y: Any = None, sample_weight: Any = None) -> Source:
         """Return the source of all rows in one batch, also on several ranks."""

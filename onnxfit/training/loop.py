@@ -84,8 +84,9 @@ class FitLoop:
         self.state = FitState(batches, callbacks, position, pending)
         self.loss = float("nan")  # the mean of the last epoch
         self.is_stopping = True  # of several ranks: whether all know that training stops
+        self._has_ranks = trainer.world_size > 1
         # Hooks before and inside a step see the sums of all ranks; only loops of ranks need this.
-        heard = callbacks.heard if trainer.world_size > 1 else ()
+        heard = callbacks.heard if self._has_ranks else ()
         self._exchanges_early = "on_train_batch_begin" in heard or "on_gradients" in heard
         self._agrees_on_steps = "on_gradients" in heard
         figures = list(trainer._tracker.figures())
@@ -183,29 +184,33 @@ class FitLoop:
 
     def _tell_batch_end(self, index: int, batch: Batch, loss: float) -> None:
         state, trainer = self.state, self.trainer
-        if trainer._averages_weights:
-            loss = trainer._mean_loss(batch, loss)
-        if trainer.world_size > 1 and self.callbacks.save_after(trainer.global_batch):
-            trainer._backend.gather_window()
-        figures = self._merged("the end of a batch").figures()  # of scalars only
+        tracker = trainer._tracker
+        if self._has_ranks:
+            if trainer._averages_weights:
+                loss = trainer._mean_loss(batch, loss)
+            if self.callbacks.save_after(trainer.global_batch):
+                trainer._backend.gather_window()
+            tracker = self._merged("the end of a batch")
+        figures = tracker.figures()  # of scalars only
         figures["batch_loss"] = loss
         logs = Logs(figures)
         state.current_event = "on_train_batch_end", index, logs
         self.callbacks.on_train_batch_end(index, logs)
         state.current_event = None
-        self._agree("on_train_batch_end")
+        if self._has_ranks:
+            self._agree("on_train_batch_end")
 
     def _agree(self, hook: str) -> None:
         """Let all ranks take over the decisions of rank 0, and stop together."""
-        if self.trainer.world_size > 1:
+        if self._has_ranks:
             self.is_stopping = agree(self.trainer, hook)
 
     def _merged(self, where: str) -> Tracker:
         """Return the figures of all ranks, and keep what a checkpoint needs of them."""
-        tracker, world = self.trainer._tracker, self.trainer._world
-        if world.size == 1:
+        tracker = self.trainer._tracker
+        if not self._has_ranks:
             return tracker
-        whole, self.state.sums = merged_over_ranks(world, where, tracker)
+        whole, self.state.sums = merged_over_ranks(self.trainer._world, where, tracker)
         self.state.sums_batch = self.state.position.batch
         return whole
 

@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import onnxfit
 from onnxfit.callbacks import (
     Callback,
     CallbackList,
@@ -318,3 +321,33 @@ def test_only_overridden_hooks_are_listened_to():
         "on_close",
     }
     assert len(calls.epoch_end) == 3
+
+
+def test_a_callback_without_batch_hooks_adds_no_call_to_a_batch():
+    trainer = line()
+    package = str(Path(onnxfit.__file__).parent)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    def calls_of(batches, *callbacks):
+        nonlocal calls
+        x, y = np.ones((2, batches, 1), np.float32)
+        calls = 0
+        sys.setprofile(count)
+        try:
+            trainer.fit(x, y, batch_size=1, verbose=0, callbacks=callbacks)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    def calls_of_ten_batches(**hooks):
+        return calls_of(20, LambdaCallback(**hooks)) - calls_of(10, LambdaCallback(**hooks))
+
+    calls_of(3)  # compiles the step, and binds both sets of weights
+    alone = calls_of(20) - calls_of(10)
+    assert alone >= 10
+    assert calls_of_ten_batches(on_epoch_end=lambda epoch, logs: None) == alone
+    assert calls_of_ten_batches(on_train_batch_end=lambda batch, logs: None) > alone
