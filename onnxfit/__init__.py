@@ -2,40 +2,35 @@
 back.
 """
 
-from onnxfit.graph.garbage import paused_collection
-
-# The modules make 50,000 objects, which stay as long as the program. The garbage collector would go
-# through them 140 times.
-with paused_collection():
-    import onnxfit.imports  # noqa: F401  # before everything else
-    from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
-    from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch
-    from onnxfit.drawing import draw
-    from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
-    from onnxfit.errors import (
-        ArgumentError,
-        CheckpointError,
-        DataError,
-        DivergenceError,
-        GradientError,
-        InstallationError,
-        MissingAttributeError,
-        ModelError,
-        OnnxfitError,
-        SettingError,
-        StepError,
-        UnknownNameError,
-        UnsupportedError,
-    )
-    from onnxfit.gradients.gradient_model import gradient_model
-    from onnxfit.gradients.inspection import inspect
-    from onnxfit.graph.values import GraphBuilder, Value
-    from onnxfit.imports import versions
-    from onnxfit.quantization import QuantizationReport, quantization_report
-    from onnxfit.quantization.dequantize import dequantize
-    from onnxfit.quantization.quantize import quantize
-    from onnxfit.step.graphs import add_loss
-    from onnxfit.trainer import Trainer
+import onnxfit.imports  # noqa: F401  # before everything else
+from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
+from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch
+from onnxfit.drawing import draw
+from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
+from onnxfit.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    DivergenceError,
+    GradientError,
+    InstallationError,
+    MissingAttributeError,
+    ModelError,
+    OnnxfitError,
+    SettingError,
+    StepError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from onnxfit.gradients.gradient_model import gradient_model
+from onnxfit.gradients.inspection import inspect
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.imports import versions
+from onnxfit.quantization import QuantizationReport, quantization_report
+from onnxfit.quantization.dequantize import dequantize
+from onnxfit.quantization.quantize import quantize
+from onnxfit.step.graphs import add_loss
+from onnxfit.trainer import Trainer
 
 __version__ = "0.1.0"
 
