@@ -249,7 +249,7 @@ def test_cuda_which_has_no_operators_for_bits_splits_bytes_by_a_table(bits: int)
     np.testing.assert_array_equal(split[0].ravel(), unpacked(packed, bits))
 
 
-def layers(width: int = 32) -> onnx.ModelProto:
+def layers(width: int = 32, **settings: int) -> onnx.ModelProto:
     """Two layers of packed weights with an adapter beside each; the first is off the gradient
     path."""
     rng = np.random.default_rng(0)
@@ -264,7 +264,7 @@ def layers(width: int = 32) -> onnx.ModelProto:
         nodes += [
             helper.make_node(
                 "MatMulNBits", [x, f"b{i}", f"s{i}"], [f"q{i}"], domain="com.microsoft", K=width,
-                N=width, bits=4, block_size=width // 2,
+                N=width, bits=4, block_size=width // 2, **settings,
             ),
             helper.make_node("MatMul", [x, f"A{i}"], [f"xA{i}"]),
             helper.make_node("MatMul", [f"xA{i}", f"B{i}"], [f"xAB{i}"]),
@@ -298,3 +298,19 @@ def test_adapters_train_beside_packed_weights_which_stay_as_they_are() -> None:
 def test_scales_are_trained_if_they_are_named_and_not_otherwise() -> None:
     assert sorted(Trainer(layers(), loss="mse").get_weights()) == ["A0", "A1", "B0", "B1"]
     assert sorted(Trainer(layers(), ["s*"], loss="mse").get_weights()) == ["s0", "s1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized")
+def test_scales_train_although_the_kernel_that_rounds_activations_wants_constants() -> None:
+    """It computes garbage with scales that are inputs; the training pass does not round."""
+    x = np.random.default_rng(1).normal(size=(16, 32)).astype(np.float32)
+    losses, predictions = [], []
+    for level in (0, 4):
+        given = layers(accuracy_level=level)
+        trainer = Trainer(given, ["s*"], loss="mse", optimizer="sgd")
+        predictions.append(trainer.predict(x))
+        np.testing.assert_array_equal(predictions[-1], results(given, {"x": x})["y1"])
+        losses.append(trainer.fit(x, x, epochs=3, verbose=0).history["loss"])
+    assert np.abs(predictions[0] - predictions[1]).max() > 1e-4  # level 4 rounds
+    assert losses[0] == losses[1]
+    np.testing.assert_allclose(losses[0][0], ((predictions[0] - x) ** 2).mean(), rtol=1e-5)
