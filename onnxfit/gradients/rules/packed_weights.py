@@ -20,8 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.gradients.blocker import TYPED
-from onnxfit.gradients.building import MICROSOFT, axis_size, int_vector, pad_axis, reshape_like
+from onnxfit.gradients.blocker import FITTING, TYPED
+from onnxfit.gradients.building import (
+    MICROSOFT,
+    axis_size,
+    int_vector,
+    pad_axis,
+    require_ints,
+    reshape_like,
+    static_size,
+)
 from onnxfit.gradients.rules.indexing import gather
 from onnxfit.gradients.rules.quantization import sum_blocks
 from onnxfit.gradients.table import Gradients, NoGradientError, gradient
@@ -46,7 +54,7 @@ def _product_type_and_shape(node: ir.Node) -> None:
     first = node.inputs[0]
     out = node.outputs[0]
     if first is not None and first.shape is not None and out.shape is None:
-        out.shape = ir.Shape([*first.shape[:-1], node.attributes.get_int("N")])
+        out.shape = ir.Shape([*first.shape[:-1], _int_attribute(node, "N", None)])
 
 
 def _rows_type_and_shape(node: ir.Node) -> None:
@@ -57,12 +65,33 @@ def _rows_type_and_shape(node: ir.Node) -> None:
         out.type = out.type or scales.type
     if data is None or data.shape is None or indices is None or indices.shape is None:
         return
-    sizes = list(data.shape)
-    if data.dtype == ir.DataType.UINT8 and isinstance(sizes[-1], int):
-        sizes[-1] *= 8 // node.attributes.get_int("bits", 4)  # numbers in a byte
-    axis = node.attributes.get_int("gather_axis", 0) % len(sizes)
-    if out.shape is None:
+    sizes: list[int | ir.SymbolicDim | None] = list(data.shape)
+    last = sizes[-1]
+    if data.dtype == ir.DataType.UINT8 and isinstance(last, int):
+        bits = _int_attribute(node, "bits", 4)
+        sizes[-1] = last * 8 // bits if bits else None
+    axis = _int_attribute(node, "gather_axis", 0)
+    if out.shape is None and axis is not None and -len(sizes) <= axis < len(sizes):
+        axis %= len(sizes)
         out.shape = ir.Shape([*sizes[:axis], *indices.shape, *sizes[axis + 1 :]])
+
+
+def _int_attribute(node: ir.Node, name: str, default: int | None) -> int | None:
+    """Return an attribute that is an integer; None for one of another type."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return attribute.value if attribute.type == ir.AttributeType.INT else None
+
+
+def _require_sizes(packed: Value, bytes_: int, scales: Value, blocks: int) -> None:
+    """Raise NoGradientError where weights or scales of known size do not fit the attributes."""
+    for name, value, count in (("packed weights", packed, bytes_), ("scales", scales, blocks)):
+        size = static_size(value)
+        if size is not None and size != count:
+            raise NoGradientError(
+                f"its {name} are {size} numbers where its attributes ask for {count}", FITTING
+            )
 
 
 # Blocks
@@ -135,7 +164,10 @@ def matmul_of_bits(
             f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}",
             "2, 4 or 8 bits without g_idx",
         )
+    require_ints(1, K=K, N=N, block_size=block_size, bits=bits)
     blocks = _Blocks(N, K, block_size)
+    bytes_ = N * blocks.count * (block_size * bits // 8)
+    _require_sizes(b, bytes_, scales, N * blocks.count)
     q = _PackedIntegers(blocks, _when_it_runs(op, b, dy), zero_points, bits)
     scale = op.Reshape(scales, int_vector(op, -1))
 
@@ -269,7 +301,9 @@ def matmul_of_4_bit_floats(
         raise NoGradientError(
             f"it has quant_type={quant_type} and transB={transB}", "quant_type 0 or 1, and transB=1"
         )
+    require_ints(1, K=K, N=N, block_size=block_size)
     blocks = _Blocks(1, N * K, block_size)
+    _require_sizes(b, -(-N * K // 2), absmax, blocks.count)
     table = NF4 if quant_type else FP4
     byte = np.arange(256)
     pairs = op.constant(np.stack([table[byte >> 4], table[byte & 15]], axis=1), a.dtype)
@@ -303,6 +337,8 @@ def gather_of_blocks(
     """Rows of a table of W = scale (q - zero_point), whose blocks lie along `quantize_axis`."""
     if scales.shape is None or indices.shape is None:
         raise NoGradientError(f"the rank of {scales.name!r} or of its indices is unknown", TYPED)
+    require_ints(1, block_size=block_size, bits=bits)
+    require_ints(-scales.rank, gather_axis=gather_axis, quantize_axis=quantize_axis)
     axis, block_axis = gather_axis % scales.rank, quantize_axis % scales.rank
 
     def of_scales() -> Value:

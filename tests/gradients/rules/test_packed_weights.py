@@ -314,3 +314,38 @@ def test_scales_train_although_the_kernel_that_rounds_activations_wants_constant
     assert np.abs(predictions[0] - predictions[1]).max() > 1e-4  # level 4 rounds
     assert losses[0] == losses[1]
     np.testing.assert_allclose(losses[0][0], ((predictions[0] - x) ** 2).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("K", None), ("K", [1, 2]), ("K", -3), ("N", None), ("N", "x"), ("block_size", 0),
+     ("block_size", 1.5), ("bits", 4.0), ("bits", 3), ("K", 2**40), ("block_size", 8)],
+)  # fmt: skip
+def test_attributes_of_other_types_and_sizes_are_refused(name: str, value: Any) -> None:
+    """ONNX's checker does not look at them."""
+    given = layers()
+    for node in given.graph.node:
+        for i in reversed([i for i, a in enumerate(node.attribute) if a.name == name]):
+            del node.attribute[i]
+            if value is not None:
+                node.attribute.append(helper.make_attribute(name, value))
+    for weights in (["A*"], ["s*"]):
+        with pytest.raises(GradientError, match="MatMulNBits"):
+            Trainer(given, weights, loss="mse")
+
+
+@later
+@pytest.mark.parametrize(
+    "settings", [{"gather_axis": 5}, {"bits": 0}, {"block_size": "x"}, {"quantize_axis": 1.5}]
+)
+def test_attributes_of_a_table_are_refused(settings: dict[str, Any]) -> None:
+    node = helper.make_node(
+        "GatherBlockQuantized", ["d", "i", "s"], ["y"], domain="com.microsoft",
+        **{"bits": 4, "block_size": 16, **settings},
+    )  # fmt: skip
+    constants = {"i": np.zeros(3, np.int64), "s": np.ones((2, 2), np.float32)}
+    given = model(node, (1,), 1, constants, ("s",))
+    given.graph.output[0].type.tensor_type.ClearField("shape")
+    given.graph.initializer.append(from_array(np.zeros((2, 16), np.uint8), "d"))
+    with pytest.raises(GradientError, match=r"GatherBlockQuantized|rank of output"):
+        gradient_model(given, ["s"], gradient="onnx")
