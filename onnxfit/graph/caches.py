@@ -18,6 +18,7 @@ __all__ = ["without_caches"]
 
 # (domain, operator) -> the inputs that are caches, and the outputs that are caches with new tokens
 CACHES: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]] = {
+    ("", "Attention"): ((4, 5), (1, 2)),
     (MICROSOFT, "Attention"): ((4,), (1,)),
     (MICROSOFT, "GroupQueryAttention"): ((3, 4), (1, 2)),
     (MICROSOFT, "MultiHeadAttention"): ((6, 7), (1, 2)),
@@ -28,11 +29,11 @@ LENGTH_AXIS = -2  # of a cache: (batch, heads, length, size)
 def without_caches(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model as it is for whole sequences, whose caches are empty.
 
-    A cache is a graph input that attention operators of onnxruntime read as keys or values of the
-    past, and nothing else reads. These inputs are removed, and the graph outputs that would be the
-    next caches. A size that had counted past and new tokens, such as that of an attention mask,
-    gets the name of the number of new tokens. Initializers keep their names, so what is trained on
-    the view can be put back into the file.
+    A cache is a graph input that attention operators read as keys or values of the past, and
+    nothing else reads. These inputs are removed, and so are the graph outputs that would be the
+    next caches. A size that counts past and new tokens, such as that of an attention mask, gets the
+    name of the number of new tokens. Initializers keep their names, so that weights trained on the
+    view can be put back into the file.
 
     - `model`: the model, which is not changed. It is returned itself if it has no caches.
 
@@ -109,7 +110,7 @@ def _empty_caches(node: onnx.NodeProto, inputs: list[int]) -> None:
     """
     for i in inputs:
         node.input[i] = ""
-    while not node.input[-1]:
+    while node.input and not node.input[-1]:
         del node.input[-1]
     for i in reversed(range(len(node.attribute))):
         attribute = node.attribute[i]
