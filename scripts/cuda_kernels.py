@@ -219,6 +219,8 @@ def _version(domain: str, operator: str, opset: int) -> int:
     """Return the opset that the operator was last changed in."""
     if domain:  # onnxruntime's own operators, which have one version
         return opset
+    if not onnx.defs.has(operator, opset, domain):  # onnxruntime's own in ONNX's domain
+        return 1
     return onnx.defs.get_schema(operator, opset, domain).since_version
 
 

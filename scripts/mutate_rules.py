@@ -32,6 +32,7 @@ TESTS = {
     "tests/gradients/rules/test_spatial.py": "DeformConv",
     "tests/gradients/rules/test_convolution.py": "Conv ConvTranspose AveragePool LpPool",
     "tests/gradients/rules/test_microsoft.py": "Inverse",
+    "tests/gradients/rules/test_packed_weights.py": ("MatMulNBits MatMulBnb4 GatherBlockQuantized"),
 }
 
 

@@ -37,7 +37,8 @@ EXCEPTIONS = {
 
 def network(text: str, opset: int = 17, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     """Parse a graph, and add weights of these shapes."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
+    imports = f'"": {opset}, "com.microsoft": 1'
+    model = onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]> g {text}")
     rng = np.random.default_rng(0)
     for name, shape in shapes.items():
         array = rng.normal(size=shape).astype(np.float32) / 3
@@ -82,6 +83,19 @@ def transformer() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def packed() -> onnx.ModelProto:
+    """Weights in 4 bits after a layer of floats, in a decoder's normalization."""
+    model = network(
+        """(float[N,32] x) => (float[N,4] y) {
+        h = MatMul(x, first)  n = SimplifiedLayerNormalization<axis=-1>(h, scale)
+        y = com.microsoft.MatMulNBits<K=32, N=4, bits=4, block_size=16>(n, q, scales) }""",
+        first=(32, 32), scale=(32,), scales=(4, 2),
+    )  # fmt: skip
+    array = np.random.default_rng(0).integers(0, 256, (4, 2, 8)).astype(np.uint8)
+    model.graph.initializer.append(from_array(array, "q"))
+    return model
+
+
 ADAM = {"optimizer": "adam", "clip_norm": 1.0, "metrics": ["accuracy"]}
 NETWORKS: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
     "MLP, SGD": (mlp((20, 16, 8, 3), "Relu"), {"penalty": 0.01, "clip_value": 0.5}),
@@ -89,6 +103,7 @@ NETWORKS: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
     "pools and convolutions": (spatial(), {}),
     "LSTM and GRU": (recurrent(), {}),
     "transformer, Adam": (transformer(), ADAM),
+    "packed weights": (packed(), {"weights": ["first", "scale", "scales"]}),
 }
 
 
@@ -120,6 +135,7 @@ def _with_rows(batch: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*quantized")
 @pytest.mark.parametrize("backend", ["full", "forward_backward"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_node_has_a_cuda_kernel(name: str, backend: str) -> None:

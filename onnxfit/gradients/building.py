@@ -103,6 +103,18 @@ def require_rank(x: Value) -> int:
     return x.rank
 
 
+def require_ints(minimum: int, **attributes: Any) -> None:
+    """Raise NoGradientError for an attribute that is absent, no integer, or below the minimum.
+
+    ONNX's checker does not look at the attributes of onnxruntime's operators.
+    """
+    for name, value in attributes.items():
+        if not isinstance(value, int) or value < minimum:
+            raise NoGradientError(
+                f"its attribute {name} is {value!r}", f"an integer {name} of at least {minimum}"
+            )
+
+
 def normalize_axes(axes: Iterable[int] | None, rank: int) -> list[int]:
     """Return axes counted from the first one; all axes for None."""
     return list(range(rank)) if axes is None else [int(axis) % rank for axis in axes]

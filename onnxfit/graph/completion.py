@@ -9,7 +9,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
-from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.graph.subgraphs import nodes_of, read_by
 
 MICROSOFT = "com.microsoft"
 FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was an input, too
@@ -125,7 +125,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     ordered: list[onnx.NodeProto] = []
     done: set[str] = set()
     while waiting:
-        ready = [node for node in waiting if made.intersection(_read_by(node)) <= done]
+        ready = [node for node in waiting if made.intersection(read_by(node)) <= done]
         if not ready:
             return  # the checker names the circle
         ordered += ready
@@ -144,16 +144,6 @@ def _is_sorted(graph: onnx.GraphProto, made: set[str]) -> bool:
             return False
         done.update(node.output)
     return True
-
-
-def _read_by(node: onnx.NodeProto) -> set[str]:
-    """Return the values that a node reads, those of the graphs inside it included."""
-    names = set(node.input)
-    for attribute in node.attribute:
-        for body in subgraph_protos(attribute):
-            names.update(*(_read_by(inner) for inner in body.node))
-            names |= {value.name for value in body.output}
-    return names
 
 
 def _is_declared(value: onnx.ValueInfoProto) -> bool:

@@ -30,6 +30,8 @@ from onnxfit.graph.tensors import require_initializers
 from onnxfit.graph.validity import require_bodies, require_steps
 from onnxfit.graph.values import values_of
 
+SCALES_OF_PACKED = 2  # the position of the scales among the inputs of a MatMulNBits
+
 
 @contextmanager
 def model_errors() -> Iterator[None]:
@@ -292,11 +294,19 @@ def tensor_outputs(model: ir.Model) -> dict[str, TensorSpec]:
 
 
 def initializers_to_inputs(graph: ir.Graph, names: Iterable[str]) -> None:
-    """Make the named initializers inputs without a value, after the other inputs, in place."""
+    """Make the named initializers inputs without a value, after the other inputs, in place.
+
+    A MatMulNBits whose scales become inputs loses its `accuracy_level`: it does not round its
+    activations. The kernel that rounds them (level 4) reads the scales when a session is made, and
+    computes garbage where they come later (onnxruntime 1.19 and 1.32).
+    """
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None
         graph.inputs.append(value)
+        for usage in value.uses():
+            if usage.node.op_type == "MatMulNBits" and usage.idx == SCALES_OF_PACKED:
+                usage.node.attributes.pop("accuracy_level", None)
 
 
 def with_initializers(

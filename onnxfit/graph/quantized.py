@@ -19,6 +19,8 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "DequantizeLinear": (0,),
     "DynamicQuantizeLSTM": (1, 2),
     "DynamicQuantizeMatMul": (1,),
+    "GatherBlockQuantized": (0,),
+    "MatMulBnb4": (1,),
     "MatMulInteger": (1,),
     "MatMulIntegerToFloat": (1,),
     "MatMulNBits": (1,),

@@ -32,3 +32,13 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for inner in subgraph_protos(attribute):
                 yield from nodes_of(inner)
+
+
+def read_by(node: onnx.NodeProto) -> set[str]:
+    """Return the values that a node reads, those of the graphs inside it included."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for body in subgraph_protos(attribute):
+            names.update(*(read_by(inner) for inner in body.node))
+            names |= {value.name for value in body.output}
+    return names

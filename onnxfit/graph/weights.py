@@ -19,6 +19,12 @@ SETTINGS = {
     ("Clip", 2),
     ("DequantizeLinear", 1),
     ("Dropout", 1),
+    ("GatherBlockQuantized", 2),
+    ("GroupQueryAttention", 7),  # cosines and sines of positions
+    ("GroupQueryAttention", 8),
+    ("MatMulBnb4", 2),
+    ("MatMulNBits", 2),
+    ("MatMulNBits", 3),
     ("MaxRoiPool", 1),
     ("OneHot", 2),
     ("Pad", 2),
@@ -30,6 +36,9 @@ SETTINGS = {
     ("Resize", 1),
     ("Resize", 2),
     ("RoiAlign", 1),
+    ("RotaryEmbedding", 1),  # cosines and sines: ONNX's operator has them at 1 and 2,
+    ("RotaryEmbedding", 2),  # that of com.microsoft at 2 and 3
+    ("RotaryEmbedding", 3),
     ("Upsample", 1),
 }
 LAYERS = {

@@ -23,6 +23,20 @@ class TestChoosingWeights:
     def test_constants_settings_statistics_and_masks_are_no_weights(self) -> None:
         assert all_weights(normalize(parse(MIXED))) == ["scale", "bias", "gain"]
 
+    def test_tables_of_positions_are_no_weights_but_can_be_named(self) -> None:
+        model = normalize(
+            parse(
+                """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+                g (float[N,T,2] x, int64[N,T] p, int32[N] l, int32 n) => (float[N,T,2] y)
+                <float[2] w = {1,2}, float[2,1] c = {1,2}, float[2,1] s = {3,4}>
+                { q = Mul(x, w)  r = com.microsoft.RotaryEmbedding(q, p, c, s)
+                  y, a, b = com.microsoft.GroupQueryAttention<num_heads=1, kv_num_heads=1,
+                    do_rotary=1>(q, r, q, , , l, n, c, s) }"""
+            )
+        )
+        assert all_weights(model) == ["w"]
+        assert select_weights(model, ["c"]) == ["c"]
+
     @pytest.mark.parametrize(
         ("note", "chosen"),
         [

@@ -21,6 +21,7 @@ from onnxfit.gradients.building import (
     arange,
     axis_size,
     int_vector,
+    require_ints,
 )
 from onnxfit.gradients.table import NoGradientError, decompose
 from onnxfit.graph.inference import same_type_and_rank, same_type_and_shape
@@ -116,6 +117,7 @@ def attention(
     past_present_share_buffer: int = 0, rotary_embedding_dim: int = 0,
 ) -> Value:  # fmt: skip
     """Compute queries, keys and values by one product, then attention."""
+    require_ints(1, num_heads=num_heads)
     if past is not None or past_length is not None or past_present_share_buffer:
         raise NoGradientError(CACHED, WITHOUT_CACHE)
     if do_rotary:
@@ -145,6 +147,7 @@ def multi_head_attention(
     unidirectional: int = 0,
 ) -> tuple[Value, ...]:  # fmt: skip
     """Attention of computed queries, keys and values."""
+    require_ints(1, num_heads=num_heads)
     if any(v is not None for v in (past_key, past_value, past_length, indirection)):
         raise NoGradientError(CACHED, WITHOUT_CACHE)
     qkv = _heads_of_inputs(op, query, key, value, num_heads)
@@ -212,6 +215,7 @@ def group_query_attention(
     """
     if any(p is not None and (p.shape is None or 0 not in p.shape) for p in (past_key, past_value)):
         raise NoGradientError(CACHED, WITHOUT_CACHE)
+    require_ints(1, num_heads=num_heads, kv_num_heads=kv_num_heads)
     _refuse_unsupported(causal, local_window_size, do_rotary, position_ids)
     q, k, v = _grouped_heads(op, query, key, value, num_heads, kv_num_heads)
     if do_rotary:

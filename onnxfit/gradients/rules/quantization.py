@@ -157,14 +157,7 @@ def _sum_to_scale(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_si
     assert scale.shape is not None  # _expand_scale has checked it
     axis %= max(dy.rank, 1)
     if block_size:
-        count = axis_size(op, scale, axis)
-        # the last block may be incomplete
-        missing = count * block_size - axis_size(op, dy, axis)
-        padded = op.Pad(dy, op.Concat([0], missing, axis=0), None, [axis])
-        blocks = op.Concat(
-            op.shape(scale, 0, axis + 1), [block_size], op.shape(scale, axis + 1), axis=0
-        )
-        return op.ReduceSum(op.Reshape(padded, blocks), [axis + 1], keepdims=0)
+        return sum_blocks(op, dy, axis, axis_size(op, scale, axis), block_size)
     if scale.rank == 0:
         return op.ReduceSum(dy, keepdims=0)
     if scale.shape == (1,):
@@ -176,6 +169,14 @@ def _sum_to_scale(op: GraphBuilder, dy: Value, scale: Value, axis: int, block_si
     # the scale has one element or one per index, which only run time tells
     one = op.Reshape(op.NonZero(op.shape(scale) == op.constant(np.int64(1))), [-1])
     return op.ReduceSum(sums, one, keepdims=1, noop_with_empty_axes=1)
+
+
+def sum_blocks(op: GraphBuilder, x: Value, axis: int, count: Value, block_size: int) -> Value:
+    """Sum each of `count` blocks along an axis; the last block may be incomplete."""
+    missing = count * block_size - axis_size(op, x, axis)
+    padded = op.Pad(x, op.Concat([0], missing, axis=0), None, [axis])
+    blocks = op.Concat(op.shape(x, 0, axis), count, [block_size], op.shape(x, axis + 1), axis=0)
+    return op.ReduceSum(op.Reshape(padded, blocks), [axis + 1], keepdims=0)
 
 
 # Products of integers
@@ -249,54 +250,3 @@ def _subtract_zero_point(
 ) -> Value:
     level = op.cast(q, dtype)
     return level if zero_point is None else level - op.cast(zero_point, dtype)
-
-
-@decompose("MatMulNBits", MICROSOFT)
-def matmul_of_bits(
-    op: GraphBuilder,
-    a: Value,
-    b: Value,
-    scales: Value,
-    zero_points: Value | None,
-    g_idx: Value | None,
-    bias: Value | None,
-    *,
-    K: int,
-    N: int,
-    block_size: int,
-    bits: int = 4,
-) -> Value:
-    """a @ W^T with W = scale (q - zero_point) in each block of `block_size` elements of a row.
-
-    The rows of q are numbers of `bits` bits, packed into bytes from the lowest bits on.
-    """
-    if g_idx is not None or bits not in (4, 8):
-        raise NoGradientError(
-            f"its weights are packed in {bits} bits{' with g_idx' * (g_idx is not None)}",
-            "4 or 8 bits without g_idx",
-        )
-    blocks = -(-K // block_size)
-    q = op.cast(op.Reshape(_unpack(op, b, bits), [N, blocks, block_size]), a.dtype)
-    if zero_points is None:
-        q = q - 2 ** (bits - 1)
-    elif zero_points.dtype == np.uint8:
-        zero = op.Reshape(_unpack(op, op.Reshape(zero_points, [N, -1]), bits), [N, -1])
-        q = q - op.Unsqueeze(op.cast(op.Slice(zero, [0], [blocks], [1]), a.dtype), [2])
-    else:
-        q = q - op.Reshape(zero_points, [N, blocks, 1])
-    weight = op.Reshape(
-        q * op.Reshape(op.cast(scales, a.dtype), [N, blocks, 1]), [N, blocks * block_size]
-    )
-    if blocks * block_size > K:
-        weight = op.Slice(weight, [0], [K], [1])
-    y = a @ op.Transpose(weight, perm=[1, 0])
-    return y if bias is None else y + bias
-
-
-def _unpack(op: GraphBuilder, packed: Value, bits: int) -> Value:
-    """Replace each byte by the numbers packed in it, along the last axis."""
-    if bits == 8:
-        return packed
-    low = op.BitwiseAnd(packed, 15)
-    high = op.BitShift(packed, 4, direction="RIGHT")
-    return op.Concat(op.Unsqueeze(low, [-1]), op.Unsqueeze(high, [-1]), axis=-1)

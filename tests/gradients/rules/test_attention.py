@@ -157,6 +157,55 @@ def test_grouped_queries_are_those_of_torch() -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("window", "softcap"), [(-1, 0.0), (2, 0.0), (-1, 0.7), (2, 0.7)])
+def test_grouped_queries_as_language_models_have_them(
+    interleaved: bool, window: int, softcap: float
+) -> None:
+    """Packed queries, keys and values, rotary positions, a window, capped scores and padding."""
+    torch = pytest.importorskip("torch")
+    heads, groups, size, length = 4, 2, 8, 5
+    feeds = random(x=(2, length, (heads + 2 * groups) * size), y_grad=(2, length, heads * size))
+    feeds["y_grad"][1, 3:] = 0  # tokens of padding have no loss
+    angles = np.random.default_rng(1).uniform(-3, 3, (7, size // 2)).astype(np.float32)
+    settings = f"num_heads={heads}, kv_num_heads={groups}, do_rotary=1, softcap={softcap}"
+    settings += f", local_window_size={window}, rotary_interleaved={int(interleaved)}"
+    given = model(
+        f"float[B,{length},64] x",
+        f"y, r, t = com.microsoft.GroupQueryAttention<{settings}>(x, , , , , l, n, c, s)",
+        f"int32[2] l = {{4,2}}, int32 n = {{{length}}}",
+        f"float[B,{length},32] y",
+    )
+    for name, table in (("c", np.cos(angles)), ("s", np.sin(angles))):
+        given.graph.initializer.append(onnx.numpy_helper.from_array(table, name))
+
+    def attention(x: Any) -> Any:
+        turn = torch.polar(torch.tensor(1.0), torch.tensor(angles[:length]))
+        packed = x.reshape(2, length, heads + 2 * groups, size).transpose(1, 2)
+        q, k, v = packed.split([heads, groups, groups], dim=1)
+
+        def turned(h: Any) -> Any:
+            pairs = h.unflatten(-1, (-1, 2)) if interleaved else h.unflatten(-1, (2, -1)).mT
+            result = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+            return (result if interleaved else result.mT).flatten(-2)
+
+        k, v = (h.repeat_interleave(heads // groups, dim=1) for h in (turned(k), v))
+        scores = turned(q) @ k.mT / size**0.5
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        shown = torch.ones(length, length, dtype=torch.bool).tril()
+        if window > 0:
+            shown &= torch.ones(length, length, dtype=torch.bool).triu(1 - window)
+        weights = scores.masked_fill(~shown, -torch.inf).softmax(-1)
+        y = (weights @ v).transpose(1, 2).flatten(2)
+        return y * torch.tensor([[1.0] * 5, [1.0] * 3 + [0.0] * 2])[:, :, None]
+
+    found = results(gradient_model(given, ["x"], gradient="onnx"), feeds)
+    found["y"][1, 3:] = 0
+    agree(found, by_torch(torch, feeds, attention))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_embedding_multiplies_by_a_complex_number(interleaved: bool) -> None:
     torch = pytest.importorskip("torch")
     angles = np.random.default_rng(1).uniform(-3, 3, (5, SIZE // 2)).astype(np.float32)
@@ -259,6 +308,12 @@ def test_attention_may_lack_its_bias_which_crashes_onnxruntimes_kernel() -> None
             "float[2,3,8] q, int32[8] m",
             "y = com.microsoft.MultiHeadAttention<num_heads=2>(q, q, q, , m)",
             "8 entries for 2 sequences",
+        ),
+        ("float[2,3,8] q", "y = com.microsoft.MultiHeadAttention(q, q, q)", "num_heads is None"),
+        (
+            "float[2,3,8] q, int32[2] l, int32 n",
+            "y = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=0>(q, q, q, , , l, n)",
+            "kv_num_heads is 0",
         ),
         (
             "float[2,3,8] q, int64[2,3] p, float[4,2] c",

@@ -1,4 +1,4 @@
-"""Scales of frozen integers, and packed weights: what is smooth about quantised numbers.
+"""Scales of frozen integers: what is smooth about quantised numbers.
 
 The rest is in tests/gradients/rules/test_quantization.py.
 """
@@ -25,7 +25,7 @@ def _scale(
 
 _Q = "int8[2,3] q = {-7,2,3,40,-5,6}"
 
-_DEQUANTIZE = [
+CASES = [
     _scale("scalar", "", _Q),
     _scale("scalar zero point", "", _Q, zero_point="int8 z = {3}"),
     _scale("one", "[1]", _Q),
@@ -58,44 +58,3 @@ _DEQUANTIZE = [
         single=True,
     ),
 ]
-
-_PACKED = (
-    "uint8[2,2,8] b ="
-    " {1,18,35,52,69,86,103,120,137,154,171,188,205,222,239,240,15,30,45,60,75,90,105,120,135,150,165,180,195,210,225,240}"
-)
-
-
-def _bits(
-    name: str,
-    arguments: str,
-    constants: str,
-    attributes: str = "K=32, N=2, bits=4, block_size=16",
-    a: str = "2,32",
-) -> Case:
-    return Case(
-        f"MatMulNBits {name}",
-        f"float[{a}] a, float[4] s" + (", float[2] bias" if "bias" in arguments else ""),
-        f"y = com.microsoft.MatMulNBits<{attributes}>({arguments})",
-        constants,
-        low=-0.5,
-        high=0.5,
-        domains=("com.microsoft",),
-        single=True,
-    )
-
-
-_MATMUL = [
-    _bits("4 bits", "a, b, s", _PACKED),
-    _bits("zero points", "a, b, s, z", f"{_PACKED}, uint8[2] z = {{35,148}}"),
-    _bits("float zero points", "a, b, s, z", f"{_PACKED}, float[4] z = {{1.5,2.5,7.25,8.0}}"),
-    _bits(
-        "batch, K not a multiple",
-        "a, b, s",
-        _PACKED,
-        "K=30, N=2, bits=4, block_size=16",
-        a="2,1,30",
-    ),
-    _bits("bias", "a, b, s, , , bias", _PACKED),
-]
-
-CASES = [*_DEQUANTIZE, *_MATMUL]
