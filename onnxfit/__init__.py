@@ -29,6 +29,7 @@ from onnxfit.imports import versions
 from onnxfit.quantization import QuantizationReport, quantization_report
 from onnxfit.quantization.dequantize import dequantize
 from onnxfit.quantization.quantize import quantize
+from onnxfit.quantization.settings import Quantization
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 
@@ -51,6 +52,7 @@ __all__ = [
     "Pad",
     "ParquetLoader",
     "Prefetch",
+    "Quantization",
     "QuantizationReport",
     "SettingError",
     "StepError",

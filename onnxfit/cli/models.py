@@ -65,7 +65,9 @@ def predict(
     for an output whose sizes differ between batches, which no array holds.
     """
     target = Device.parse(device)
-    session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")
+    session = BoundSession(
+        model, DoubleBufferedState({}, target), target, None, "prediction", uses_integers=True
+    )
     batches: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
     adapter = DataAdapter(inputs_of(model), {}, purpose="prediction")
     with adapter.source(x, batch_size=batch_size) as data:

@@ -1,4 +1,4 @@
-"""Quantized files say that their weights are integers, which training leaves as they are."""
+"""Files whose integers are not behind DequantizeLinear say that training leaves them as they are."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 MESSAGE = (
-    r"The model is quantized: its weights w_quantized, v_quantized are int8 and stay as they are\."
-    r" Fix: train the model in floats, and quantize it afterwards \(.* not supported yet\)\."
+    r"The model is quantized: its weights w_quantized, v_quantized are integers that are not behind"
+    r" DequantizeLinear, and stay as they are\. Fix: train the float file, .*QDQ"
 )
 
 
@@ -68,20 +68,26 @@ def test_dynamic_quantization_warns_once_at_the_users_line(files: dict[str, Path
         Trainer(files["float"], loss="mse")
 
 
-@pytest.mark.parametrize("name", ["QDQ", "QOperator"])
-def test_static_quantization_offers_no_scales(files: dict[str, Path], name: str) -> None:
+def test_quantized_operators_offer_no_scales(files: dict[str, Path]) -> None:
     with pytest.raises(
-        ModelError, match=r"weights w_quantized, .* Fix: train the model in"
+        ModelError, match=r"weights w_quantized, .* Fix: train the float file"
     ) as info:
-        Trainer(files[name], loss="mse")
+        Trainer(files["QOperator"], loss="mse")
     assert "scale" not in str(info.value)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "QDQ", "QOperator"])
+def test_integers_behind_dequantize_linear_train_without_a_warning(files: dict[str, Path]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = Trainer(files["QDQ"], loss="mse")
+    assert set(trainer.get_weights()) == {"w_quantized", "b_quantized", "v_quantized"}
+
+
+@pytest.mark.parametrize("name", ["dynamic", "QOperator"])
 def test_inspect_says_so(files: dict[str, Path], name: str) -> None:
     report = inspect(files[name])
     assert {"w_quantized", "v_quantized"} <= set(report.quantized)
-    assert str(report).count("train the model in floats, and quantize it afterwards") == 1
+    assert str(report).count("train the float file, and quantize it afterwards") == 1
     assert inspect(files["float"]).quantized == ()
 
 
