@@ -23,7 +23,6 @@ from onnxfit.errors import (
     UnsupportedError,
 )
 from onnxfit.gradients.gradient_model import gradient_model
-from onnxfit.gradients.inspection import inspect
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
 from onnxfit.quantization import QuantizationReport, quantization_report
@@ -32,6 +31,7 @@ from onnxfit.quantization.quantize import quantize
 from onnxfit.quantization.settings import Quantization
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
+from onnxfit.training.inspection import inspect
 
 __version__ = "0.1.0"
 

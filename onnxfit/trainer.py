@@ -84,7 +84,6 @@ class Trainer(SavedTrainer):
     - `distribute`: the processes that train together, each on its share of every batch: "auto",
       those that mpiexec started with this one; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None, this process alone.
-
     - `quantization`: for a file of integers, those that are trained and how; see
       `onnxfit.Quantization`. None trains every integer initializer behind a DequantizeLinear.
 

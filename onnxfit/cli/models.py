@@ -40,7 +40,11 @@ def model_of(path: str) -> onnx.ModelProto:
 
     Outputs that are no tensors are left out. ModelError where none remains.
     """
-    model = checkpoint.load(path, WITHOUT_CODE).model if is_checkpoint(path) else load_model(path)
+    model = (
+        checkpoint.load(path, WITHOUT_CODE).trained_model()
+        if is_checkpoint(path)
+        else load_model(path)
+    )
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
     if not tensors:
         raise ModelError(f"No output of {path} is a tensor.")

@@ -3,7 +3,9 @@
 
 No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
-`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Weights go from memory
+`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Of a model of integers
+it holds the integers as they were given, and the state holds the floats that are trained in their
+place. Weights go from memory
 to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
 can hold.
 """
@@ -53,6 +55,7 @@ from onnxfit.graph.tensors import (
 )
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
+from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
@@ -110,6 +113,13 @@ class Contents:
     tracker: Mapping[str, Any]
     undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
+
+    def trained_model(self) -> onnx.ModelProto:
+        """Return the model with the trained weights, which `model` lacks where floats are trained
+        in the place of its integers.
+        """
+        trainable = unfold(self.model, self.settings.get("quantization"))
+        return self.model if trainable.is_file else trainable.exported(self.state["weights"])
 
 
 class Snapshot:

@@ -93,3 +93,10 @@ def test_inspect_says_so(files: dict[str, Path], name: str) -> None:
 
 def test_five_names_are_listed() -> None:
     assert "w0, w1, w2, w3, w4, … (7 in all) are" in describe_quantized([f"w{i}" for i in range(7)])
+
+
+def test_inspect_says_that_integers_behind_dequantize_linear_train(files: dict[str, Path]) -> None:
+    report = inspect(files["QDQ"])
+    assert report.trains
+    assert report.quantized == ()
+    assert set(report.weights) == {"w_quantized", "b_quantized", "v_quantized"}

@@ -289,13 +289,14 @@ def test_a_train_graph_compiles_where_onnxruntime_moves_rounding() -> None:
     """onnxruntime 1.31 moved a QuantizeLinear through the backward pass of a convolution."""
     rng = np.random.default_rng(0)
     nodes, arrays = [], {"s": np.array(0.05, np.float32), "z": np.array(0, np.uint8)}
+    arrays["wz"] = np.array(0, np.int8)
     value = "x"
-    for i, (outputs, inputs) in enumerate([(4, 1), (4, 4)]):
+    for i, (outputs, inputs) in enumerate([(8, 1), (8, 8)]):
         arrays[f"w{i}"] = rng.integers(-127, 128, (outputs, inputs, 3, 3)).astype(np.int8)
         nodes += [
             helper.make_node("QuantizeLinear", [value, "s", "z"], [f"q{i}"]),
             helper.make_node("DequantizeLinear", [f"q{i}", "s", "z"], [f"d{i}"]),
-            helper.make_node("DequantizeLinear", [f"w{i}", "s"], [f"f{i}"]),
+            helper.make_node("DequantizeLinear", [f"w{i}", "s", "wz"], [f"f{i}"]),
             helper.make_node("Conv", [f"d{i}", f"f{i}"], [f"c{i}"], pads=[1] * 4),
             helper.make_node("Relu", [f"c{i}"], [f"r{i}"]),
         ]
@@ -305,11 +306,11 @@ def test_a_train_graph_compiles_where_onnxruntime_moves_rounding() -> None:
         nodes,
         "convolutions",
         [helper.make_tensor_value_info("x", 1, ["N", 1, 4, 4])],
-        [helper.make_tensor_value_info("y", 1, ["N", 64])],
+        [helper.make_tensor_value_info("y", 1, ["N", 128])],
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     trainer = Trainer(model, loss="mse", optimizer="adam")
     x = rng.normal(size=(8, 1, 4, 4)).astype(np.float32)
-    trainer.fit(x, rng.normal(size=(8, 64)).astype(np.float32), verbose=0)
+    trainer.fit(x, rng.normal(size=(8, 128)).astype(np.float32), verbose=0)
     np.testing.assert_array_equal(trainer.predict(x), files.run_file(trainer.export(), x))
