@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,12 +59,12 @@ class IntegerWeight:
         """Whether the numbers have 32 bits, as biases have; training does not round those."""
         return bool(self.tensor.data_type == onnx.TensorProto.INT32)
 
-    @cached_property
+    @property
     def integers(self) -> Array:
         """The numbers of the initializer, each in 64 bits."""
         return integers_of(self.tensor)
 
-    @cached_property
+    @property
     def values(self) -> Array:
         """The real numbers that the integers stand for, in the element type of the scale."""
         level = (self.integers - self._expand(self.zero_point)).astype(self.scale.dtype)

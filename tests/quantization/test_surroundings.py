@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from onnxfit import OnnxfitError, Trainer
 from onnxfit.cli import main
+from onnxfit.graph import tensors
 from onnxfit.optimizers import SGD
 from tests.distributed.threads import on_ranks
 from tests.quantization import integer_files as files
@@ -140,3 +141,17 @@ def test_a_checkpoint_with_other_floats_is_refused(tmp_path: Path, masters: Any)
             archive.writestr(name, data)
     with pytest.raises(OnnxfitError):
         Trainer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "uint4"])
+def test_a_large_file_has_its_integers_beside_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(integer_file(kind), loss="mse", optimizer=0.1)
+    trainer.fit(X, Y, verbose=0)
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 10)
+    exported = trainer.export(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size
+    np.testing.assert_array_equal(
+        files.run_file(onnx.load(tmp_path / "m.onnx"), X), files.run_file(exported, X)
+    )

@@ -117,6 +117,45 @@ def test_what_a_trainer_predicts_is_what_the_file_predicts(
         assert not np.array_equal(files.run_file(trainer.export(), X), before)
 
 
+def test_the_loss_of_an_evaluation_has_its_weights_and_penalty() -> None:
+    trainer = trainer_of(integer_file(), penalty={"w": 0.1}, metrics=[])
+    fit(trainer, epochs=1)
+    weights = np.linspace(0, 2, len(X))
+    errors = (trainer.predict(X, batch_size=len(X)).astype(np.float64) - Y) ** 2
+    penalty = 0.1 * np.sum(trainer.get_weights()["w"].astype(np.float64) ** 2)
+    expected = np.mean(errors.mean(1) * weights) + penalty
+    found = trainer.evaluate(X, Y, weights, batch_size=10)["loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def with_own_loss() -> onnx.ModelProto:
+    """The model computes the mean of its squares itself."""
+    file = integer_file()
+    file.graph.node.extend(
+        [
+            helper.make_node("Mul", ["y", "y"], ["squares"]),
+            helper.make_node("ReduceMean", ["squares"], ["loss"], keepdims=0),
+        ]
+    )
+    file.graph.output.append(helper.make_tensor_value_info("loss", 1, []))
+    return file
+
+
+@BOTH_BACKENDS
+def test_a_file_may_have_a_loss_of_its_own(backend: str) -> None:
+    trainer = Trainer(with_own_loss(), optimizer=0.1, backend=backend)
+    before = trainer.evaluate(X, batch_size=len(X))["loss"]
+    squares = trainer.predict_on_batch(X)["y"].astype(np.float64) ** 2
+    assert before == pytest.approx(squares.mean(), rel=1e-6)
+    trainer.fit(X, epochs=2, verbose=0)
+    assert trainer.evaluate(X, batch_size=len(X))["loss"] < before
+
+
+def test_a_trainer_without_a_loss_predicts() -> None:
+    file = integer_file()
+    np.testing.assert_array_equal(Trainer(file).predict_on_batch(X), files.run_file(file, X))
+
+
 # ---------------------------------------------------------------------- a step
 
 
