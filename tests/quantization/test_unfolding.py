@@ -117,6 +117,25 @@ def test_what_a_trainer_predicts_is_what_the_file_predicts(
         assert not np.array_equal(files.run_file(trainer.export(), X), before)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint16"])
+@pytest.mark.parametrize("grain", ["tensor", "channel"])
+def test_operators_of_onnxruntime_quantize_too(kind: str, grain: str) -> None:
+    """onnxruntime's quantizer writes them for 16 bits before opset 21, where ONNX has none."""
+    file = integer_file(kind, grain, symmetric=False)
+    for node in file.graph.node:
+        if node.op_type.endswith("tizeLinear"):
+            node.domain = "com.microsoft"
+    del file.opset_import[:]
+    file.opset_import.extend([helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    trainer = trainer_of(file)
+    before = trainer.evaluate(X, Y)["loss"]
+    fit(trainer)
+    assert trainer.evaluate(X, Y)["loss"] < before
+    exported = trainer.export()
+    assert files.stripped(exported) == files.stripped(file)
+    np.testing.assert_array_equal(trainer.predict_on_batch(X), files.run_file(exported, X))
+
+
 def test_the_loss_of_an_evaluation_has_its_weights_and_penalty() -> None:
     trainer = trainer_of(integer_file(), penalty={"w": 0.1}, metrics=[])
     fit(trainer, epochs=1)
