@@ -1,7 +1,7 @@
 """Find weights that are integers and that training leaves as they are.
 
-Integers behind DequantizeLinear are trained: onnxfit.quantization makes floats of them before a
-model comes here.
+Integers that can be written behind DequantizeLinear are trained: onnxfit.quantization makes floats
+of them before a model comes here.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def describe_quantized(names: list[str]) -> str:
     if len(names) > MAX_NAMES:
         listed += f", … ({len(names)} in all)"
     return (
-        f"The model is quantized: its weights {listed} are integers that are not behind"
-        f" DequantizeLinear, and stay as they are. {REMEDY}."
+        f"The model is quantized: its weights {listed} are integers of operators that do not train"
+        f" them, and stay as they are. {REMEDY}."
     )
 
 

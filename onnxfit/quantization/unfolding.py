@@ -27,6 +27,7 @@ from onnxfit.graph import names
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.float_model import float_values
+from onnxfit.quantization.qoperators import to_qdq
 from onnxfit.quantization.reading import (
     QUANTIZERS,
     integer_weights,
@@ -65,7 +66,7 @@ class QuantizedModel(TrainableModel):
             )
         scales = {
             node.input[1]
-            for node in nodes_of(self.file.graph)
+            for node in nodes_of(self.model.graph)
             if node.op_type in QUANTIZERS and len(node.input) > 1
         }
         chosen = [name for name in weights if name in scales]
@@ -91,7 +92,8 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
         )
     settings = quantization or Quantization()
     patterns = None if settings.weights is None else tuple(settings.weights)
-    weights = integer_weights(file, patterns)
+    source = to_qdq(file)  # the same numbers, with DequantizeLinear before every operator
+    weights = integer_weights(source, patterns)
     if not weights:
         if quantization is not None:
             raise SettingError(
@@ -99,13 +101,13 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
                 " has none: leave it out, or quantize the file first."
             )
         return TrainableModel.of(file)
-    refuse_float_twins(file, weights)
+    refuse_float_twins(source, weights)
     values = {weight.name: weight.values for weight in weights}
     if settings.float_model is not None:
         values = float_values(settings.float_model, weights)
     return QuantizedModel(
         file=file,
-        model=_with_floats(file, weights, values),
+        model=_with_floats(source, weights, values),
         integers={weight.name: weight for weight in weights},
     )
 
