@@ -23,14 +23,15 @@ from onnxfit.errors import (
     UnsupportedError,
 )
 from onnxfit.gradients.gradient_model import gradient_model
-from onnxfit.gradients.inspection import inspect
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
 from onnxfit.quantization import QuantizationReport, quantization_report
 from onnxfit.quantization.dequantize import dequantize
 from onnxfit.quantization.quantize import quantize
+from onnxfit.quantization.settings import Quantization
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
+from onnxfit.training.inspection import inspect
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "Pad",
     "ParquetLoader",
     "Prefetch",
+    "Quantization",
     "QuantizationReport",
     "SettingError",
     "StepError",

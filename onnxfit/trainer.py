@@ -24,6 +24,8 @@ from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.quantization.settings import Quantization
+from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
@@ -53,7 +55,8 @@ class Trainer(SavedTrainer):
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
     - `weights`: names and fnmatch patterns in any order, where `"!pattern"` excludes; None for
-      every float initializer that is a weight. Other weights stay byte-identical.
+      every float initializer that is a weight, and every integer initializer behind a
+      DequantizeLinear, which is trained as floats. Other weights stay byte-identical.
     - `loss`: a name, a Loss, a callable `(op, y_true, y_pred) -> Value`, or a dict output name ->
       loss; None if the model has a scalar output `loss` of its own, or only predicts.
     - `penalty`: None, a Penalty, a number (L2), or a dict pattern -> Penalty, number or
@@ -81,6 +84,8 @@ class Trainer(SavedTrainer):
     - `distribute`: the processes that train together, each on its share of every batch: "auto",
       those that mpiexec started with this one; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None, this process alone.
+    - `quantization`: for a file of integers, those that are trained and how; see
+      `onnxfit.Quantization`. None trains every integer initializer behind a DequantizeLinear.
 
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. Other threads may
@@ -127,16 +132,20 @@ class Trainer(SavedTrainer):
         threads: int | None = None,
         dynamic_batch: bool = False,
         distribute: Any = "auto",
+        quantization: Quantization | None = None,
     ) -> None:
         arguments = locals()
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
         model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
-        recipe = Recipe.build(model, checked, needs_loss=backend_class.needs_loss)
-        if weights is None:  # who names weights knows which ones train
+        trainable = unfold(model, quantization)
+        recipe = Recipe.build(trainable, checked, needs_loss=backend_class.needs_loss)
+        if weights is None and quantization is None:  # who chooses knows which ones train
             warn_of_quantized(recipe.model)
-        arrays = initializer_arrays(model, recipe.state)
+        arrays = initializer_arrays(trainable.model, recipe.state)
+        if quantization is not None:
+            settings["quantization"] = quantization.without_files()
         world = world_of(distribute)
         require_same_trainers(world, model, arrays, settings)
         refuse_two_waits(world, accumulate)
@@ -150,7 +159,7 @@ class Trainer(SavedTrainer):
         )
         warn_of_merged_weights(model, recipe.weights)
         warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
-        super().__init__(model, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
+        super().__init__(trainable, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
     @check_arguments

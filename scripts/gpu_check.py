@@ -245,21 +245,22 @@ def listed(network: Network) -> list[str]:
     """Compare the graph for CUDA with onnxruntime's lists of kernels; needs no GPU."""
     from onnxfit.graph.reading import read_model
     from onnxfit.graph.spec import TensorSpec
-    from onnxfit.runtime.cuda_opset import cuda_opset
+    from onnxfit.graph.trainable import TrainableModel
+    from onnxfit.runtime.kernel_opset import kernel_opset
     from onnxfit.step.graphs import train_graph
     from onnxfit.step.recipe import Recipe
     from onnxfit.step.settings import TrainerSettings
     from scripts.cuda_kernels import missing, tables
 
     settings = TrainerSettings(loss=network.loss, optimizer="adam", gradient="onnx", device="cuda")
-    recipe = Recipe.build(read_model(network.model), settings)
+    recipe = Recipe.build(TrainableModel.of(read_model(network.model)), settings)
     x, y = network.batches[0]
     shapes = {}
     for array, name in ((x, recipe.inputs[0].name), (y, next(iter(recipe.targets.values())).input)):
         shapes[name] = TensorSpec(name, array.dtype, array.shape)
     graph = train_graph(recipe, shapes)
     lines = []
-    with cuda_opset(graph):
+    with kernel_opset(graph):
         opset = next(o.version for o in graph.opset_import if not o.domain)
         for version, kernels in tables().items():
             nodes = Counter(node.operator for node in missing(graph, kernels))

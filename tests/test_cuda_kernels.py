@@ -17,10 +17,11 @@ from onnx.numpy_helper import from_array
 
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.tensors import initializer_arrays
+from onnxfit.graph.trainable import TrainableModel
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.forward_backward import loss_and_passes
-from onnxfit.runtime.cuda_opset import cuda_opset
 from onnxfit.runtime.device import CPU
+from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from scripts import cuda_kernels
@@ -111,7 +112,7 @@ def graphs(name: str, backend: str, device: str) -> Iterator[tuple[str, onnx.Mod
     """Return every graph that a backend compiles for a device, by its kind."""
     model, options = NETWORKS[name]
     settings = TrainerSettings(loss="cross_entropy", device=device, **options)
-    recipe = Recipe.build(model, settings)
+    recipe = Recipe.build(TrainableModel.of(model), settings)
     arrays = initializer_arrays(model, recipe.state)
     created = get_backend(backend)(recipe, arrays, device=CPU, threads=1, accumulate=1)
     shapes = _with_rows({**recipe.declared_batch})
@@ -151,7 +152,7 @@ def test_every_node_has_a_cuda_kernel(name: str, backend: str) -> None:
 
 def missing(graph: onnx.ModelProto, kernels: cuda_kernels.Kernels) -> list[cuda_kernels.Missing]:
     """Return the nodes without a kernel in a graph as it is compiled for CUDA."""
-    with cuda_opset(graph):
+    with kernel_opset(graph):
         return cuda_kernels.missing(graph, kernels)
 
 

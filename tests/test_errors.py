@@ -32,6 +32,7 @@ from onnxfit.data.source import Source
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
 from tests.models import linear
+from tests.quantization.integer_files import integer_file
 from tests.quantization.qdq_files import with_integers
 from tests.test_public_api import exported
 
@@ -275,6 +276,11 @@ def function_cases() -> dict[str, Case]:
             lambda **a: fit(trainer(), DataLoader(**a), None),
             DataLoader,
             {"X": X, "y": Y},
+        ),
+        "Quantization": (
+            lambda **a: Trainer(integer_file(), loss="mse", quantization=onnxfit.Quantization(**a)),
+            onnxfit.Quantization,
+            {},
         ),
         "Prefetch": (
             lambda **a: fit(trainer(), onnxfit.Prefetch(**a), None),

@@ -41,5 +41,5 @@ def export(path: str, output: Path, averaged: bool) -> None:
     if averaged:
         Trainer.load(path).export(output, averaged=True)
     else:
-        write_model(output, checkpoint.load(path, WITHOUT_CODE).model)
+        write_model(output, checkpoint.load(path, WITHOUT_CODE).trained_model())
     click.echo(f"{path} -> {output}")

@@ -8,7 +8,8 @@ from dataclasses import asdict
 import click
 
 from onnxfit.cli import options
-from onnxfit.gradients import SOURCES, inspection
+from onnxfit.gradients import SOURCES
+from onnxfit.training.inspection import inspect as inspect_file
 
 __all__ = ["inspect"]
 
@@ -39,7 +40,7 @@ def inspect(model: str, weights: tuple[str, ...], gradient: str, as_json: bool) 
     onnxfit inspect model.onnx
     onnxfit inspect model.onnx -w 'head.*' --json
     """
-    report = inspection.inspect(model, list(weights) or None, gradient=gradient)
+    report = inspect_file(model, list(weights) or None, gradient=gradient)
     if as_json:
         click.echo(json.dumps({**asdict(report), "trains": report.trains}, indent=2))
     else:

@@ -40,7 +40,11 @@ def model_of(path: str) -> onnx.ModelProto:
 
     Outputs that are no tensors are left out. ModelError where none remains.
     """
-    model = checkpoint.load(path, WITHOUT_CODE).model if is_checkpoint(path) else load_model(path)
+    model = (
+        checkpoint.load(path, WITHOUT_CODE).trained_model()
+        if is_checkpoint(path)
+        else load_model(path)
+    )
     tensors = [value for value in model.graph.output if value.type.HasField("tensor_type")]
     if not tensors:
         raise ModelError(f"No output of {path} is a tensor.")
@@ -65,7 +69,9 @@ def predict(
     for an output whose sizes differ between batches, which no array holds.
     """
     target = Device.parse(device)
-    session = BoundSession(model, DoubleBufferedState({}, target), target, None, "prediction")
+    session = BoundSession(
+        model, DoubleBufferedState({}, target), target, None, "prediction", uses_integers=True
+    )
     batches: dict[str, list[npt.NDArray[Any]]] = {value.name: [] for value in model.graph.output}
     adapter = DataAdapter(inputs_of(model), {}, purpose="prediction")
     with adapter.source(x, batch_size=batch_size) as data:

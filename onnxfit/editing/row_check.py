@@ -34,7 +34,7 @@ class ModelRun:
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str] | None = None) -> None:
         if outputs is not None:
             model = with_outputs(model, outputs)
-        self._session = compile_model(model, CPU, None, "dynamic batch")
+        self._session = compile_model(model, CPU, None, "dynamic batch", uses_integers=True)
         self._names = [value.name for value in self._session.get_outputs()]
 
     def __call__(self, feeds: Arrays) -> dict[str, Array]:

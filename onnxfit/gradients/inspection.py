@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import onnx
 import onnx_ir as ir
 
 from onnxfit.drawing.labels import clean
@@ -29,7 +30,6 @@ from onnxfit.gradients.table import NOT_DIFFERENTIABLE, Key, key_of
 from onnxfit.graph import names
 from onnxfit.graph.model import infer_shapes, initializers_to_inputs, model_errors, normalize
 from onnxfit.graph.quantized import REMEDY, describe_quantized, quantized_weights
-from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.sharing import reader_counts, used_by
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.graph.weights import select_weights
@@ -133,41 +133,15 @@ class Inspection:
         return lines
 
 
-def inspect(
-    model_onnx: ModelSource,
+def inspect_model(
+    model: onnx.ModelProto,
     weights: Sequence[str] | str | None = None,
     *,
     outputs: Sequence[str] | str | None = None,
     gradient: str = "auto",
 ) -> Inspection:
-    """Report for every operator of a model whether and how it is differentiated.
-
-    Nothing is run or changed. A model that cannot train is no error: the Inspection says why, and
-    how to fix it.
-
-    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`.
-    - `weights` selects the weights to train, as in `Trainer`: names or patterns, "!pattern"
-      excludes; None selects all weights.
-    - `outputs` names the outputs that losses will be of; None takes every float output.
-    - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
-
-    Raises ModelError if the model cannot be read or converted, UnknownNameError for a weight that
-    the model does not have or an output that is no float output of it, SettingError if `weights`
-    selects nothing, and InstallationError for `gradient="onnxruntime"` without the training build.
-
-    >>> import onnx.parser
-    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
-    ...     g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
-    ...     { h = MatMul(x, w) y = Relu(h) }''')
-    >>> print(inspect(model))
-    operator  nodes  on the path  gradient
-    ────────  ─────  ───────────  ─────────────────
-    MatMul        1            1  a rule of its own
-    Relu          1            1  a rule of its own
-    <BLANKLINE>
-    Trains: 1 weight, differentiated by the table of rules.
-    """
-    work = normalize(read_model(model_onnx))
+    """Return the Inspection of a model that `read_model` returned; see `onnxfit.inspect`."""
+    work = normalize(model)
     chosen = select_float_outputs(work.graph, outputs)
     try:
         selected = select_weights(work, weights)

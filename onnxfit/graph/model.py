@@ -316,11 +316,24 @@ def with_initializers(
 
     Everything else is byte-identical. Raises ModelError for a name that is no initializer.
     """
+    tensors = {
+        name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+        for name, array in arrays.items()
+    }
+    return with_tensors(model, tensors)
+
+
+def with_tensors(
+    model: onnx.ModelProto, tensors: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
+    """Return a copy of the model with other initializers of the same names.
+
+    Everything else is byte-identical. Raises ModelError for a name that is no initializer.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    require_initializers(copy, arrays)
+    require_initializers(copy, tensors)
     for tensor in copy.graph.initializer:
-        if tensor.name in arrays:
-            array = np.ascontiguousarray(arrays[tensor.name])
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        if tensor.name in tensors:
+            tensor.CopyFrom(tensors[tensor.name])
     return copy

@@ -1,4 +1,8 @@
-"""Find weights that are integers, which training leaves as they are."""
+"""Find weights that are integers and that training leaves as they are.
+
+Integers that can be written behind DequantizeLinear are trained: onnxfit.quantization makes floats
+of them before a model comes here.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "QLinearMatMul": (0, 3),
 }
 REMEDY = (
-    "Fix: train the model in floats, and quantize it afterwards (training of integers is not"
-    " supported yet)"
+    "Fix: train the float file, and quantize it afterwards, or quantize it with"
+    " quantize_static(quant_format=QuantFormat.QDQ) and train the integers"
 )
 
 
@@ -50,7 +54,10 @@ def describe_quantized(names: list[str]) -> str:
     listed = ", ".join(names[:MAX_NAMES])
     if len(names) > MAX_NAMES:
         listed += f", … ({len(names)} in all)"
-    return f"The model is quantized: its weights {listed} are int8 and stay as they are. {REMEDY}."
+    return (
+        f"The model is quantized: its weights {listed} are integers of operators that do not train"
+        f" them, and stay as they are. {REMEDY}."
+    )
 
 
 def warn_of_quantized(model: ir.Model) -> None:

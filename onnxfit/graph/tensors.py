@@ -62,7 +62,8 @@ def write_model(
         return _write_message(path, model)
     path = Path(path)
     data = path.with_name(f"{path.name}.data")
-    small = {tensor.name for tensor in model.graph.initializer}.intersection(weights)
+    whole_bytes = [t for t in model.graph.initializer if ir.DataType(t.data_type).bitwidth >= 8]
+    small = {tensor.name for tensor in whole_bytes}.intersection(weights)
     bare, tensors = detached(model, initializer_arrays(model, small), data.name)
     write_atomically(data, lambda file: write_tensors(file, tensors))
     return _write_message(path, bare)

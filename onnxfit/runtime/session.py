@@ -20,11 +20,12 @@ from onnxfit.data import Batch
 from onnxfit.errors import StepError
 from onnxfit.graph import names
 from onnxfit.graph.scopes import maker_of
+from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
-from onnxfit.runtime.cuda_opset import cuda_opset
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.fusions import useless_optimizers
+from onnxfit.runtime.kernel_opset import kernel_opset
 from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -40,6 +41,7 @@ def compile_model(
     *,
     pausable: bool = False,
     busy_wait: bool = False,
+    uses_integers: bool = False,
 ) -> Any:
     """Return an onnxruntime session for a model.
 
@@ -51,6 +53,10 @@ def compile_model(
     - `busy_wait`: the session's threads spin between two runs, which saves 4 % of a small step.
       They take the processor from every other session and library: where four graphs take turns,
       a step took up to 3.5 times as long (transformer, two cores).
+    - `uses_integers`: between DequantizeLinear and QuantizeLinear, onnxruntime computes with its
+      kernels for integers, as it does for a quantized file. Gradients are those of the floats that
+      the integers stand for, so that training does without. Besides, onnxruntime 1.31 moves
+      QuantizeLinear into the backward pass, and writes nodes there that do not compile.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
@@ -62,11 +68,14 @@ def compile_model(
         options.add_session_config_entry("session.disable_prepacking", "1")
     if not busy_wait:
         options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not uses_integers:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
         model = with_blocked_convolutions(model)
-    with compilation_order(model), cuda_opset(model) if device.kind == "cuda" else nullcontext():
+    older = device.kind == "cuda" or (uses_integers and quantizes(model))
+    with compilation_order(model), kernel_opset(model) if older else nullcontext():
         serialized = model.SerializeToString()
     try:
         session = onnxruntime.InferenceSession(
@@ -79,6 +88,11 @@ def compile_model(
         raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error
     _sessions.add(session._sess)
     return session
+
+
+def quantizes(model: onnx.ModelProto) -> bool:
+    """Return whether a model has a QuantizeLinear."""
+    return any(node.op_type == "QuantizeLinear" for node in nodes_of(model.graph))
 
 
 def _first_run_options(device: Device) -> Any:
@@ -139,7 +153,7 @@ class BoundSession:
       Inputs of unknown size are always among them.
     - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
     - `output_buffers`: output -> the buffer that it is written into. `outputs` leaves them out.
-    - `busy_wait`: as for `compile_model`.
+    - `busy_wait`, `uses_integers`: as for `compile_model`.
     """
 
     def __init__(
@@ -155,12 +169,15 @@ class BoundSession:
         overwrite_outputs: bool = False,
         output_buffers: Mapping[str, Buffer] | None = None,
         busy_wait: bool = False,
+        uses_integers: bool = False,
     ) -> None:
         self.model = model
         self._name = name
         self._state = state
         self._device = device
-        self._session = compile_model(model, device, threads, name, busy_wait=busy_wait)._sess
+        self._session = compile_model(
+            model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
+        )._sess
         self._run = self._session.run_with_iobinding
         self._sort_inputs(per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
@@ -319,15 +336,23 @@ class StatelessSession:
     """A compiled graph that gets every value with the call and keeps none after it.
 
     Several threads may call it at once. `inputs` and `outputs` are the names of the graph's.
-    `device`, `threads` and `name` are as for `compile_model`.
+    `device`, `threads`, `name` and `uses_integers` are as for `compile_model`.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, device: Device, threads: int | None, name: str
+        self,
+        model: onnx.ModelProto,
+        device: Device,
+        threads: int | None,
+        name: str,
+        *,
+        uses_integers: bool = False,
     ) -> None:
         self._name = name
         self._device = device
-        self._session = compile_model(model, device, threads, name)._sess
+        self._session = compile_model(
+            model, device, threads, name, uses_integers=uses_integers
+        )._sess
         self._first_run: Any = _first_run_options(device)
         self.inputs = tuple(v.name for v in model.graph.input)
         # A model may list an output twice.

@@ -16,7 +16,9 @@ def continued(before: Trainer, after: Trainer) -> Trainer:
     new = after.get_state()
     slots = old["slots"] if old["slots"].keys() == new["slots"].keys() else new["slots"]
     counters = {**old["counters"], "learning_rate": new["counters"]["learning_rate"]}
-    after.set_state({"weights": new["weights"], "slots": slots, "counters": counters})
+    # the floats of integers are not in the file from which `after` was made
+    weights = {name: old["weights"].get(name, array) for name, array in new["weights"].items()}
+    after.set_state({"weights": weights, "slots": slots, "counters": counters})
     after.train_losses_ = list(before.train_losses_)
     return after
 

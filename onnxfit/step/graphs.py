@@ -16,11 +16,17 @@ import onnx_ir as ir
 
 from onnxfit.errors import SettingError
 from onnxfit.graph import names, scopes
-from onnxfit.graph.model import model_errors, normalize, spec_of, tensor_outputs, with_initializers
+from onnxfit.graph.model import (
+    model_errors,
+    normalize,
+    spec_of,
+    tensor_outputs,
+    with_initializers,
+)
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.spec import TensorSpec
-from onnxfit.graph.training_form import to_evaluation_form
+from onnxfit.graph.training_form import to_evaluation_form, to_inference_form
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.graph.weights import select_weights
 from onnxfit.penalties import PenaltyLike, penalties_for
@@ -149,6 +155,24 @@ def evaluate_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
 
 
 @model_errors()
+def evaluate_outputs_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
+    """Return loss and penalty of the model's outputs, which are inputs as the weights are."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="evaluate")
+    op = GraphBuilder(graph)
+    for name in recipe.loss_outputs:
+        y = recipe.outputs[name]
+        assert y.shape is not None  # a loss needs its rank
+        graph.outputs.append(op.input(name, y.dtype, y.shape).ir)
+    for name in recipe.penalties:
+        w = spec_of(recipe.model.graph.initializers[name])
+        assert w.shape is not None
+        op.input(name, w.dtype, w.shape)
+    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch)
+    keep_outputs(op, ())
+    return finish(op)
+
+
+@model_errors()
 def predict_graph(recipe: Recipe, batch: Batch) -> onnx.ModelProto:
     """Return the model itself, with its trained weights as inputs."""
     op = forward(recipe, batch)
@@ -162,9 +186,26 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
 
     onnxruntime optimizes it as it does the exported file.
     """
+    if recipe.trainable is not None:
+        return _only_tensors(recipe.trainable.exported(arrays), recipe)
     op = GraphBuilder(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
     to_evaluation_form(op)
     return finish(op)
+
+
+def _only_tensors(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
+    """Drop inputs that are initializers and outputs that are no tensors, in place.
+
+    Nodes and opset stay, so that onnxruntime chooses the same kernels.
+    """
+    to_inference_form(model)
+    graph = model.graph
+    inputs = {spec.name for spec in recipe.inputs}
+    for value in [v for v in graph.input if v.name not in inputs]:
+        graph.input.remove(value)
+    for value in [v for v in graph.output if v.name not in recipe.outputs]:
+        graph.output.remove(value)
+    return model
 
 
 def add_loss(

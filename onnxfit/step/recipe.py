@@ -22,6 +22,7 @@ from onnxfit.graph import names, tensors
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import updated_statistics
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
@@ -44,11 +45,11 @@ ReportedNorms = Literal["none", "global", "per_weight"]
 class Recipe:
     """Everything a step is made of.
 
-    `model` is the user's model, normalized, and is never changed. `objectives` is empty for a model
-    with a scalar output `loss` of its own. `slots` holds each weight's slots before the first
-    update. `device` is "cpu" or "cuda", the kind of device that the graphs are for. `norms` says
-    whether an update reports the L2 norm of all gradients, and with "per_weight" that of each
-    weight's.
+    `model` is the model that is trained, normalized, and is never changed. It is the user's model,
+    unless `trainable` says otherwise. `objectives` is empty for a model with a scalar output `loss`
+    of its own. `slots` holds each weight's slots before the first update. `device` is "cpu" or
+    "cuda", the kind of device that the graphs are for. `norms` says whether an update reports the
+    L2 norm of all gradients, and with "per_weight" that of each weight's.
     """
 
     model: ir.Model
@@ -64,6 +65,8 @@ class Recipe:
     clip_value: float | None = None
     device: str = "cpu"
     norms: ReportedNorms = "none"
+    # the file and the way back to it, unless the file is trained as it is
+    trainable: TrainableModel | None = None
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold
@@ -91,9 +94,9 @@ class Recipe:
     @classmethod
     @paused_collection()
     def build(
-        cls, model: onnx.ModelProto, settings: TrainerSettings, *, needs_loss: bool = True
+        cls, trainable: TrainableModel, settings: TrainerSettings, *, needs_loss: bool = True
     ) -> Recipe:
-        """Return the recipe for training `model`, or raise the error that says why it cannot train.
+        """Return the recipe for training a model, or raise the error that says why it cannot train.
 
         A model without any loss only predicts; but with `needs_loss=False` it trains, for a caller
         who brings gradients. Raises ModelError, GradientError, SettingError or UnknownNameError.
@@ -103,7 +106,7 @@ class Recipe:
         )
 
         optimizer = get_optimizer(settings.optimizer)
-        normalized = normalize(model)
+        normalized = normalize(trainable.model)
         outputs = tensor_outputs(normalized)
         graph = normalized.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
@@ -141,7 +144,9 @@ class Recipe:
             batch_norm=settings.batch_norm,
             clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
+            trainable=None if trainable.is_file else trainable,
         )
+        trainable.check(recipe.weights, recipe.statistics)
         _refuse_reserved_names(recipe)
         if trains:
             check_gradient(recipe)
@@ -151,6 +156,11 @@ class Recipe:
     def state(self) -> tuple[str, ...]:
         """The initializers that training changes: they are inputs of every step."""
         return (*self.weights, *self.statistics)
+
+    @property
+    def evaluates_file(self) -> bool:
+        """Whether evaluation runs the file, as `TrainableModel.evaluates_file` says."""
+        return self.trainable is not None and self.trainable.evaluates_file
 
     @cached_property
     def max_learning_rate(self) -> float:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxfit.errors import SettingError
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.step.objectives import Losses, Metrics
+
+if TYPE_CHECKING:
+    from onnxfit.quantization.settings import Quantization
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class TrainerSettings:
     accumulate: int = 1
     threads: int | None = None
     dynamic_batch: bool = False
+    quantization: Quantization | None = None
 
     @property
     def device_kind(self) -> str:

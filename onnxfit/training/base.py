@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 
 from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
@@ -20,6 +19,7 @@ from onnxfit.data import Batch
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError
 from onnxfit.graph import names
+from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
 from onnxfit.optimizers import learning_rate_at
@@ -77,10 +77,10 @@ class BaseTrainer(RankedTrainer):
     """
 
     def __init__(
-        self, model: onnx.ModelProto, settings: dict[str, Any], recipe: Recipe, backend: Backend
+        self, trainable: TrainableModel, settings: dict[str, Any], recipe: Recipe, backend: Backend
     ) -> None:
         super().__init__(backend)
-        self.model = model
+        self.model = trainable.file
         self.settings = settings
         self.loss = settings["loss"]
         self.backend: str = settings["backend"]
@@ -95,6 +95,7 @@ class BaseTrainer(RankedTrainer):
         self.last_losses: deque[float] = deque(maxlen=5)
         self.stop_training = False
         self.stop_reason: str | None = None
+        self._trainable = trainable
         self._recipe = recipe
         # Every rank draws random numbers of its own.
         self._random_seed = (self.seed + RANK_STRIDE * self.rank) % 2**63

@@ -3,7 +3,9 @@
 
 No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
-`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Weights go from memory
+`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Of a model of integers
+it holds the integers as they were given, and the state holds the floats that are trained in their
+place. Weights go from memory
 to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
 can hold.
 """
@@ -23,6 +25,7 @@ from typing import Any, BinaryIO
 import google.protobuf.message
 import numpy as np
 import onnx
+import onnx_ir as ir
 import safetensors
 
 from onnxfit.callbacks.history import History
@@ -52,19 +55,23 @@ from onnxfit.graph.tensors import (
 )
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
+from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.state import COUNTER_TYPES
 
-FORMAT = 1
+FORMAT = 2  # the newest; a checkpoint is written in the oldest that can hold it
 MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
 REGISTRIES = tuple(
-    f"onnxfit.{name}" for name in ("losses", "penalties", "metrics", "optimizers", "schedules")
-)
+    f"onnxfit.{name}"
+    for name in (
+        "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
+    )
+)  # fmt: skip
 DAMAGE = (  # the errors of readers that meet damaged bytes
     zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError,
     struct.error, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError,
@@ -76,6 +83,7 @@ DAMAGE = (  # the errors of readers that meet damaged bytes
 FIELD_TYPES = {
     "settings": MAPPING,
     "weights": list_of(TEXT),
+    "masters": MAPPING,
     "slots": MAPPING,
     "counters": MAPPING,
     "history": MAPPING,
@@ -106,6 +114,13 @@ class Contents:
     undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
 
+    def trained_model(self) -> onnx.ModelProto:
+        """Return the model with the trained weights, which `model` lacks where floats are trained
+        in the place of its integers.
+        """
+        trainable = unfold(self.model, self.settings.get("quantization"))
+        return self.model if trainable.is_file else trainable.exported(self.state["weights"])
+
 
 class Snapshot:
     """A training state as it was at one moment; training may go on, and any thread may write it."""
@@ -117,13 +132,15 @@ class Snapshot:
         """
         self._writes = writes
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
-        model, self._tensors = detached(contents.model, contents.state["weights"], DATA)
+        own, masters = _divided(contents.model, contents.state["weights"])
+        model, self._tensors = detached(contents.model, own, DATA)
         to_inference_form(model)
         self._model = model.SerializeToString()
         info = {
-            "format": FORMAT,
+            "format": 2 if masters else 1,
             "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
-            "weights": list(contents.state["weights"]),
+            "weights": list(own),
+            "masters": self._without_arrays(masters),
             "slots": self._without_arrays(contents.state["slots"]),
             "counters": contents.state["counters"],
             "history": self._without_arrays(contents.history),
@@ -215,7 +232,10 @@ def load(
             if key not in settings
         }
         state = {
-            "weights": initializer_arrays(model, info["weights"]),
+            "weights": {
+                **initializer_arrays(model, info["weights"]),
+                **_with_arrays(info["masters"], arrays),
+            },
             "slots": _with_arrays(info["slots"], arrays),
             "counters": info["counters"],
         }
@@ -282,8 +302,9 @@ def _read_archive(
     return info, model, read_safetensors(archive.read(STATE))
 
 
-def _check_description(info: Mapping[str, Any], name: str) -> None:
+def _check_description(info: dict[str, Any], name: str) -> None:
     """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
+    info.setdefault("masters", {})  # format 1 has none
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
         raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")
@@ -304,6 +325,18 @@ def _check_description(info: Mapping[str, Any], name: str) -> None:
         for number, sums in enumerate(ranks[RANKS]):
             require_types(f"{place}, rank {number},", sums, SUM_TYPES)
     require_types(f"The history of {name!r}", info["history"], History.remembered)
+
+
+def _divided(
+    model: onnx.ModelProto, weights: Mapping[str, np.ndarray[Any, Any]]
+) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
+    """Return the weights that are initializers of the model, and those that are not.
+
+    The second ones are floats in the place of the model's integers.
+    """
+    types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
+    own = {n: a for n, a in weights.items() if types.get(n) == ir.DataType.from_numpy(a.dtype)}
+    return own, {name: array for name, array in weights.items() if name not in own}
 
 
 def _in_folder(path: Path) -> Path:

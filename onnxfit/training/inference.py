@@ -103,7 +103,10 @@ class InferenceTrainer(BaseTrainer):
             return dict(self._evaluate_source(data, called))
 
     def predict_on_batch(self, x: Any) -> Any:
-        """Return the model's outputs for the rows of `x`, in one run; fast between two steps."""
+        """Return the model's outputs for the rows of `x`, in one run; fast between two steps.
+
+        A model of integers is compiled again after a step, as for `predict`.
+        """
         with (
             self._single_batches.source("prediction", x) as data,
             self._calling((), "predict_on_batch") as called,

@@ -21,7 +21,6 @@ from onnxfit.errors import (
 from onnxfit.files import refusing_misfits, require_path
 from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
-from onnxfit.graph.model import with_initializers
 from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
@@ -108,7 +107,7 @@ class SavedTrainer(InferenceTrainer):
             if averaged:
                 for name in self._recipe.weights:
                     arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
-        model = with_initializers(self.model, arrays)
+        model = self._trainable.exported(arrays)
         to_inference_form(model)
         if path is not None and self.is_main:
             write_model(path, model, self._recipe.state)

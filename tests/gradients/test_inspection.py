@@ -13,8 +13,8 @@ import onnxfit
 from onnxfit import GradientError, Trainer, UnknownNameError
 from onnxfit.cli import main
 from onnxfit.gradients import coverage, rules  # noqa: F401
-from onnxfit.gradients.inspection import inspect
 from onnxfit.gradients.table import DECOMPOSITIONS, NOT_DIFFERENTIABLE, RULES, SUBGRAPHS
+from onnxfit.training.inspection import inspect
 from tests.models import mlp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ class TestModelsThatCannotTrain:
         [
             (WITHOUT_INITIALIZERS, "has no float weights", "Fix: export the model with its param"),
             (WITH_CONSTANTS, "has no float weights", "lift them into initializers"),
-            (INTEGERS, "none of its 1 initializers is float", "Fix: train the model in floats"),
+            (INTEGERS, "none of its 1 initializers is float", "Fix: train the float file"),
             (ONLY_SCALARS, "its float initializers (c) are constants", "Name those to train"),
             (LABELS, "None of the outputs is a float tensor: label", "make 'scores', the input of"),
             (ROUNDED, "No gradient flows through Round", "onnxfit.gradients.register"),

@@ -1,4 +1,4 @@
-"""Quantized files say that their weights are integers, which training leaves as they are."""
+"""Files whose integers no DequantizeLinear can read say that training leaves them as they are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-from onnxfit import ModelError, Trainer, inspect
+from onnxfit import Trainer, inspect
 from onnxfit.graph.quantized import describe_quantized
 from tests.graph.graphs import parse
 
@@ -51,38 +52,66 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"float": source, **paths}
 
 
+PACKED = (
+    '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+    " g (float[N, 32] x) => (float[N, 2] y) <float[2] s = {0.1, 0.2}> { h = Add(x, b)"
+    "   y = com.microsoft.MatMulNBits<K = 32, N = 2, bits = 4, block_size = 32>(h, w, s) }"
+)
 MESSAGE = (
-    r"The model is quantized: its weights w_quantized, v_quantized are int8 and stay as they are\."
-    r" Fix: train the model in floats, and quantize it afterwards \(.* not supported yet\)\."
+    r"The model is quantized: its weights w are integers of operators that do not train them, and"
+    r" stay as they are\. Fix: train the float file, .*QDQ"
 )
 
 
-def test_dynamic_quantization_warns_once_at_the_users_line(files: dict[str, Path]) -> None:
+def packed() -> onnx.ModelProto:
+    model = parse(PACKED)
+    array = np.arange(32, dtype=np.uint8).reshape(2, 1, 16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
+    b = np.zeros(32, np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(b, "b"))
+    return model
+
+
+def test_packed_integers_warn_once_at_the_users_line(files: dict[str, Path]) -> None:
     with pytest.warns(UserWarning, match=MESSAGE) as caught:
-        trainer = Trainer(files["dynamic"], loss="mse")
+        trainer = Trainer(packed(), loss="mse")
     assert [Path(w.filename).name for w in caught] == ["test_quantized.py"]
-    assert list(trainer.get_weights()) == ["b"]
+    assert "w" not in trainer.get_weights()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Trainer(files["dynamic"], "b", loss="mse")  # who names the weight knows
+        Trainer(packed(), "b", loss="mse")  # who names the weight knows
         Trainer(files["float"], loss="mse")
 
 
-@pytest.mark.parametrize("name", ["QDQ", "QOperator"])
-def test_static_quantization_offers_no_scales(files: dict[str, Path], name: str) -> None:
-    with pytest.raises(
-        ModelError, match=r"weights w_quantized, .* Fix: train the model in"
-    ) as info:
-        Trainer(files[name], loss="mse")
-    assert "scale" not in str(info.value)
+def test_inspect_names_packed_integers(files: dict[str, Path]) -> None:
+    report = inspect(packed())
+    assert report.quantized == ("w",)
+    assert str(report).count("train the float file, and quantize it afterwards") == 1
+    assert inspect(files["float"]).quantized == ()
 
 
 @pytest.mark.parametrize("name", ["dynamic", "QDQ", "QOperator"])
-def test_inspect_says_so(files: dict[str, Path], name: str) -> None:
-    report = inspect(files[name])
-    assert {"w_quantized", "v_quantized"} <= set(report.quantized)
-    assert str(report).count("train the model in floats, and quantize it afterwards") == 1
-    assert inspect(files["float"]).quantized == ()
+def test_other_integers_train_without_a_warning(files: dict[str, Path], name: str) -> None:
+    file = onnx.load(files[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = Trainer(file, loss="mse", optimizer=0.1)
+    assert {"w_quantized", "v_quantized"} <= set(trainer.get_weights())
+    assert not any("scale" in weight for weight in trainer.get_weights())
+    x = RNG.standard_normal((16, 8)).astype(np.float32)
+    trainer.fit(x, x[:, :3], verbose=0)
+    exported = trainer.export()
+    assert list(exported.graph.node) == list(file.graph.node)
+    assert exported.ByteSize() <= file.ByteSize()
+    assert exported.graph.initializer != file.graph.initializer
+    session = onnxruntime.InferenceSession(
+        exported.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_array_equal(trainer.predict_on_batch(x), session.run(None, {"x": x})[0])
+    report = inspect(file)
+    assert report.trains
+    assert report.quantized == ()
+    assert {"w_quantized", "v_quantized"} <= set(report.weights)
 
 
 def test_five_names_are_listed() -> None:

@@ -79,13 +79,12 @@ def test_restore_is_not_for_a_running_fit(tmp_path: Path) -> None:
 def test_a_checkpoint_of_a_newer_format_says_to_upgrade(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
-        path = new().save(tmp_path / "c")
-        Trainer.load(path)
+    path = new().save(tmp_path / "c")
+    Trainer.load(path)
+    monkeypatch.setattr(checkpoint, "FORMAT", 0)
     with pytest.raises(
         CheckpointError,
-        match=rf"'{path}' has format 2, from a newer onnxfit; this one reads up to 1: upgrade\.",
+        match=rf"'{path}' has format 1, from a newer onnxfit; this one reads up to 0: upgrade\.",
     ):
         Trainer.load(path)
     trainer = new()

@@ -24,6 +24,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
 from onnxfit.gradients.building import MICROSOFT, Ints, arange, axis_size, known
@@ -77,7 +78,25 @@ def dequantize(
     return lambda: dy * _expand_scale(op, scale, y, axis, block_size), of_scale, None
 
 
-@decompose("QuantizeLinear", MICROSOFT)
+def _infer_integers(node: ir.Node) -> None:
+    """The type of the zero point, uint8 without one, and the shape of the input."""
+    x, _, *others = node.inputs
+    zero_point = others[0] if others else None
+    known_type = ir.TensorType(ir.DataType.UINT8) if zero_point is None else zero_point.type
+    out = node.outputs[0]
+    out.type = out.type or known_type
+    out.shape = x.shape if x is not None and out.shape is None else out.shape
+
+
+def _infer_real_numbers(node: ir.Node) -> None:
+    """The type of the scale, and the shape of the input."""
+    x, scale = node.inputs[:2]
+    out = node.outputs[0]
+    out.type = scale.type if scale is not None and out.type is None else out.type
+    out.shape = x.shape if x is not None and out.shape is None else out.shape
+
+
+@decompose("QuantizeLinear", MICROSOFT, infer=_infer_integers)
 def quantize_of_microsoft(
     op: GraphBuilder,
     x: Value,
@@ -90,7 +109,7 @@ def quantize_of_microsoft(
     return op.QuantizeLinear(x, scale, zero_point, axis=axis, block_size=block_size or None)
 
 
-@decompose("DequantizeLinear", MICROSOFT)
+@decompose("DequantizeLinear", MICROSOFT, infer=_infer_real_numbers)
 def dequantize_of_microsoft(
     op: GraphBuilder,
     x: Value,

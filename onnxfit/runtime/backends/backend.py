@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import RLock
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
+from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
@@ -29,6 +30,7 @@ from onnxfit.step.graphs import (
     counts_graph,
     deployed_graph,
     evaluate_graph,
+    evaluate_outputs_graph,
     predict_graph,
     update_graph,
 )
@@ -41,32 +43,14 @@ __all__ = ["Backend"]
 Array = npt.NDArray[Any]
 # Kinds of graphs that change the state.
 WRITING_KINDS = ("train", "gradients", "accumulate", "update", "apply")
+# Kinds of graphs that compute as the exported file does.
+INFERENCE_KINDS = ("evaluate", "predict")
 # Kinds of graphs for the shapes of a batch that depend on the norms of gradients to report.
 NORM_KINDS = ("train", "gradients")
 
 
 # Kind -> its sessions for batches, and kind -> its session without a batch.
 UpdateSessions = tuple[dict[str, ShapeCache[Any]], dict[str, BoundSession]]
-
-
-@dataclass(slots=True, eq=False)
-class Evaluation:
-    """Results of an evaluated batch, which no later run changes; a `StepResult`.
-
-    - `scalars`: the loss and its terms, by name.
-    - `outputs`: output -> array; empty if they were not asked for.
-    """
-
-    scalars: Mapping[str, Array]
-    outputs: dict[str, Array]
-
-    def prediction(self) -> dict[str, Array]:
-        """Return `outputs`."""
-        return self.outputs
-
-    def fed(self, batch: Batch) -> Mapping[str, Array]:
-        """Return the arrays of `batch`."""
-        return batch.arrays()
 
 
 class Backend(ABC):
@@ -317,6 +301,10 @@ class Backend(ABC):
         - `outputs`: whether the result has the model's outputs too.
         """
         with self.lock:
+            if self.recipe.evaluates_file:
+                predicted = self.deployed()(batch)
+                scalars = evaluate_outputs(self.compiled("evaluate", batch), batch, predicted)
+                return Evaluation(scalars, predicted if outputs else {})
             session = run_on(self.compiled("evaluate", batch), batch)
             scalars = {name: array.copy() for name, array in session.scalars.items()}
             return Evaluation(scalars, session.prediction() if outputs else {})
@@ -324,8 +312,11 @@ class Backend(ABC):
     def predict(self, batch: Batch) -> dict[str, Array]:
         """Return the model's outputs in inference mode, with the weights of the state as inputs.
 
-        Nothing is compiled after an update, unlike with `deployed`.
+        Nothing is compiled after an update, unlike with `deployed`, except where only the file
+        computes what it computes.
         """
+        if self.recipe.evaluates_file:
+            return self.deployed()(batch)
         with self.lock:
             return run_on(self.compiled("predict", batch), batch).prediction()
 
@@ -343,7 +334,9 @@ class Backend(ABC):
                 model = deployed_graph(
                     self.recipe, {name: self.state.get(name) for name in self.recipe.state}
                 )
-                session = StatelessSession(model, self.device, self.threads, "prediction")
+                session = StatelessSession(
+                    model, self.device, self.threads, "prediction", uses_integers=True
+                )
                 self._deployed = self.state.version, session
             return self._deployed[1].predict
 
@@ -377,10 +370,11 @@ class Backend(ABC):
 
     def graph(self, kind: str, shapes: Specs) -> onnx.ModelProto:
         """Return the graph of a kind as it is compiled for batches of these shapes."""
+        files = self.recipe.evaluates_file
         builders = {
             "update": update_graph,
             "counts": counts_graph,
-            "evaluate": evaluate_graph,
+            "evaluate": evaluate_outputs_graph if files else evaluate_graph,
             "predict": predict_graph,
         }
         return builders[kind](self.recipe, shapes)
@@ -443,6 +437,7 @@ class Backend(ABC):
             overwrite_outputs=overwrite_outputs,
             output_buffers=output_buffers,
             busy_wait=busy_wait,
+            uses_integers=kind in INFERENCE_KINDS,
         )
 
     @contextmanager

@@ -11,8 +11,8 @@ import onnx.shape_inference
 import onnxruntime
 import pytest
 
-from onnxfit.runtime.cuda_opset import CUDA_OPSET, cuda_opset
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.kernel_opset import KERNEL_OPSET, kernel_opset
 from onnxfit.runtime.session import compile_model
 
 
@@ -52,9 +52,9 @@ def test_a_model_computes_the_same_in_an_older_opset(body: str) -> None:
     model = model_of(body)
     before = model.SerializeToString(deterministic=True)
     expected = run(model)
-    with cuda_opset(model):
+    with kernel_opset(model):
         versions = {o.domain: o.version for o in model.opset_import}
-        assert versions[""] == CUDA_OPSET
+        assert versions[""] == KERNEL_OPSET
         if "SimplifiedLayerNormalization" not in body:
             onnx.checker.check_model(model)
         found = run(model)
@@ -73,17 +73,17 @@ def test_a_model_computes_the_same_in_an_older_opset(body: str) -> None:
 def test_a_model_without_an_equal_keeps_its_opset(body: str) -> None:
     model = model_of(body)
     before = model.SerializeToString(deterministic=True)
-    with cuda_opset(model):
+    with kernel_opset(model):
         assert model.SerializeToString(deterministic=True) == before
 
 
 def test_a_model_in_an_older_opset_keeps_it() -> None:
     model = model_of("y = Flatten(x)", opset=15)
-    with cuda_opset(model):
+    with kernel_opset(model):
         assert model.opset_import[0].version == 15
 
 
-@pytest.mark.parametrize(("kind", "opset"), [("cpu", 21), ("cuda", CUDA_OPSET)])
+@pytest.mark.parametrize(("kind", "opset"), [("cpu", 21), ("cuda", KERNEL_OPSET)])
 def test_sessions_of_cuda_get_the_older_opset(
     kind: str, opset: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,11 @@
-"""The opset for which onnxruntime has CUDA kernels.
+"""The opset for which onnxruntime has kernels on CUDA, and for integers on the CPU.
 
 A kernel without an upper bound runs only the version of its operator that it was written for. When
 ONNX accepts a further element type, the operator has a new version, and onnxruntime computes it on
 the CPU until somebody registers the same kernel once more. In opset 21, CUDA has no Cast, Reshape
 or Transpose up to onnxruntime 1.20, and no Identity, Flatten, Pad or Scan up to 1.24. In opset 18,
-it has all of them. scripts/cuda_kernels.py compares.
+it has all of them. scripts/cuda_kernels.py compares. On the CPU, onnxruntime 1.19 has no kernel of
+opset 21 for QLinearMatMul, into which it fuses the MatMul of a quantized file.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ import onnx
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 
-CUDA_OPSET = 18
+KERNEL_OPSET = 18
 # Operators whose later versions compute something else from the same inputs and attributes.
 CHANGED = {"DFT", "GridSample", "GroupNormalization"}
-# Form of Gelu, which is newer than CUDA_OPSET -> onnxruntime's own operator for it.
+# Form of Gelu, which is newer than KERNEL_OPSET -> onnxruntime's own operator for it.
 GELUS = {b"none": "Gelu", b"tanh": "FastGelu"}
 
 Types = Mapping[str, str]  # value -> element type, as schemas spell it
 
 
 @contextmanager
-def cuda_opset(model: onnx.ModelProto) -> Iterator[None]:
-    """Write the model in CUDA_OPSET inside the block, without a copy of tensors.
+def kernel_opset(model: onnx.ModelProto) -> Iterator[None]:
+    """Write the model in KERNEL_OPSET inside the block, without a copy of tensors.
 
     A model stays as it is if one of its nodes has no equal in that opset.
     """
     opsets = list(model.opset_import)
-    newest = next((o.version for o in opsets if o.domain in ("", "ai.onnx")), CUDA_OPSET)
-    if newest <= CUDA_OPSET or model.functions or not _has_equal(model.graph, newest):
+    newest = next((o.version for o in opsets if o.domain in ("", "ai.onnx")), KERNEL_OPSET)
+    if newest <= KERNEL_OPSET or model.functions or not _has_equal(model.graph, newest):
         yield
         return
     gelus = [node for node in nodes_of(model.graph) if _is_gelu(node)]
@@ -43,7 +44,7 @@ def cuda_opset(model: onnx.ModelProto) -> Iterator[None]:
         form = next((a.s for a in node.attribute if a.name == "approximate"), b"none")
         node.op_type, node.domain = GELUS[form], "com.microsoft"
         del node.attribute[:]
-    versions = {o.domain: o.version for o in opsets} | {"": CUDA_OPSET, "com.microsoft": 1}
+    versions = {o.domain: o.version for o in opsets} | {"": KERNEL_OPSET, "com.microsoft": 1}
     versions.pop("ai.onnx", None)
     del model.opset_import[:]
     model.opset_import.extend(onnx.helper.make_opsetid(*item) for item in versions.items())
@@ -61,7 +62,7 @@ def _is_gelu(node: onnx.NodeProto) -> bool:
 
 
 def _has_equal(graph: onnx.GraphProto, opset: int) -> bool:
-    """Return whether CUDA_OPSET can express every node of a graph in `opset`."""
+    """Return whether KERNEL_OPSET can express every node of a graph in `opset`."""
     types = dict(_types_in(graph))
     return all(
         _is_the_same(node, opset, types)
@@ -71,9 +72,9 @@ def _has_equal(graph: onnx.GraphProto, opset: int) -> bool:
 
 
 def _is_the_same(node: onnx.NodeProto, opset: int, types: Types) -> bool:
-    """Return whether a node means the same in CUDA_OPSET as in `opset`."""
+    """Return whether a node means the same in KERNEL_OPSET as in `opset`."""
     new = find_schema("", node.op_type, opset)
-    old = find_schema("", node.op_type, CUDA_OPSET)
+    old = find_schema("", node.op_type, KERNEL_OPSET)
     if new is None or old is None:
         return new is old  # without both, it is onnxruntime's own, in every opset
     if new.since_version == old.since_version:

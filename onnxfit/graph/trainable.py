@@ -1,0 +1,64 @@
+"""The model that training uses in the place of a file, and the way back to the file.
+
+Most files are trained as they are. A file of integers, for instance, is trained in floats: its
+training model has other initializers than the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.graph.model import with_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class TrainableModel:
+    """A file, the model that is trained in its place, and the way back to the file.
+
+    This class is for a file that is trained as it is; a subclass overrides `to_file`. Both models
+    have the same inputs and outputs.
+
+    - `file`: the model as it was given, which the user gets back with other numbers.
+    - `model`: the model that every step is built upon. The trained weights are its initializers.
+    """
+
+    # Whether only the file itself computes what it computes, with trained weights as constants. If
+    # so, evaluation compiles it after every update; else it runs `model`.
+    evaluates_file: ClassVar[bool] = False
+
+    file: onnx.ModelProto
+    model: onnx.ModelProto
+
+    @classmethod
+    def of(cls, file: onnx.ModelProto) -> TrainableModel:
+        """Return the trivial form of a file, which is trained as it is."""
+        return TrainableModel(file, file)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the file itself is trained."""
+        return self.model is self.file
+
+    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, onnx.TensorProto]:
+        """Return initializer of the file -> its value for the trained weights `arrays`."""
+        return {
+            name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
+            for name, array in arrays.items()
+        }
+
+    def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+        """Return a copy of the file with trained weights; only numbers of initializers differ."""
+        return with_tensors(self.file, self.to_file(arrays))
+
+    def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
+        """Raise ModelError or SettingError if the form cannot train these tensors.
+
+        - `weights`: the trained weights.
+        - `statistics`: the running statistics that training updates.
+        """

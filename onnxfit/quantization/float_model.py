@@ -1,0 +1,74 @@
+"""Find the floats from which the integers of a file were made, in the float file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.reading import ModelSource, load_model
+from onnxfit.quantization.reading import SUFFIX
+from onnxfit.quantization.rounding import Array, IntegerWeight
+
+FLOATS = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+
+
+def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[str, Array]:
+    """Return name of an integer weight -> the floats from which it was made.
+
+    - `source`: the float file.
+    - `weights`: the integer weights.
+
+    A float initializer belongs to the integers of its name, or of its name and `_quantized`; else
+    to those of its shape whose real numbers are nearest. Raises ModelError if the file cannot be
+    read, SettingError if integers have no floats of their shape.
+    """
+    tensors = {t.name: t for t in load_model(source).graph.initializer if t.data_type in FLOATS}
+    arrays = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    chosen: dict[str, str] = {}
+    for weight in weights:
+        for name in (weight.name, weight.name.removesuffix(SUFFIX)):
+            if name in arrays:
+                chosen[weight.name] = name
+                break
+    for weight in weights:
+        if weight.name not in chosen:
+            taken = set(chosen.values())
+            free = {name: array for name, array in arrays.items() if name not in taken}
+            chosen[weight.name] = _nearest(weight, free)
+    values = {}
+    for weight in weights:
+        array = arrays[chosen[weight.name]]
+        shape = tuple(weight.tensor.dims)
+        if array.shape != shape:
+            raise SettingError(
+                f"float_model has the weight {chosen[weight.name]!r} of shape {array.shape}, and"
+                f" its integers {weight.name!r} in the file have shape {shape}. Give the float"
+                " model that was quantized."
+            )
+        values[weight.name] = array.astype(weight.scale.dtype)
+    return values
+
+
+def _nearest(weight: IntegerWeight, arrays: dict[str, Array]) -> str:
+    """Return the name of the array of the weight's shape that is nearest to its real numbers."""
+    shape = tuple(weight.tensor.dims)
+    distances = {
+        name: float(np.abs(array.astype(np.float64) - weight.values).mean())
+        for name, array in arrays.items()
+        if array.shape == shape
+    }
+    if not distances:
+        raise SettingError(
+            f"float_model has no weight for the integers {weight.name!r} of shape {shape}: its"
+            f" floats are {listed_names(arrays) or 'none'}. Give the float model that was"
+            " quantized."
+        )
+    return min(distances, key=lambda name: distances[name])

@@ -1,0 +1,257 @@
+"""Find the integer weights of a file, and refuse those that cannot be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.quantization.rounding import LIMITS, IntegerWeight, integers_of
+
+QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+SUFFIX = "_quantized"  # by which onnxruntime's quantizer calls the integers of a weight
+# element types of ONNX's own DequantizeLinear -> the first opset that has them
+FIRST_OPSETS: dict[int, int] = {
+    onnx.TensorProto.INT4: 21,
+    onnx.TensorProto.UINT4: 21,
+    onnx.TensorProto.INT16: 21,
+    onnx.TensorProto.UINT16: 21,
+}
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A node that reads an initializer.
+
+    - `dequantizes`: whether it is a DequantizeLinear of the initializer, in the main graph.
+    """
+
+    node: onnx.NodeProto
+    dequantizes: bool
+
+
+def integer_weights(
+    model: onnx.ModelProto, patterns: Sequence[str] | None = None
+) -> list[IntegerWeight]:
+    """Return the integer initializers that a DequantizeLinear reads, in the model's order.
+
+    - `model`: the model; what its functions and the bodies of its nodes read is left out.
+    - `patterns`: names and fnmatch patterns of those to return, `"!pattern"` excludes; None for
+      all.
+
+    Raises UnknownNameError for a pattern that matches nothing. Raises ModelError for integers whose
+    scale is no initializer or not a positive number, and for those that are read in two ways.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    integers = {name for name, tensor in tensors.items() if tensor.data_type in LIMITS}
+    reads = _reads(graph, integers)
+    outputs = {value.name for value in graph.output}
+    constant = {n.input[0] for n in graph.node if n.input and outputs.intersection(n.output)}
+    behind = [
+        name
+        for name in tensors
+        if any(read.dequantizes for read in reads.get(name, ()))
+        if name not in outputs | constant  # an output of constants is nothing to train
+    ]
+    selected = _selected(behind, patterns)
+    if selected:
+        _check_scales(graph, tensors)
+    return [_integer_weight(model, tensors, name, reads[name]) for name in selected]
+
+
+def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
+    """Return name -> the nodes that read it."""
+    reads: dict[str, list[_Read]] = {}
+    for node in graph.node:
+        is_quantizer = node.op_type == "DequantizeLinear" and node.domain in DOMAINS
+        for position, name in enumerate(node.input):
+            if name in names:
+                read = _Read(node, is_quantizer and position == 0)
+                reads.setdefault(name, []).append(read)
+    bodies = (body for node in graph.node for a in node.attribute for body in subgraph_protos(a))
+    for body in bodies:
+        for node in nodes_of(body):
+            for name in names.intersection(node.input):
+                reads.setdefault(name, []).append(_Read(node, dequantizes=False))
+    return reads
+
+
+def _selected(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
+    if patterns is None:
+        return list(names)
+    inclusions = [p for p in patterns if not p.startswith("!") or p in names]
+    exclusions = [p[1:] for p in patterns if p not in inclusions]
+    selected = set() if inclusions else set(names)
+    for pattern in inclusions:
+        selected |= _matching(pattern, names)
+    for pattern in exclusions:
+        selected -= _matching(pattern, names)
+    return [name for name in names if name in selected]
+
+
+def _matching(pattern: str, names: Sequence[str]) -> set[str]:
+    matches = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
+    if not matches:
+        raise UnknownNameError("integer weight", pattern, names)
+    return matches
+
+
+def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
+    """Raise ModelError for a scale that is not a positive number."""
+    for node in graph.node:
+        if node.op_type not in QUANTIZERS or node.domain not in DOMAINS:
+            continue
+        scale = tensors.get(node.input[1])
+        if scale is None:
+            continue
+        numbers = onnx.numpy_helper.to_array(scale).astype(np.float64)
+        wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
+        if wrong.size:
+            raise ModelError(
+                f"The scale {scale.name!r} of {node.op_type} {node.name!r} has the number"
+                f" {wrong.flat[0]:g}, and a scale is positive and finite. Quantize the float model"
+                " again."
+            )
+
+
+def _integer_weight(
+    model: onnx.ModelProto,
+    tensors: Mapping[str, onnx.TensorProto],
+    name: str,
+    reads: Sequence[_Read],
+) -> IntegerWeight:
+    others = [read.node for read in reads if not read.dequantizes]
+    if others:
+        listed = listed_names(f"{node.op_type} {node.name!r}" for node in others)
+        raise ModelError(
+            f"The integers {name!r} are read by a DequantizeLinear and by {listed}. Only integers"
+            " behind DequantizeLinear alone are trained: leave these out by"
+            f" quantization=onnxfit.Quantization(weights={'!' + name!r})."
+        )
+    found = [_weight_of(model, tensors, tensors[name], read.node) for read in reads]
+    first = found[0]
+    for other, read in zip(found[1:], reads[1:]):
+        if not _same_numbers(first, other):
+            raise ModelError(
+                f"The integers {name!r} are read through two scales: by {reads[0].node.name!r} with"
+                f" {first.scale_name!r} and by {read.node.name!r} with {other.scale_name!r}. Give"
+                " each DequantizeLinear integers of its own, or one scale."
+            )
+    return first
+
+
+def _same_numbers(one: IntegerWeight, other: IntegerWeight) -> bool:
+    same = one.axis == other.axis or one.scale.size == 1
+    return (
+        same
+        and one.block_size == other.block_size
+        and np.array_equal(one.scale, other.scale)
+        and np.array_equal(one.zero_point, other.zero_point)
+    )
+
+
+def _weight_of(
+    model: onnx.ModelProto,
+    tensors: Mapping[str, onnx.TensorProto],
+    tensor: onnx.TensorProto,
+    node: onnx.NodeProto,
+) -> IntegerWeight:
+    """Return the integer weight that a DequantizeLinear reads."""
+    arguments = [*node.input, "", ""][1:3]
+    for role, name in zip(("scale", "zero point"), arguments):
+        if name and name not in tensors:
+            raise ModelError(
+                f"The {role} {name!r} of the integers {tensor.name!r} is not an initializer, but"
+                " computed or a Constant node. To train the integers, make it an initializer; or"
+                " leave them out by"
+                f" quantization=onnxfit.Quantization(weights={'!' + tensor.name!r})."
+            )
+    _check_opset(model, tensor, node)
+    scale_name, zero_point_name = arguments
+    scale = onnx.numpy_helper.to_array(tensors[scale_name])
+    zero_point: Any = np.zeros(scale.shape, np.int64)
+    if zero_point_name:
+        zero_point = integers_of(tensors[zero_point_name])
+    attributes = {a.name: a.i for a in node.attribute}
+    weight = IntegerWeight(
+        tensor=tensor,
+        scale_name=scale_name,
+        scale=scale,
+        zero_point_name=zero_point_name,
+        zero_point=zero_point,
+        axis=attributes.get("axis", 1),
+        block_size=attributes.get("block_size", 0),
+        domain=node.domain,
+    )
+    if not _fits(weight):
+        raise ModelError(
+            f"The scale {scale_name!r} of shape {scale.shape} or its zero point does not fit the"
+            f" integers {tensor.name!r} of shape {tuple(tensor.dims)} along axis {weight.axis}."
+        )
+    return weight
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of ONNX's own operators in a model; 0 for a model without them."""
+    versions = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return max(versions, default=0)
+
+
+def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.NodeProto) -> None:
+    version = opset_of(model)
+    first = FIRST_OPSETS.get(tensor.data_type, 0)
+    if node.domain != "com.microsoft" and version < first:
+        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        raise ModelError(
+            f"The integers {tensor.name!r} are {kind}, which DequantizeLinear reads from opset"
+            f" {first} on, and the file has opset {version}. Quantize the float model again in"
+            f" opset {first}."
+        )
+
+
+def _fits(weight: IntegerWeight) -> bool:
+    dims, scale, axis = tuple(weight.tensor.dims), weight.scale, weight.axis
+    if weight.zero_point.shape != scale.shape and weight.zero_point.size != 1:
+        return False
+    if scale.size == 1:
+        return True
+    if not -len(dims) <= axis < len(dims):
+        return False
+    axis %= len(dims)
+    if not weight.block_size:
+        return scale.shape == (dims[axis],)
+    blocks = -(-dims[axis] // weight.block_size)
+    return scale.shape == (*dims[:axis], blocks, *dims[axis + 1 :])
+
+
+def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Iterator[str]:
+    """Yield the float initializers from which integer weights were made, and that are read, too."""
+    read = {name for node in nodes_of(model.graph) for name in node.input}
+    shapes = {
+        tensor.name: tuple(tensor.dims)
+        for tensor in model.graph.initializer
+        if tensor.name in read and tensor.data_type not in LIMITS
+    }
+    for weight in weights:
+        name = weight.name.removesuffix(SUFFIX)
+        if name != weight.name and shapes.get(name) == tuple(weight.tensor.dims):
+            yield name
+
+
+def refuse_float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> None:
+    """Raise SettingError for weights that the model reads both as integers and as floats."""
+    twins = list(float_twins(model, weights))
+    if twins:
+        raise SettingError(
+            f"The weights {listed_names(twins)} are in the file twice, as floats and as integers"
+            f" (*{SUFFIX}), and would train apart. Quantize both uses, or train the floats alone:"
+            f" quantization=onnxfit.Quantization(weights={'!' + twins[0] + SUFFIX!r})."
+        )

@@ -1,0 +1,48 @@
+"""Results of an evaluated batch, and the evaluation of outputs that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from onnxfit.data import Batch
+from onnxfit.runtime.session import BoundSession
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Evaluation:
+    """Results of an evaluated batch, which no later run changes; a `StepResult`.
+
+    - `scalars`: the loss and its terms, by name.
+    - `outputs`: output -> array; empty if they were not asked for.
+    """
+
+    scalars: Mapping[str, Array]
+    outputs: dict[str, Array]
+
+    def prediction(self) -> dict[str, Array]:
+        """Return `outputs`."""
+        return self.outputs
+
+    def fed(self, batch: Batch) -> Mapping[str, Array]:
+        """Return the arrays of `batch`."""
+        return batch.arrays()
+
+
+def evaluate_outputs(
+    session: BoundSession, batch: Batch, predicted: Mapping[str, Array]
+) -> Mapping[str, Array]:
+    """Return the loss and its terms, by name, for the outputs `predicted` of a batch.
+
+    - `session`: an `evaluate_outputs_graph`.
+    """
+    arrays = {**batch.arrays(), **predicted}
+    for name, buffer in session.feeds.items():
+        buffer[...] = arrays[name]
+    session.run({name: arrays[name] for name in session.per_run_inputs})
+    return {name: array.copy() for name, array in session.scalars.items()}

@@ -1,0 +1,47 @@
+"""Report whether a model can be trained, before there is a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnxfit.gradients.inspection import Inspection, inspect_model
+from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.quantization.unfolding import unfold
+
+
+def inspect(
+    model_onnx: ModelSource,
+    weights: Sequence[str] | str | None = None,
+    *,
+    outputs: Sequence[str] | str | None = None,
+    gradient: str = "auto",
+) -> Inspection:
+    """Report for every operator of a model whether and how it is differentiated.
+
+    Nothing is run or changed. A model that cannot train is no error: the Inspection says why, and
+    how to fix it.
+
+    - `model_onnx` is a path, bytes, or an `onnx.ModelProto`.
+    - `weights` selects the weights to train, as in `Trainer`: names or patterns, "!pattern"
+      excludes; None selects all weights.
+    - `outputs` names the outputs that losses will be of; None takes every float output.
+    - `gradient` is the source of gradients, as in `Trainer`: "auto", "onnx" or "onnxruntime".
+
+    Raises ModelError if the model cannot be read or converted, UnknownNameError for a weight that
+    the model does not have or an output that is no float output of it, SettingError if `weights`
+    selects nothing, and InstallationError for `gradient="onnxruntime"` without the training build.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     g (float[N, 2] x) => (float[N, 3] y) <float[2, 3] w = {1, 2, 3, 4, 5, 6}>
+    ...     { h = MatMul(x, w) y = Relu(h) }''')
+    >>> print(inspect(model))
+    operator  nodes  on the path  gradient
+    ────────  ─────  ───────────  ─────────────────
+    MatMul        1            1  a rule of its own
+    Relu          1            1  a rule of its own
+    <BLANKLINE>
+    Trains: 1 weight, differentiated by the table of rules.
+    """
+    model = unfold(read_model(model_onnx)).model
+    return inspect_model(model, weights, outputs=outputs, gradient=gradient)

@@ -1,0 +1,157 @@
+"""Files of integers with several ranks, on the command line, as estimators and in checkpoints."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from click.testing import CliRunner
+
+from onnxfit import OnnxfitError, Trainer
+from onnxfit.cli import main
+from onnxfit.graph import tensors
+from onnxfit.optimizers import SGD
+from tests.distributed.threads import on_ranks
+from tests.quantization import integer_files as files
+from tests.quantization.integer_files import integer_file
+
+X = files.rows(32)
+Y = np.random.default_rng(2).normal(size=(32, files.COLUMNS)).astype(np.float32)
+
+
+@pytest.mark.parametrize("settings", [{}, {"backend": "forward_backward"}, {"accumulate": 2}])
+def test_ranks_train_the_same_integers(settings: dict[str, Any]) -> None:
+    def trained(distribute: Any) -> tuple[dict[str, np.ndarray], bytes, float]:
+        trainer = Trainer(
+            integer_file(),
+            loss="mse",
+            optimizer=SGD(0.1),
+            threads=1,
+            distribute=distribute,
+            **settings,
+        )
+        trainer.fit(X, Y, epochs=2, batch_size=16, verbose=0)
+        loss = trainer.evaluate(X, Y)["loss"]
+        return trainer.get_weights(), trainer.export().SerializeToString(), loss
+
+    weights, _, loss = trained(None)
+    ranks = on_ranks(2, trained)
+    assert ranks[0][1] == ranks[1][1]
+    assert ranks[0][2] == ranks[1][2] == pytest.approx(loss, rel=1e-3)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(ranks[0][0][name], ranks[1][0][name])
+        np.testing.assert_allclose(ranks[0][0][name], array, rtol=1e-4, atol=1e-5)
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_command_line_trains_integers(tmp_path: Path) -> None:
+    file = integer_file()
+    onnx.save(file, tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    data = tmp_path / "data.npz"
+    options = ["--data", data, "--loss", "mse", "--optimizer", "adam", "--lr", 0.1, "-q"]
+    folder, output = tmp_path / "run", tmp_path / "run" / "trained.onnx"
+    call("fit", tmp_path / "m.onnx", *options, "--checkpoint", f"{folder}/", "-o", output)
+    first = onnx.load(output)
+    call("resume", folder, "--epochs", 2, "-q")
+    trained = onnx.load(output)
+    assert files.stripped(trained) == files.stripped(first) == files.stripped(file)
+    assert len({model.SerializeToString() for model in (file, first, trained)}) == 3
+    call("predict", output, "-d", data, "-b", 32, "-o", tmp_path / "y.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), files.run_file(trained, X))
+    checkpoint = folder / "last.onnxfit"
+    call("evaluate", checkpoint, "-d", data)
+    call("export", checkpoint, "-o", tmp_path / "exported.onnx")
+    assert onnx.load(tmp_path / "exported.onnx") == trained
+
+
+def test_an_estimator_trains_integers() -> None:
+    pytest.importorskip("sklearn")
+    from onnxfit.sklearn import OnnxRegressor
+
+    file = integer_file("int4")
+    # so slow that each float stays nearest to the integer that it began with
+    settings = {"optimizer": SGD(1e-6), "epochs": 1, "warm_start": True}
+    estimator = OnnxRegressor(model=file, **settings)
+    estimator.fit(X, Y)
+    first = estimator.trainer_.get_weights()["w"]
+    assert estimator.export() == file
+    np.testing.assert_array_equal(estimator.predict(X), estimator.trainer_.predict(X))
+    estimator.fit(X, Y)
+    second = estimator.trainer_.get_weights()["w"]
+    start = Trainer(file, loss="mse").get_weights()["w"]
+    assert np.abs(second - start).sum() > 1.5 * np.abs(first - start).sum() > 0
+
+
+def test_floats_that_a_graph_rounds_use_the_kernels_for_integers() -> None:
+    """A file of quantization-aware training elsewhere: its weights are floats.
+
+    onnxruntime 1.19 makes QLinearMatMul of the MatMul, and has no kernel of opset 21 for it.
+    """
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y)
+        <float[2, 2] w = {0.1, 0.2, -0.3, 0.4}, float s = {0.01}, uint8 z = {128}, int8 n = {0}>
+        { xq = QuantizeLinear(x, s, z)  xd = DequantizeLinear(xq, s, z)
+          wq = QuantizeLinear(w, s, n)  wd = DequantizeLinear(wq, s, n)  p = MatMul(xd, wd)
+          pq = QuantizeLinear(p, s, z)  y = DequantizeLinear(pq, s, z) }"""
+    )
+    trainer = Trainer(model, loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    trainer.fit(x, x, verbose=0)
+    expected = files.run_file(trainer.export(), x)
+    np.testing.assert_allclose(trainer.predict(x), expected, atol=1e-6)
+    np.testing.assert_allclose(trainer.predict_on_batch(x), expected, atol=1e-6)
+    assert trainer.evaluate(x, x)["loss"] == pytest.approx(np.mean((expected - x) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "masters",
+    [
+        {"w": 3, "b": 3},
+        {"w": [1, 2], "b": None},
+        {"w": {"onnxfit:array": "0"}, "b": {"onnxfit:array": "0"}},
+        {"w": {"onnxfit:array": "99"}, "b": {"onnxfit:array": "1"}},
+        {},
+        [],
+        None,
+    ],
+    ids=str,
+)
+def test_a_checkpoint_with_other_floats_is_refused(tmp_path: Path, masters: Any) -> None:
+    path = Trainer(integer_file(), loss="mse").save(tmp_path / "c")
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    info = json.loads(entries["onnxfit.json"])
+    assert info["format"] == 2
+    assert set(info["masters"]) == {"w", "b"}
+    entries["onnxfit.json"] = json.dumps({**info, "masters": masters}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    with pytest.raises(OnnxfitError):
+        Trainer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "uint4"])
+def test_a_large_file_has_its_integers_beside_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(integer_file(kind), loss="mse", optimizer=0.1)
+    trainer.fit(X, Y, verbose=0)
+    monkeypatch.setattr(tensors, "MAX_MODEL_BYTES", 10)
+    exported = trainer.export(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size
+    np.testing.assert_array_equal(
+        files.run_file(onnx.load(tmp_path / "m.onnx"), X), files.run_file(exported, X)
+    )
