@@ -23,6 +23,7 @@ from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
 from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.float16 import convert_by_casts
 from onnxfit.runtime.reduction import GradientReduction
 from onnxfit.runtime.session import BoundSession, StatelessSession
 from onnxfit.step.graphs import (
@@ -108,6 +109,7 @@ class Backend(ABC):
         # The loss of the last batch, of all ranks; only where they share it.
         self.shared_loss = 0.0
         self.reduction: GradientReduction | None = None
+        convert_by_casts(world.communicator, threads)
         if world.shares_gradients:
             self.reduction = GradientReduction(
                 world,
