@@ -228,7 +228,7 @@ class Trainer(SavedTrainer):
             training = stack.enter_context(
                 self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
             )
-            validation = None
+            validation, data = None, None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
                 size = batch_size if validation_batch_size is None else validation_batch_size
@@ -251,7 +251,7 @@ class Trainer(SavedTrainer):
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             arguments = {"epochs": epochs, "initial_epoch": first}
-            require_same_fits(self, arguments, training, callbacks)
+            require_same_fits(self, arguments, training, data, callbacks)
             called = CallbackList(
                 self, [*callbacks, history, *bars], params, pending.callbacks, self._world
             )
