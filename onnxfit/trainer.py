@@ -224,11 +224,11 @@ class Trainer(SavedTrainer):
         is_due = validation_due(validation_freq)
         if isinstance(class_weight, str):
             class_weight = balanced_class_weight(class_weight, y)
-        with self._training.fitting(), ExitStack() as stack:
+        with self._training.fitting(), self._world.turn("fit"), ExitStack() as stack:
             training = stack.enter_context(
                 self._source(x, y, sample_weight, batch_size, "training", shuffle, class_weight)
             )
-            validation = None
+            validation, data = None, None
             if validation_data is not None:
                 arrays = split_validation_data(validation_data)
                 size = batch_size if validation_batch_size is None else validation_batch_size
@@ -251,7 +251,7 @@ class Trainer(SavedTrainer):
             bars = [ProgressBar(verbose)] if verbose and not has_bar else []
             params = {"epochs": epochs, "steps": batches.steps, "verbose": verbose}
             arguments = {"epochs": epochs, "initial_epoch": first}
-            require_same_fits(self, arguments, training, callbacks)
+            require_same_fits(self, arguments, training, data, callbacks)
             called = CallbackList(
                 self, [*callbacks, history, *bars], params, pending.callbacks, self._world
             )
@@ -263,8 +263,12 @@ class Trainer(SavedTrainer):
         Return the loss and metrics of this batch alone, as they were before the update.
         """
         tracker = self._batch_tracker
-        self._world.meet("train_on_batch")
-        with self._training, self._single_batches.source("training", x, y, sample_weight) as data:
+        with (
+            self._training,
+            self._world.turn("train_on_batch"),
+            self._single_batches.source("training", x, y, sample_weight) as data,
+        ):
+            self._world.meet("train_on_batch")
             for batch in data.batches(0):
                 tracker.reset()
                 self._step(batch, self.learning_rate, tracker)
@@ -310,8 +314,8 @@ class Trainer(SavedTrainer):
         gradients, and their mean updates the weights of all.
         """
         manual = self._require_manual()
-        self._world.meet("apply_gradients")
-        with self._training, self._backend.lock:
+        with self._training, self._world.turn("apply_gradients"), self._backend.lock:
+            self._world.meet("apply_gradients")
             changes = self._changes_of_frozen()
             manual.apply(gradients, self.learning_rate, self.global_step)
             self._restore_frozen(changes)

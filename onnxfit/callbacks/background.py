@@ -28,6 +28,11 @@ class SavingCallback(Callback):
     def saves_after(self, batch: int) -> bool:
         return isinstance(self.save_freq, int) and batch % self.save_freq == 0
 
+    def reads_batch(self, batch: int) -> bool:
+        every = getattr(self, "every_n_steps", None)
+        by_step = every is not None and self.trainer.global_step % every == 0
+        return by_step or self.saves_after(self.trainer.global_batch)
+
     def on_train_begin(self, logs: Logs) -> None:
         """Refuse to save between two averages of the weights that several processes train."""
         super().on_train_begin(logs)

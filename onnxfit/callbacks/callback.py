@@ -139,6 +139,17 @@ class Callback:
         """
         return False
 
+    def reads_batch(self, batch: int) -> bool:
+        """Return whether `on_train_batch_end` reads figures, or decides, after this batch.
+
+        Several processes exchange the figures of all rows, and take over what the first decides,
+        only where a callback says so; otherwise `logs` has the loss of this batch alone. All
+        processes ask after each batch, and the answer depends on nothing that differs among them.
+
+        - `batch`: the argument of the hook.
+        """
+        return True
+
     def prepare(self, trainer: Trainer) -> None:
         """Act before `fit` decides at which epoch and batch to begin, e.g. call `trainer.restore`.
 

@@ -93,7 +93,9 @@ class CallbackList:
             setattr(self, hook.removeprefix("on_"), tuple(methods))
         # Hooks to which a callback of any rank listens; rank 0 calls all callbacks.
         self.heard: Collection[str] = list(listeners)
+        self._hearing_batches: list[Callback] = []  # of all ranks; one process has no use for it
         if world.size > 1:
+            self._hearing_batches = [c for c in self.callbacks if c.listens("on_train_batch_end")]
             self.heard = world.from_main(f"the beginning of {caller}", self.heard)
         self._logs: Logs | None = None
         self._begun: list[Callback] = []
@@ -198,6 +200,15 @@ class CallbackList:
         - `batch`: number of batches that are trained, over all fits.
         """
         return any(callback.saves_after(batch) for callback in self.callbacks)
+
+    def read_batch(self, batch: int) -> bool:
+        """Return whether a callback reads figures or decides in `on_train_batch_end`.
+
+        - `batch`: the argument of the hook.
+        """
+        # All are asked, since they may ask the other processes.
+        answers = [callback.reads_batch(batch) for callback in self._hearing_batches]
+        return any(answers)
 
     def tell_loggers(self, hook: str, index: int, logs: Logs) -> None:
         """Call a hook of the loggers alone, where training resumes from a checkpoint.

@@ -29,6 +29,11 @@ class TerminateOnNaN(Callback):
     def __init__(self, raise_error: bool = False) -> None:
         self.raise_error = raise_error
 
+    def reads_batch(self, batch: int) -> bool:
+        # Ranks that share gradients have the same loss; those that average weights do not.
+        averages = self.callbacks.world.average_every is not None
+        return averages or not math.isfinite(self.trainer.last_losses[-1])
+
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         loss = logs["batch_loss"]
         if math.isfinite(loss):

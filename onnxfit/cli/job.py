@@ -336,20 +336,24 @@ class Interruption(Callback):
     ranks: ClassVar[str | None] = "all"
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal = 0  # of this process
+        self._signal_of_all = 0
+
+    def reads_batch(self, batch: int) -> bool:
+        # Until an update, each of several ranks accumulates gradients of its own.
+        if (batch + 1) % self.trainer.accumulate == 0:
+            self._signal_of_all = ranks.signal_of_all(self.signal)
+        return self._signal_of_all != 0
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        # Until an update, each of several ranks accumulates gradients of its own.
-        if self.trainer.world_size == 1 or (batch + 1) % self.trainer.accumulate == 0:
-            self._raise_signal()
+        self._raise(self.signal if self.trainer.world_size == 1 else self._signal_of_all)
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
         # At the end of the last epoch, training ends without an interruption.
         if not self.trainer.stop_training and epoch + 1 < self.params["epochs"]:
-            self._raise_signal()
+            self._raise(ranks.signal_of_all(self.signal))
 
-    def _raise_signal(self) -> None:
-        number = ranks.signal_of_all(self.signal)
+    def _raise(self, number: int) -> None:
         if number:
             raise Interrupted(number)
 

@@ -29,7 +29,6 @@ __all__ = ["ImageFolder"]
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-MAX_FILES_PER_END = 32  # of the first files, and of the last, in a fingerprint
 # Pillow's names of these formats. It decodes others, some of them in programs that it starts.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
@@ -142,11 +141,9 @@ class ImageFolder(Loader, Splittable):
         super().__init__(len(self.files), batch_size, shuffle, seed, drop_last, prefetch)
 
     def fingerprint(self) -> dict[str, Any]:
-        ends = self.files[:MAX_FILES_PER_END] + self.files[-MAX_FILES_PER_END:]
-        return {
-            "files": checksum(*(path.relative_to(self.root).as_posix() for path in ends)),
-            "classes": checksum(*self.classes),
-        }
+        root = os.fspath(self.root)  # which may differ among machines
+        names = [os.fspath(path).removeprefix(root) for path in self.files]
+        return {"files": checksum(*names), "classes": checksum(*self.classes)}
 
     def bind(self, adapter: DataAdapter) -> ImageFolder:
         loader = copy(self)

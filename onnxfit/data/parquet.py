@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnxfit.data.arrow import ColumnFile, column_files
 from onnxfit.data.batch import Array
 from onnxfit.data.convert import in_dtype, is_float
+from onnxfit.data.fingerprint import checksum
 from onnxfit.data.loader import Loader
 from onnxfit.data.order import permutation
 from onnxfit.errors import DataError, SettingError
@@ -20,7 +21,7 @@ from onnxfit.registry import check_arguments, shortened
 
 __all__ = ["ParquetLoader"]
 
-MAX_FILES = 64  # in a fingerprint
+MAX_FILES = 64  # whose rows a fingerprint lists
 Path = Union[str, os.PathLike[str]]
 Columns = Union[str, Sequence[str], Mapping[str, Union[str, Sequence[str]]]]
 Table = dict[str, Array]  # column -> its values, all with the same number of rows
@@ -105,7 +106,10 @@ class ParquetLoader(Loader):
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"rows of files": [file.rows for file in self.files[:MAX_FILES]]}
+        # The groups decide the order of the rows.
+        files = [f"{file.path.name} {file.rows} {file.groups}" for file in self.files]
+        rows = [file.rows for file in self.files[:MAX_FILES]]
+        return {"rows of files": rows, "files": checksum(*files)}
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
         size = self.batch_size

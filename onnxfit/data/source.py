@@ -150,8 +150,9 @@ class Source(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Return JSON values that are equal on two ranks if both have the same data.
 
-        They are found in less than a millisecond: a checksum has at most 64 KiB of an array, and
-        data that is not in memory is not read. A sharded source describes the data of all ranks.
+        They are found fast: a checksum has at most 64 KiB of an array, and data that is not in
+        memory is not read, but the names of all files count. A sharded source describes the data of
+        all ranks.
         """
         return {
             "kind": type(self).__name__,
@@ -169,6 +170,13 @@ class Source(ABC):
                 " the function that returns the generator (fit(batches), not fit(batches())), a"
                 " list of batches, or an onnxfit.DataLoader. Or set steps_per_epoch."
             )
+
+    def describe_batch(self, number: int) -> str:
+        """Return the words for a batch in a message.
+
+        - `number`: that of the batch in its epoch, from 0.
+        """
+        return f"batch {number} of the {self.purpose} data"
 
     def describe_as(self, other: Source) -> None:
         """Take over what another source says of its data, for a source that draws from it.
@@ -313,6 +321,14 @@ class RowSource(Source):
 
     def fingerprint(self) -> dict[str, Any]:
         return super().fingerprint() | {"seed": self._batching.seed}
+
+    def describe_batch(self, number: int) -> str:
+        text = super().describe_batch(number)
+        start, stop = self._share.bounds(next(self.whole_rows(number), self._full_rows))
+        if self._share is WHOLE or start == stop:
+            return text
+        own = f"rows 0 to {stop - start - 1} of rank {self._share.rank}"
+        return f"{text}, whose rows {start} to {stop - 1} are {own}"
 
     def whole_rows(self, skip: int) -> Iterator[int]:
         """Return the number of rows of each batch of all ranks, without the first `skip`."""

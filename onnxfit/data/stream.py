@@ -40,9 +40,7 @@ class StreamSource(Source):
                 try:
                     batch = self.convert(item)
                 except DataError as error:
-                    raise DataError(
-                        f"In batch {number} of the {self.purpose} data: {error}"
-                    ) from None
+                    raise DataError(f"In {self.describe_batch(number)}: {error}") from None
                 yield batch
                 number += 1
         if not number:

@@ -114,6 +114,7 @@ def _found() -> World:
         library = importlib.import_module("mpi4py.MPI")
     if library is None:
         _warn_of_torchrun()
+        _warn_of_srun()
         return ALONE
     if not library.Is_initialized() or library.Is_finalized():
         return ALONE
@@ -135,4 +136,15 @@ def _warn_of_torchrun() -> None:
             f"torchrun started {ranks} processes, and each trains a model of its own:"
             " Trainer(distribute='torch') lets them train one model together, and"
             " Trainer(distribute=None) trains alone without this warning."
+        )
+
+
+def _warn_of_srun() -> None:
+    """Warn of a step of Slurm whose processes nothing connects; a batch script is no such step."""
+    ranks = _count(os.environ, "SLURM_STEP_NUM_TASKS")
+    if ranks > 1:
+        warn_user(
+            f"srun started {ranks} processes, and each trains a model of its own, since srun did"
+            " not connect them by MPI: srun --mpi=pmix does, and Trainer(distribute=None) trains"
+            " alone without this warning."
         )

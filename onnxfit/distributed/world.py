@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,11 @@ from onnxfit.errors import SettingError
 
 __all__: list[str] = []
 
+# A short message travels with the name of its exchange, in int64 numbers; one that is longer, or
+# one among many ranks, follows in an exchange of its own.
+MESSAGE_NUMBERS = 64
+MAX_RANKS_WITH_SHORT_MESSAGES = 64
+
 
 class World:
     """The ranks of a communicator; one rank alone without a communicator.
@@ -25,7 +31,7 @@ class World:
     `gather`, `from_main` and `require_same` are for every rank at once. Each call has a name, and
     ranks that meet under different names raise a SettingError on all of them, which says who is
     where. `sum` saves that check, for the gradients of every step: no code of the user runs between
-    it and the last call that checks.
+    it and the last call that checks. One thread at a time may call any of them.
 
     - `average_every`: number of updates after which the ranks average their weights; None where
       they share every gradient.
@@ -45,7 +51,10 @@ class World:
         self.waiting: str | None = None
         self.exchanges = 0
         self._checked = 0  # exchanges until the last one that compared names
-        self._alone: str | None = None  # what only this rank does at the moment
+        self._alone: tuple[str, str] | None = None  # why only this rank may be here at the moment
+        self._turn = threading.RLock()  # of the thread whose exchanges are under way
+        is_small = self.size <= MAX_RANKS_WITH_SHORT_MESSAGES
+        self._message_numbers = MESSAGE_NUMBERS if is_small else 0
         self.is_failing = False
         if self.size > 1 and self.timeout is not None:
             watch(self)
@@ -77,7 +86,9 @@ class World:
             return
         if self._alone is not None or self.is_failing:
             self.refuse_alone(name)
-        # This runs in every step: two attributes, without a lock or a clock, serve the watchdog.
+        if not self._turn.acquire(False):
+            self._refuse_thread(name)
+        # This runs in every step: two attributes, without a clock, serve the watchdog.
         self.exchanges += 1
         self.waiting = name
         try:
@@ -86,35 +97,45 @@ class World:
                     communicator.allreduce(buffer)
         finally:
             self.waiting = None
+            self._turn.release()
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """Return what each rank passed, in their order: JSON values and arrays."""
         if self.communicator is None:
             return [value]
-        message = encode(value)
-        lengths = self._meet(name, len(message))
+        own = encode(value)
+        with self.turn(name):
+            lengths, messages = self._meet(name, own)
+            if max(lengths) > self._message_numbers * 8:
+                messages = self._gather_long(name, own, lengths)
+        return [decode(message) for message in messages]
+
+    def _gather_long(self, name: str, own: bytes, lengths: list[int]) -> list[bytes]:
+        assert self.communicator is not None
         ends = np.cumsum(lengths)
-        messages = np.zeros(int(ends[-1]), np.uint8)
-        begin = int(ends[self.rank]) - len(message)
-        messages[begin : begin + len(message)] = np.frombuffer(message, np.uint8)
+        joined = np.zeros(int(ends[-1]), np.uint8)
+        begin = int(ends[self.rank]) - len(own)
+        joined[begin : begin + len(own)] = np.frombuffer(own, np.uint8)
         with self._exchange(name):
-            self.communicator.allreduce(messages)
-        return [
-            decode(messages[end - length : end].tobytes()) for end, length in zip(ends, lengths)
-        ]
+            self.communicator.allreduce(joined)
+        return [joined[end - length : end].tobytes() for end, length in zip(ends, lengths)]
 
     def from_main(self, name: str, value: Any) -> Any:
         """Return what rank 0 passed: JSON values and arrays."""
         if self.communicator is None:
             return value
-        self._meet(name, 0)
-        message = encode(value) if self.is_main else b""
-        with self._exchange(name):
-            message = self.communicator.broadcast(message)
-        return decode(message)
+        own = encode(value) if self.is_main else b""
+        with self.turn(name):
+            lengths, messages = self._meet(name, own)
+            if lengths[0] <= self._message_numbers * 8:
+                return decode(messages[0])
+            with self._exchange(name):
+                return decode(self.communicator.broadcast(own))
 
     def require_same(self, name: str, values: Mapping[str, Any], fix: str = "") -> None:
         """Raise SettingError on all ranks where one has another value than rank 0; it names both.
+
+        A value that only one of the two has differs, too.
 
         - `values`: what is compared -> a JSON value.
         - `fix`: the end of the message, for those who meant the difference.
@@ -123,17 +144,43 @@ class World:
             return
         everyone = self.gather(name, dict(values))
         for rank, theirs in enumerate(everyone):
-            for key, expected in everyone[0].items():
-                if theirs.get(key) != expected:
+            for key in {**everyone[0], **theirs}:
+                own, expected = theirs.get(key), everyone[0].get(key)
+                if own != expected:
                     raise SettingError(
-                        f"Rank {rank} has {key} {theirs.get(key)!r}, rank 0 has {expected!r}: all"
+                        f"Rank {rank} has {key} {own!r}, rank 0 has {expected!r}: all"
                         f" ranks run the same program on the same data. {fix}".rstrip()
                     )
 
     def meet(self, name: str) -> None:
         """Wait for all ranks. SettingError on all of them where one does something else."""
         if self.communicator is not None:
-            self._meet(name, 0)
+            with self.turn(name):
+                self._meet(name, b"")
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """Keep other threads of this rank from exchanges meanwhile; SettingError in a second one.
+
+        The ranks find each other by the order of their exchanges, which two threads would mix.
+
+        - `name`: what this thread does, for the message.
+        """
+        if self.size == 1:
+            yield
+            return
+        if not self._turn.acquire(False):
+            self._refuse_thread(name)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _refuse_thread(self, name: str) -> NoReturn:
+        raise SettingError(
+            f"{name} needs all {self.size} ranks, and another thread of rank {self.rank} works with"
+            " them at the moment: call it in that thread, such as in a callback, or after it."
+        )
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -150,7 +197,23 @@ class World:
 
         - `what`: what this rank does alone, for the message.
         """
-        outer, self._alone = self._alone, what
+        fix = "call it in a callback that runs on all of them (ranks = 'all')"
+        with self._refusing(f"{what} runs on rank {self.rank} alone", fix):
+            yield
+
+    @contextmanager
+    def in_step(self, what: str) -> Iterator[None]:
+        """Refuse the same within a step, whose sums have no names that could tell ranks apart.
+
+        - `what`: the code of the user that runs in the step, for the message.
+        """
+        fix = "call it in another hook, such as on_train_batch_end"
+        with self._refusing(f"{what} runs within a step", fix):
+            yield
+
+    @contextmanager
+    def _refusing(self, why: str, fix: str) -> Iterator[None]:
+        outer, self._alone = self._alone, (why, fix)
         try:
             yield
         finally:
@@ -166,7 +229,7 @@ class World:
             return
         if self.exchanges == self._checked:
             self.timeout = None
-        self._meet("the end of the program", 0)
+        self.meet("the end of the program")
 
     def abort(self) -> None:
         """End all ranks at once."""
@@ -184,17 +247,24 @@ class World:
             self.waiting = None
         self._checked = self.exchanges
 
-    def _meet(self, name: str, number: int) -> list[int]:
-        """Wait for all ranks; return their numbers. SettingError where their names differ."""
+    def _meet(self, name: str, message: bytes) -> tuple[list[int], list[bytes]]:
+        """Wait for all ranks; return the lengths of their messages, and those that are short.
+
+        SettingError where the names of the ranks differ.
+        """
         assert self.communicator is not None
         self.refuse_alone(name)
-        table = np.zeros((self.size, 2), np.int64)
-        table[self.rank] = zlib.crc32(name.encode()), number
+        table = np.zeros((self.size, 2 + self._message_numbers), np.int64)
+        table[self.rank, :2] = zlib.crc32(name.encode()), len(message)
+        short = table[:, 2:].view(np.uint8)
+        if len(message) <= short.shape[1]:
+            short[self.rank, : len(message)] = np.frombuffer(message, np.uint8)
         with self._exchange(name):
             self.communicator.allreduce(table)
         if (table[:, 0] != table[0, 0]).any():
             self._raise_of_names(name)
-        return [int(n) for n in table[:, 1]]
+        lengths = table[:, 1].tolist()
+        return lengths, [row[:length].tobytes() for row, length in zip(short, lengths)]
 
     def _raise_of_names(self, name: str) -> None:
         assert self.communicator is not None
@@ -219,10 +289,8 @@ class World:
                 " the error, or in the next run."
             )
         if self._alone is not None:
-            raise SettingError(
-                f"{self._alone} runs on rank {self.rank} alone, and {name} needs all ranks: call it"
-                " in a callback that runs on all of them (ranks = 'all')."
-            )
+            why, fix = self._alone
+            raise SettingError(f"{why}, and {name} needs all ranks: {fix}.")
 
 
 ALONE = World()

@@ -152,6 +152,7 @@ class BoundSession:
     - `per_run_inputs`: inputs whose values `run` gets as NumPy arrays or OrtValues, without a copy.
       Inputs of unknown size are always among them.
     - `overwrite_outputs`: the next run overwrites outputs of known size, which saves allocations.
+    - `input_buffers`: input -> the buffer that it is read from.
     - `output_buffers`: output -> the buffer that it is written into. `outputs` leaves them out.
     - `busy_wait`, `uses_integers`: as for `compile_model`.
     """
@@ -167,6 +168,7 @@ class BoundSession:
         writes: bool = False,
         per_run_inputs: Collection[str] = (),
         overwrite_outputs: bool = False,
+        input_buffers: Mapping[str, Buffer] | None = None,
         output_buffers: Mapping[str, Buffer] | None = None,
         busy_wait: bool = False,
         uses_integers: bool = False,
@@ -179,6 +181,7 @@ class BoundSession:
             model, device, threads, name, busy_wait=busy_wait, uses_integers=uses_integers
         )._sess
         self._run = self._session.run_with_iobinding
+        self._input_buffers = dict(input_buffers or {})
         self._sort_inputs(per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
         self._sort_outputs(writes, overwrite_outputs)
@@ -200,6 +203,8 @@ class BoundSession:
         self._feeds: dict[str, Buffer] = {}
         for value in self.model.graph.input:
             shape = _static_shape(value)
+            if value.name in self._input_buffers:
+                continue
             if value.name in self._state:
                 self._state_inputs.append(value.name)
             elif shape is None or value.name in per_run_inputs:
@@ -287,7 +292,7 @@ class BoundSession:
         binding = C.SessionIOBinding(self._session)
         for name in self._state_inputs:
             state.buffer(name).bind_as_input(binding, name)
-        for name, buffer in self._feeds.items():
+        for name, buffer in {**self._feeds, **self._input_buffers}.items():
             binding.bind_ortvalue_input(name, buffer.value)
         outputs = {
             **{

@@ -373,8 +373,8 @@ class BaseTrainer(RankedTrainer):
 
     def revert_step(self) -> None:
         """Undo the last update: weights, slots and statistics are as before. It works once."""
-        self._world.meet("revert_step")
         with self._training, self._backend.lock:
+            self._world.meet("revert_step")
             self._backend.revert()
         self._averaged_step = -1  # each rank has weights of its own again
 
@@ -398,7 +398,7 @@ class BaseTrainer(RankedTrainer):
                 if changes:
                     self._restore_frozen(changes)
             try:
-                loss = tracker.update(result, batch) if result is not None else 0.0
+                loss = self._add_result(result, batch, tracker) if result is not None else 0.0
             except Exception:
                 with backend.lock:
                     backend.revert()
@@ -412,6 +412,13 @@ class BaseTrainer(RankedTrainer):
         if every is not None and self.global_step % every == 0:
             self._average()
         return backend.shared_loss if backend.reduction is not None else loss
+
+    def _add_result(self, result: StepResult, batch: Batch, tracker: Tracker) -> float:
+        """Add a result to `tracker`, and return its loss; metrics cannot call the other ranks."""
+        if self._world.size == 1 or not self._recipe.metrics:
+            return tracker.update(result, batch)
+        with self._world.in_step("A metric"):
+            return tracker.update(result, batch)
 
     def _train(self, batch: Batch, learning_rate: float) -> StepResult | None:
         """Train on a batch; return None for a rank that has no row of it."""

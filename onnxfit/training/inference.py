@@ -149,19 +149,20 @@ class InferenceTrainer(BaseTrainer):
 
         - `caller`: the method that evaluates or predicts.
         """
-        self._require_equal_ranks(caller)
-        outer = self._thread.callbacks  # a callback of a fit may evaluate
-        trainer: Any = self  # a Trainer, the only class that is built
-        inner = CallbackList(trainer, as_list(callbacks), world=self._world, caller=caller)
-        self._thread.callbacks = inner
-        try:
-            yield inner
-        except BaseException as error:
-            inner.on_exception(error)
-            raise
-        finally:
-            self._thread.callbacks = outer
-            inner.on_close()
+        with self._world.turn(caller):
+            self._require_equal_ranks(caller)
+            outer = self._thread.callbacks  # a callback of a fit may evaluate
+            trainer: Any = self  # a Trainer, the only class that is built
+            inner = CallbackList(trainer, as_list(callbacks), world=self._world, caller=caller)
+            self._thread.callbacks = inner
+            try:
+                yield inner
+            except BaseException as error:
+                inner.on_exception(error)
+                raise
+            finally:
+                self._thread.callbacks = outer
+                inner.on_close()
 
     def _evaluate_source(
         self,

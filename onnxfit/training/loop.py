@@ -186,6 +186,9 @@ class FitLoop:
         state, trainer = self.state, self.trainer
         tracker = trainer._tracker
         if self._has_ranks:
+            if not self.callbacks.read_batch(index):
+                self.callbacks.on_train_batch_end(index, Logs({"batch_loss": loss}))
+                return
             if trainer._averages_weights:
                 loss = trainer._mean_loss(batch, loss)
             if self.callbacks.save_after(trainer.global_batch):

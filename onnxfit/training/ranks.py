@@ -13,7 +13,7 @@ import onnx
 
 from onnxfit.data import Source
 from onnxfit.distributed.world import World
-from onnxfit.errors import SettingError
+from onnxfit.errors import DataError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.imports import versions
 from onnxfit.runtime.values import join_batches
@@ -64,6 +64,7 @@ def require_same_fits(
     trainer: BaseTrainer,
     arguments: Mapping[str, Any],
     data: Source,
+    validation: Source | None,
     callbacks: Sequence[Callback],
 ) -> None:
     """Raise SettingError on all ranks if they call `fit` differently; it names the difference.
@@ -76,7 +77,9 @@ def require_same_fits(
     trainer._tracker.merged([])  # refuses a metric that cannot be merged, before any step
     names = [type(callback).__name__ for callback in callbacks]
     compared = {**arguments, "batch_size": data.batch_size, "callbacks": names}
-    compared |= {f"the data's {name}": value for name, value in data.fingerprint().items()}
+    for source, whose in ((data, "the data's"), (validation, "the validation data's")):
+        if source is not None:
+            compared |= {f"{whose} {name}": found for name, found in source.fingerprint().items()}
     compared["step"] = trainer.global_step
     compared["the weights"] = checksum(trainer.get_weights().values())
     world.require_same("fit(...)", compared, OWN_TRAINING)
@@ -149,6 +152,12 @@ def joined_over_ranks(
     if world.size == 1:
         return [dict(batch) for batch in batches]
     shares = world.gather("the outputs of a prediction", list(batches))
+    lengths = [len(share) for share in shares]
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"The ranks predicted other numbers of batches: {', '.join(map(str, lengths))}. Data"
+            " with a method shard gives every rank the same number."
+        )
     joined = []
     for all_parts in zip(*shares):
         parts = [part for part in all_parts if part]

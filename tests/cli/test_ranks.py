@@ -234,9 +234,12 @@ def test_ranks_stop_where_no_gradients_wait_for_an_update(
 ) -> None:
     monkeypatch.setattr(ranks, "signal_of_all", lambda own: signal.SIGTERM)
     interruption = job.Interruption()
+    interruption.signal = signal.SIGTERM
     interruption.trainer = types.SimpleNamespace(world_size=world_size, accumulate=3)  # type: ignore[assignment]
     stopped = []
     for batch in range(3):
+        if world_size > 1:
+            assert interruption.reads_batch(batch) == (batch in stops)
         try:
             interruption.on_train_batch_end(batch, Logs())
         except job.Interrupted:

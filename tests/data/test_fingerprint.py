@@ -99,8 +99,9 @@ def test_files_have_fingerprints(tmp_path: Path) -> None:
     assert ends[0] == ends[1]
     other = make(saved(tmp_path / "z.npy", with_nan(X, 5)), Y, W).fingerprint()
     assert other != ends[0]
-    tables = [make(columns(parquet(tmp_path / "t.parquet", rows))) for rows in (3, 5)]
+    tables = [make(columns(parquet(tmp_path / "t.parquet", rows))) for rows in (3, 3, 5)]
     assert tables[0].fingerprint() == tables[1].fingerprint()
+    assert tables[0].fingerprint() != tables[2].fingerprint()  # other groups have another order
     two = make(columns([tmp_path / "t.parquet"] * 2, batch_size=8)).fingerprint()
     assert two["rows of files"] == [ROWS, ROWS]
 
@@ -115,6 +116,19 @@ def test_folders_of_images_have_fingerprints_of_their_names(tmp_path: Path) -> N
         for root in "abc"
     )
     assert a == b != c
+
+
+def test_every_file_of_a_folder_counts(tmp_path: Path) -> None:
+    """Two machines may see other files where a file system is slow to agree."""
+    pytest.importorskip("PIL.Image")
+    prints = []
+    for root in ("a", "b", "c"):
+        folder = tmp_path / root / "cat"
+        folder.mkdir(parents=True)
+        for number in range(100):
+            (folder / f"{number:02}{'x' * (root == 'c' and number == 50)}.png").touch()
+        prints.append(ImageFolder(tmp_path / root, (3, 2)).fingerprint())
+    assert prints[0] == prints[1] != prints[2]
 
 
 def test_padded_rows_have_fingerprints() -> None:

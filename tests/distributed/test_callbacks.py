@@ -4,6 +4,7 @@ The ranks are threads here.
 """
 
 import sys
+import threading
 import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,6 +29,7 @@ from onnxfit.callbacks import (
     learning_rate_finder,
 )
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.metrics import Metric
 from onnxfit.optimizers import SGD
 from onnxfit.training import checkpoint
 from onnxfit.training.checkpoint import Snapshot
@@ -284,6 +286,98 @@ def test_a_call_on_one_rank_is_refused():
 
     on_ranks(2, under_is_main)
     assert len(told) == len(CALLS) - 2
+
+
+def test_a_second_thread_cannot_call_the_other_ranks_while_one_works_with_them():
+    """Its exchanges would meet those of the step on another rank."""
+
+    def run(communicator):
+        errors = []
+
+        def call_all(on):
+            for name, call in CALLS.items():
+                with pytest.raises(SettingError) as caught:
+                    call(on)
+                errors.append((name, str(caught.value)))
+
+        def act(on, *_):
+            thread = threading.Thread(target=call_all, args=[on])
+            thread.start()
+            thread.join()
+
+        on = trainer(communicator, backend="forward_backward")
+        before = communicator.calls
+        on.fit(X, Y, batch_size=16, verbose=0, callbacks=Act("on_epoch_begin", act))
+        with_thread = communicator.calls - before
+        on.fit(X, Y, batch_size=16, verbose=0, callbacks=Act("on_epoch_begin", lambda *_: None))
+        return errors, with_thread, communicator.calls - before - with_thread
+
+    for errors, with_thread, without in on_ranks(2, run):
+        assert [name for name, _ in errors] == list(CALLS)
+        assert with_thread == without
+        for name, message in errors:
+            told = ("Another thread is training", "another thread of rank", "decides where a fit")
+            assert any(words in message for words in told), (name, message)
+
+
+def test_an_evaluation_keeps_other_threads_from_the_ranks():
+    def run(communicator):
+        on, errors = trainer(communicator), []
+
+        def predict():
+            with pytest.raises(SettingError, match="predict needs all 2 ranks, and another thread"):
+                on.predict(X)
+            errors.append("predict")
+
+        def act(*_):
+            thread = threading.Thread(target=predict)
+            thread.start()
+            thread.join()
+
+        on.evaluate(X, Y, callbacks=LambdaCallback(on_test_begin=act))
+        on.predict(X)
+        return errors
+
+    assert on_ranks(2, run) == [["predict"]] * 2
+
+
+class Evaluating(Metric):
+    """A metric that evaluates on one rank."""
+
+    trainer = None
+
+    def reset(self):
+        pass
+
+    def merge(self, states):
+        pass
+
+    def update(self, labels, outputs, weights):
+        if self.trainer is not None and self.trainer.rank == 1:
+            self.trainer.evaluate(X, Y)
+
+    def result(self):
+        return 0.0
+
+
+@pytest.mark.parametrize("kind", [lambda c: c, Averaging])
+@pytest.mark.parametrize("who", ["on_gradients", "A metric"])
+def test_nothing_within_a_step_calls_the_other_ranks(kind, who):
+    """The sums of a step have no names: they would meet the exchanges of an evaluation."""
+
+    def run(communicator):
+        metric = Evaluating()
+        on = trainer(kind(communicator), backend="forward_backward", metrics=[metric])
+        callbacks = ()
+        if who == "on_gradients":
+            callbacks = Act("on_gradients", lambda on, *_: on.rank == 1 and on.evaluate(X, Y))
+        else:
+            for one in on._recipe.metrics:
+                one.metric.trainer = on
+        fit(on, *[callbacks] if callbacks else [])
+
+    with pytest.raises(SettingError, match=f"{who} runs within a step, and .* needs all ranks"):
+        on_ranks(2, run)
 
 
 def test_what_only_rank_0_decides_counts_everywhere():
@@ -691,3 +785,65 @@ def test_after_an_error_nobody_waits_for_the_others():
     first, second = on_ranks(2, run)
     assert first == second
     assert first[0] is None  # they are swapped back
+
+
+class Counting:
+    """A communicator that counts its calls, and those whose buffers are short."""
+
+    def __init__(self, communicator):
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.broadcast, self.abort = communicator.broadcast, communicator.abort
+        self.calls = 0
+
+    def allreduce(self, buffer):
+        self.calls += 1
+        self._communicator.allreduce(buffer)
+
+
+LISTENING = {
+    "none": (lambda: (), 0),
+    "a monitor of any kind": (lambda: LambdaCallback(on_train_batch_end=lambda *_: None), 2),
+    "TerminateOnNaN": (TerminateOnNaN, 0),
+    "a checkpoint after each batch": (lambda: ModelCheckpoint("c.ckpt", save_freq=1), 2),
+    "a checkpoint now and then": (lambda: ModelCheckpoint("c.ckpt", save_freq=100), 0),
+    "a backup now and then": (lambda: BackupAndRestore("backup", every_n_steps=100), 0),
+}
+
+
+@pytest.mark.parametrize("name", LISTENING)
+def test_batches_are_exchanged_only_where_a_callback_reads_them(name):
+    """Beside the sum of the gradients: one exchange for the figures, and one for the decisions."""
+    make, expected = LISTENING[name]
+
+    def run(communicator):
+        counts = []
+        for rows in (8, 4):  # 2 and 4 batches
+            counting = Counting(communicator)
+            on = trainer(counting)
+            before = counting.calls
+            callback = make()
+            fit(
+                on, *[callback] if callback else [], epochs=1, batch_size=rows, validation_data=None
+            )
+            counts.append(counting.calls - before)
+        return (counts[1] - counts[0]) / 2 - 1
+
+    assert on_ranks(2, run) == [expected] * 2
+
+
+def test_a_stop_that_no_callback_announces_waits_for_the_next_exchange():
+    class Quiet(Callback):
+        def reads_batch(self, batch):
+            return batch == 2
+
+        def on_train_batch_end(self, batch, logs):
+            seen.append((self.trainer.rank, batch, sorted(logs)))
+            if self.trainer.is_main:
+                self.trainer.stop_training = True
+
+    seen = []
+    batches = on_ranks(2, lambda c: fit(trainer(c), Quiet(), epochs=3).global_batch)
+    assert batches == [3, 3]
+    figures = {batch: names for rank, batch, names in seen if rank == 1}
+    assert figures == {0: ["batch_loss"], 1: ["batch_loss"], 2: ["batch_loss", "loss"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx.parser
 import pytest
 
 from onnxfit import Pad, Trainer, losses
-from onnxfit.errors import DataError
+from onnxfit.errors import DataError, SettingError
 from tests.data.kinds import X, Y
 from tests.distributed.threads import on_ranks
 
@@ -55,3 +56,85 @@ def test_a_fixed_batch_dimension_is_that_of_a_share() -> None:
     weights = [trainer.get_weights()["w"] for trainer in on_ranks(2, trained)]
     np.testing.assert_array_equal(weights[0], weights[1])
     assert np.abs(weights[0].ravel() - [0.5, 0.25]).max() > 1e-3
+
+
+class Sharing:
+    """Batches of their own for each rank, of which the second has more."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return self.lengths[0]
+
+    def __iter__(self) -> Any:
+        return iter([(X[:2], Y[:2])] * self.lengths[0])
+
+    def shard(self, rank: int, size: int) -> list[Any]:
+        return [(X[:2], Y[:2])] * self.lengths[rank]
+
+
+def line(communicator: Any) -> Trainer:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        line (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {0.5, 0.25}> { y = MatMul(x, w) }""")
+    return Trainer(model, loss="mse", optimizer=0.01, distribute=communicator)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("data", "Rank 1 has the data's steps 4, rank 0 has 3"),
+        ("validation", "Rank 1 has the validation data's steps 4, rank 0 has 3"),
+        ("prediction", "other numbers of batches: 3, 4"),
+    ],
+)
+def test_shares_of_other_lengths_are_told(what: str, words: str) -> None:
+    data = Sharing(3, 4)
+
+    def run(communicator: Any) -> None:
+        trainer = line(communicator)
+        calls = {
+            "prediction": lambda: trainer.predict(data),
+            "data": lambda: trainer.fit(data, verbose=0),
+            "validation": lambda: trainer.fit(X[:8], Y[:8], validation_data=data, verbose=0),
+        }
+        with pytest.raises((SettingError, DataError), match=words):
+            calls[what]()
+        assert trainer.global_step == 0
+
+    on_ranks(2, run)
+    assert on_ranks(2, lambda c: line(c).predict(Sharing(3, 3)).shape) == [(12, 1)] * 2
+
+
+def test_validation_data_that_differs_is_told() -> None:
+    def run(communicator: Any) -> None:
+        validation = X[:4] + communicator.rank, Y[:4]
+        with pytest.raises(SettingError, match="the validation data's column x"):
+            line(communicator).fit(X[:8], Y[:8], validation_data=validation, verbose=0)
+
+    on_ranks(2, run)
+
+
+def test_an_error_in_a_share_of_a_file_names_rank_and_rows(tmp_path: Path) -> None:
+    """Only the rank that reads the row sees it; one in memory is found by all of them."""
+    x, y = np.tile(X[:8], (2, 1)), np.tile(Y[:8], (2, 1))
+    x[14, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    found = []
+
+    def run(communicator: Any) -> None:
+        trainer = line(communicator)
+        with pytest.raises(DataError, match="NaN in row 14"):
+            trainer.fit(x, y, batch_size=8, verbose=0)
+        try:
+            trainer.fit(tmp_path / "x.npy", y, batch_size=8, shuffle=False, verbose=0)
+        except DataError as error:
+            found.append(str(error))
+            raise
+
+    with pytest.raises(DataError):
+        on_ranks(2, run)
+    assert len(found) == 1
+    expected = "In batch 1 of the training data, whose rows 4 to 7 are rows 0 to 3 of rank 1: "
+    assert found[0].startswith(expected)
+    assert found[0].endswith("is NaN in row 2.")

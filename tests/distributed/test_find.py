@@ -136,6 +136,17 @@ def test_torchrun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert world_of("auto") is ALONE
 
 
+def test_srun_without_mpi_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert world_of("auto") is ALONE  # a batch script
+    find._by_way.clear()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.warns(UserWarning, match="srun started 2 processes.*srun --mpi=pmix does"):
+        assert world_of("auto") is ALONE
+
+
 def test_a_communicator_gives_one_world() -> None:
     pair = Pair()
     world = world_of(pair)

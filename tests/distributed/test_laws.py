@@ -547,3 +547,22 @@ def test_a_description_of_settings_is_the_same_on_every_rank():
     loss = losses.CrossEntropy()
     assert described(loss) == described(replace(loss))
     assert described({"y": [len, None, 1.5]}) == {"y": ["len", None, 1.5]}
+
+
+def test_the_order_of_arrays_changes_their_checksum():
+    from onnxfit.training.ranks import checksum
+
+    zeros, ones = np.zeros(2), np.ones(2)
+    assert checksum([zeros, ones]) != checksum([ones, zeros])
+    assert checksum([zeros, ones]) == checksum([zeros.copy(), ones.copy()])
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_a_rank_without_a_row_knows_the_loss_of_the_batch(backend):
+    def last_losses(distribute):
+        settings = {"penalty": 1e-2, "backend": backend, "fit": {"epochs": 1}}
+        return list(trained(distribute, loss="cross_entropy", **settings)[2].last_losses)
+
+    alone = last_losses(None)
+    for mine in on_ranks(3, last_losses):
+        assert mine == pytest.approx(alone, rel=1e-9)

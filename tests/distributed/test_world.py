@@ -1,8 +1,11 @@
 """What ranks exchange."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from onnxfit.distributed import world as world_module
 from onnxfit.distributed.messages import decode, encode
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import SettingError
@@ -95,3 +98,78 @@ def test_the_end_waits_for_ever_unless_others_may_wait_in_a_sum():
         return between_checks, world.timeout
 
     assert on_ranks(2, exchange) == [(30.0, None)] * 2
+
+
+def test_a_second_thread_of_a_rank_is_refused():
+    """Two threads would mix the order of the exchanges, by which the ranks find each other."""
+
+    def exchange(communicator):
+        world = World(communicator)
+        calls = (
+            lambda: world.gather("evaluate", 1),
+            lambda: world.from_main("evaluate", 1),
+            lambda: world.meet("evaluate"),
+            lambda: world.sum("evaluate", np.ones(1)),
+            lambda: world.turn("evaluate").__enter__(),
+        )
+        refused = []
+
+        def call_all():
+            for call in calls:
+                with pytest.raises(SettingError, match="evaluate needs all 2 ranks, and another"):
+                    call()
+                refused.append(call)
+
+        with world.turn("fit"):
+            world.meet("inside of its own turn")
+            thread = threading.Thread(target=call_all)
+            thread.start()
+            thread.join()
+        world.gather("afterwards", 1)
+        return len(refused) == len(calls), communicator.calls
+
+    assert on_ranks(2, exchange) == [(True, 2)] * 2
+
+
+def test_one_process_has_no_turns():
+    with ALONE.turn("fit"):
+        thread = threading.Thread(target=lambda: entered.append(ALONE.turn("fit").__enter__()))
+        entered = []
+        thread.start()
+        thread.join()
+    assert entered == [None]
+
+
+@pytest.mark.parametrize("length", [0, 400, 600, 5000])
+def test_short_messages_need_one_exchange(length):
+    """A long one of any rank follows in a second exchange."""
+
+    def exchange(communicator):
+        world = World(communicator)
+        gathered = world.gather("a", "x" * (length if world.rank == 1 else 3))
+        after_gather = communicator.calls
+        main = world.from_main("b", "y" * length if world.is_main else "z" * 10_000)
+        return [len(one) for one in gathered], main, after_gather, communicator.calls
+
+    exchanges = 1 if length < 450 else 2
+    expected = [3, length, 3], "y" * length, exchanges, 2 * exchanges
+    assert on_ranks(3, exchange) == [expected] * 3
+
+
+def test_many_ranks_send_short_messages_apart(monkeypatch):
+    monkeypatch.setattr(world_module, "MAX_RANKS_WITH_SHORT_MESSAGES", 2)
+
+    def exchange(communicator):
+        world = World(communicator)
+        return world.gather("a", world.rank), world.from_main("b", world.rank), communicator.calls
+
+    assert on_ranks(3, exchange) == [([0, 1, 2], 0, 4)] * 3
+
+
+def test_a_value_that_rank_0_lacks_differs_too():
+    def exchange(communicator):
+        world = World(communicator)
+        with pytest.raises(SettingError, match=r"Rank 1 has folder 'b', rank 0 has None"):
+            world.require_same("settings", {"folder": "b"} if world.rank else {})
+
+    on_ranks(2, exchange)

@@ -21,8 +21,9 @@ from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.runtime.backends.evaluation import Evaluation, evaluate_outputs
 from onnxfit.runtime.backends.shape_cache import ShapeCache, Specs, without_sizes
-from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
+from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import Device
+from onnxfit.runtime.float16 import convert_by_casts
 from onnxfit.runtime.reduction import GradientReduction
 from onnxfit.runtime.session import BoundSession, StatelessSession
 from onnxfit.step.graphs import (
@@ -108,6 +109,7 @@ class Backend(ABC):
         # The loss of the last batch, of all ranks; only where they share it.
         self.shared_loss = 0.0
         self.reduction: GradientReduction | None = None
+        convert_by_casts(world.communicator, threads)
         if world.shares_gradients:
             self.reduction = GradientReduction(
                 world,
@@ -422,8 +424,7 @@ class Backend(ABC):
         *,
         per_run_inputs: Collection[str] = (),
         overwrite_outputs: bool = False,
-        output_buffers: Mapping[str, Buffer] | None = None,
-        busy_wait: bool = False,
+        **settings: Any,
     ) -> BoundSession:
         """Compile a graph and bind it to the state; the arguments are those of `BoundSession`."""
         return BoundSession(
@@ -435,9 +436,8 @@ class Backend(ABC):
             writes=kind in WRITING_KINDS,
             per_run_inputs=per_run_inputs,
             overwrite_outputs=overwrite_outputs,
-            output_buffers=output_buffers,
-            busy_wait=busy_wait,
             uses_integers=kind in INFERENCE_KINDS,
+            **settings,
         )
 
     @contextmanager

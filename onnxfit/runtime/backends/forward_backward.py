@@ -230,7 +230,8 @@ class ForwardBackwardBackend(Backend):
         arrays = {name: array_of(value) for name, value in gradients.items()}
         self.lock.release()
         try:
-            self.on_gradients(arrays)
+            with self.world.in_step("on_gradients"):
+                self.on_gradients(arrays)
         finally:
             self.lock.acquire()
         for name, value in gradients.items():

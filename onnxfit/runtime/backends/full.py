@@ -85,11 +85,19 @@ class FullBackend(Backend):
         if session is None:
             reduction.clear()
         self._reduce(reduction, session, batch)
-        update = self.batchless_session("apply")
+        update = self._batchless.get("apply") or self._compile_apply(reduction)
         write_scalars(update, learning_rate, step, 0)
-        update.run({names.gradient(w): buffer.value for w, buffer in reduction.buffers.items()})
+        update.run()
         self.last_update = update
         return session
+
+    def _compile_apply(self, reduction: GradientReduction) -> BoundSession:
+        """Return the graph of the update, bound to the gradients that the ranks have summed."""
+        buffers = {names.gradient(w): buffer for w, buffer in reduction.buffers.items()}
+        self._batchless["apply"] = self.bind(
+            "apply", self.graph("apply", {}), input_buffers=buffers, overwrite_outputs=True
+        )
+        return self._batchless["apply"]
 
     def _accumulate(
         self, batch: Batch, learning_rate: float, step: int, seed: int
