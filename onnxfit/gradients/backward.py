@@ -303,9 +303,10 @@ def _input_gradients(
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.name and value.dtype is None:
                 raise NoGradientError(f"the element type of {value.name!r} is unknown", TYPED)
-        if key_of(node) in SUBGRAPHS:
-            return SUBGRAPHS[key_of(node)](tape, path_node, dys)
-        return _by_rule(op, RULES[key_of(node)], path_node, dys)
+        key = key_of(node)
+        if key in SUBGRAPHS:
+            return SUBGRAPHS[key](tape, path_node, dys)
+        return _by_rule(op, RULES[key], path_node, dys)
     except OnnxfitError:
         raise  # a mistake of the rule, not of the model
     except NoGradientError as error:
@@ -367,7 +368,8 @@ def _by_rule(
 def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
     """Return a rule's gradient in the type of its input; GradientError for another shape."""
     # An integer on the gradient path is a quantized float, whose gradient is a float.
-    if x.ir.dtype in FLOATS:
+    dtype = x.ir.dtype
+    if dtype in FLOATS and dtype != dx.ir.dtype:
         dx = op.cast(dx, x.dtype)
     if rule.broadcasts:
         dx = reduce_to(op, dx, x)
@@ -382,7 +384,7 @@ def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
 
 def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Return whether no known size of one shape contradicts the other shape."""
-    if shape is None or other is None:
+    if shape is None or other is None or shape == other:
         return True
     if len(shape) != len(other):
         return False
@@ -404,6 +406,8 @@ def _arguments(
 ) -> list[Any]:
     """Return an argument per parameter: None if absent, a tuple for a variadic parameter."""
     wrapped = [op.wrap(v) if isinstance(v, ir.Value) else v for v in values]
+    if len(wrapped) == len(parameters) and not variadic:
+        return wrapped
     if variadic:
         single = len(parameters) - 1
         return [*(wrapped + [None] * single)[:single], tuple(wrapped[single:])]
@@ -427,8 +431,10 @@ def _add_optional_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
 
 def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
     """Return a node's attributes as a rule's keywords, with the operator's defaults."""
-    schema = schema_of(node, op.graph)
     keywords: dict[str, Any] = {}
+    if not signature.attributes:
+        return keywords
+    schema = schema_of(node, op.graph)
     for name in signature.attributes:
         attribute = node.attributes.get(name)
         if attribute is None:

@@ -21,10 +21,11 @@ def zeros_like(op: GraphBuilder, x: Value) -> Value:
 
 def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
     """Return `dx`, which has the shape that x was broadcast to, summed to the shape of x."""
+    known = dx.ir.shape
+    if known is not None and known == x.ir.shape and None not in known.dims:
+        return dx
     shape = dx.shape
     target = x.shape
-    if shape == target and shape is not None and None not in shape:
-        return dx
     if shape is not None and target is not None and _broadcast_is_known(target, shape):
         extra = len(shape) - len(target)
         axes = [

@@ -483,5 +483,7 @@ def _run_onnx_inference(
             results.append(None)
             continue
         shape = ir.serde.deserialize_type_proto_for_shape(proto)
+        if shape is not None:
+            shape = ir.Shape(sizes_of(shape), frozen=True)
         results.append((ir.serde.deserialize_type_proto_for_type(proto), shape))
     return tuple(results)

@@ -480,9 +480,7 @@ def _add_names(graph: ir.Graph, names: set[str]) -> None:
     """Add the names of all nodes and their outputs to `names`, those of subgraphs included."""
     for node in graph:
         names.add(node.name or "")
-        for value in node.outputs:
-            if value.name:
-                names.add(value.name)
+        names.update([value.name for value in node.outputs if value.name])
         for body in subgraphs_of(node):
             _add_names(body, names)
 

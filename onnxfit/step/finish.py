@@ -35,9 +35,8 @@ def _is_sorted(graph: ir.Graph) -> bool:
     """Return whether every node comes after the nodes that it reads. Subgraphs need a sort."""
     seen: set[ir.Node | None] = {None}
     for node in graph:
-        for value in node.inputs:
-            if value is not None and value.producer() not in seen:
-                return False
+        if not seen.issuperset([v.producer() for v in node.inputs if v is not None]):
+            return False
         if subgraphs_of(node):
             return False
         seen.add(node)

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 def nodes_of_type(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
     """Return the nodes of a graph that are one of these operators of ONNX, in their order."""
-    return [node for node in graph if node.op_type in op_types and node.domain == ""]
+    wanted = set(op_types)
+    return [node for node in graph if node.op_type in wanted and node.domain == ""]
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
