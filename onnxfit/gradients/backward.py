@@ -67,12 +67,12 @@ def add_gradients(
     as for GraphBuilder. Raises BlockedError with all blockers; the model must not be used any more
     then.
     """
-    check_ends(model, loss, weights)
+    path = check_ends(model, loss, weights)
     op = GraphBuilder(model.graph, device=device)
     position = _position(model, loss)
     one = op.constant(1, op.wrap(model.graph.outputs[position]).dtype)
     inputs = {v.name: v for v in model.graph.inputs}
-    by_value, blocking = gradients(op, {position: one}, [inputs[w] for w in weights])
+    by_value, blocking = gradients(op, {position: one}, [inputs[w] for w in weights], path)
     for weight in weights:
         if inputs[weight] not in by_value:  # all its derivatives are zero
             by_value[inputs[weight]] = zeros_like(op, op.wrap(inputs[weight]))
@@ -86,12 +86,12 @@ def blockers(model: ir.Model, loss: str, weights: Sequence[str]) -> Sequence[Blo
     No gradient is built: among nodes that a rule cannot tell apart, the rule of one is called. The
     model must not be used any more then.
     """
-    check_ends(model, loss, weights)
+    path = check_ends(model, loss, weights)
     inputs = {v.name: v for v in model.graph.inputs}
     wrt = [inputs[weight] for weight in weights]
     position = _position(model, loss)
     tape = Tape(GraphBuilder(model.graph))
-    path = prepare(tape, [position], wrt)
+    path = prepare(tape, [position], wrt, path)
     _call_rules(tape, model.graph.outputs[position], path)
     return without_consequences(_in_order(tape))
 
@@ -114,16 +114,19 @@ class Tape:
 
 
 def gradients(
-    op: GraphBuilder, arriving: Mapping[int, Value], wrt: Sequence[ir.Value]
+    op: GraphBuilder,
+    arriving: Mapping[int, Value],
+    wrt: Sequence[ir.Value],
+    path: list[PathNode] | None = None,
 ) -> tuple[dict[ir.Value, Value], list[Blocker]]:
     """Append the gradient of sum(output_i * arriving_i) with respect to each value of `wrt`.
 
-    `arriving` is by position among the graph's outputs. Returns value -> gradient, without the
-    values that the outputs do not depend on, and the nodes that block the gradient. If there are
-    any, the gradients and the graph must not be used.
+    `arriving` is by position among the graph's outputs; `path` is as for `prepare`. Returns
+    value -> gradient, without the values that the outputs do not depend on, and the nodes that
+    block the gradient. If there are any, the gradients and the graph must not be used.
     """
     tape = Tape(op)
-    by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt))
+    by_value = backward(tape, arriving, wrt, prepare(tape, arriving, wrt, path))
     return by_value, _in_order(tape)
 
 
@@ -182,27 +185,43 @@ def _placeholder(op: GraphBuilder, output: ir.Value) -> Value:
     return op.wrap(ir.Value(name=op.unique_name("arriving"), type=type_, shape=output.shape))
 
 
-def prepare(tape: Tape, arriving: Iterable[int], wrt: Iterable[ir.Value]) -> list[PathNode]:
+def prepare(
+    tape: Tape,
+    arriving: Iterable[int],
+    wrt: Iterable[ir.Value],
+    path: list[PathNode] | None = None,
+) -> list[PathNode]:
     """Replace, in place, every node on the gradient path by operators that have rules.
 
-    Returns the path.
+    `path` is the path of the graph as it is, if the caller knows it. Returns the path afterwards.
     """
     op = tape.op
     leaves = list(wrt)
-    changed = True
-    while changed:
-        changed = False
+    if path is None:
         path = _path(op, arriving, leaves)
+    while True:
+        changed = False
         on_gradient_path = {path_node.node for path_node in path}
         for node in list(op.graph):
-            if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
-                # An operator unknown to ONNX came before the node, and may be decomposed by now.
-                had_type = all(v.type is not None for v in node.outputs)
-                infer_outputs(op.graph, node)
-                changed |= not had_type and all(v.type is not None for v in node.outputs)
-            if node in on_gradient_path and node not in tape.blockers and _has_no_rule(node):
+            for value in node.outputs:
+                if value.name and (value.type is None or value.shape is None):
+                    changed |= _infer_type(op.graph, node)
+                    break
+            if node in on_gradient_path and _has_no_rule(node) and node not in tape.blockers:
                 changed |= _decompose_or_block(tape, node)
-    return path
+        if not changed:
+            return path
+        path = _path(op, arriving, leaves)
+
+
+def _infer_type(graph: ir.Graph, node: ir.Node) -> bool:
+    """Infer the outputs of a node. Returns whether that tells all their types, which were unknown.
+
+    An operator unknown to ONNX came before the node, and may be decomposed by now.
+    """
+    had_types = all(v.type is not None for v in node.outputs)
+    infer_outputs(graph, node)
+    return not had_types and all(v.type is not None for v in node.outputs)
 
 
 def _decompose_or_block(tape: Tape, node: ir.Node) -> bool:
@@ -284,9 +303,10 @@ def _input_gradients(
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.name and value.dtype is None:
                 raise NoGradientError(f"the element type of {value.name!r} is unknown", TYPED)
-        if key_of(node) in SUBGRAPHS:
-            return SUBGRAPHS[key_of(node)](tape, path_node, dys)
-        return _by_rule(op, RULES[key_of(node)], path_node, dys)
+        key = key_of(node)
+        if key in SUBGRAPHS:
+            return SUBGRAPHS[key](tape, path_node, dys)
+        return _by_rule(op, RULES[key], path_node, dys)
     except OnnxfitError:
         raise  # a mistake of the rule, not of the model
     except NoGradientError as error:
@@ -348,7 +368,8 @@ def _by_rule(
 def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
     """Return a rule's gradient in the type of its input; GradientError for another shape."""
     # An integer on the gradient path is a quantized float, whose gradient is a float.
-    if x.ir.dtype in FLOATS:
+    dtype = x.ir.dtype
+    if dtype in FLOATS and dtype != dx.ir.dtype:
         dx = op.cast(dx, x.dtype)
     if rule.broadcasts:
         dx = reduce_to(op, dx, x)
@@ -363,7 +384,7 @@ def _as_gradient(op: GraphBuilder, rule: Rule, dx: Value, x: Value) -> Value:
 
 def may_be_equal(shape: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Return whether no known size of one shape contradicts the other shape."""
-    if shape is None or other is None:
+    if shape is None or other is None or shape == other:
         return True
     if len(shape) != len(other):
         return False
@@ -385,6 +406,8 @@ def _arguments(
 ) -> list[Any]:
     """Return an argument per parameter: None if absent, a tuple for a variadic parameter."""
     wrapped = [op.wrap(v) if isinstance(v, ir.Value) else v for v in values]
+    if len(wrapped) == len(parameters) and not variadic:
+        return wrapped
     if variadic:
         single = len(parameters) - 1
         return [*(wrapped + [None] * single)[:single], tuple(wrapped[single:])]
@@ -408,8 +431,10 @@ def _add_optional_outputs(op: GraphBuilder, node: ir.Node, count: int) -> None:
 
 def _attributes(op: GraphBuilder, node: ir.Node, signature: RuleSignature) -> dict[str, Any]:
     """Return a node's attributes as a rule's keywords, with the operator's defaults."""
-    schema = schema_of(node, op.graph)
     keywords: dict[str, Any] = {}
+    if not signature.attributes:
+        return keywords
+    schema = schema_of(node, op.graph)
     for name in signature.attributes:
         attribute = node.attributes.get(name)
         if attribute is None:
@@ -433,7 +458,8 @@ def _schema_default(schema: onnx.defs.OpSchema | None, name: str) -> ir.Attr | N
 
 
 def _has_no_rule(node: ir.Node) -> bool:
-    return key_of(node) not in RULES and key_of(node) not in SUBGRAPHS
+    key = key_of(node)
+    return key not in RULES and key not in SUBGRAPHS
 
 
 def _decompose(op: GraphBuilder, node: ir.Node) -> None:

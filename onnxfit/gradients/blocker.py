@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfit.errors import GradientError
-from onnxfit.gradients.paths import reachable
+from onnxfit.gradients.paths import (
+    PathNode,
+    differentiable_path,
+    leaves_of,
+    outputs_of,
+    values_read,
+)
 
 # Fixes that code looks for: see `Blocker.needs_sizes` and `without_consequences`.
 STATIC = "static shapes: fix the sizes of the model's inputs"
@@ -70,10 +76,10 @@ def without_consequences(blockers: Sequence[Blocker]) -> list[Blocker]:
     return causes or list(blockers)
 
 
-def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
+def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> list[PathNode]:
     """Check that the loss is a scalar float output, and that each weight is an input on its path.
 
-    Raises GradientError if not.
+    Returns the path. Raises GradientError if a check fails.
     """
     outputs = {v.name: v for v in model.graph.outputs}
     inputs = {v.name: v for v in model.graph.inputs}
@@ -96,10 +102,13 @@ def check_ends(model: ir.Model, loss: str, weights: Sequence[str]) -> None:
             f"Cannot differentiate with respect to {', '.join(map(repr, missing))}: {subject}. The"
             f" graph's inputs are {', '.join(map(str, inputs))}."
         )
-    connected = set(reachable(model, loss, weights))
-    disconnected = [name for name in weights if name not in connected]
+    graph = model.graph
+    path = differentiable_path(graph, outputs_of(graph, loss), leaves_of(graph, weights))
+    connected = values_read(path)
+    disconnected = [name for name in weights if inputs[name] not in connected]
     if disconnected:
         raise GradientError(
             f"The loss {loss!r} does not depend on {', '.join(disconnected)} in a differentiable"
             " way."
         )
+    return path

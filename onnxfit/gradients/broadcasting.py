@@ -21,26 +21,30 @@ def zeros_like(op: GraphBuilder, x: Value) -> Value:
 
 def reduce_to(op: GraphBuilder, dx: Value, x: Value) -> Value:
     """Return `dx`, which has the shape that x was broadcast to, summed to the shape of x."""
-    if dx.shape == x.shape and dx.shape is not None and None not in dx.shape:
+    known = dx.ir.shape
+    if known is not None and known == x.ir.shape and None not in known.dims:
         return dx
-    if dx.shape is not None and x.shape is not None and _broadcast_is_known(x.shape, dx.shape):
-        extra = dx.rank - x.rank
+    shape = dx.shape
+    target = x.shape
+    if shape is not None and target is not None and _broadcast_is_known(target, shape):
+        extra = len(shape) - len(target)
         axes = [
             *range(extra),
-            *(i + extra for i, d in enumerate(x.shape) if d == 1 and dx.shape[i + extra] != 1),
+            *(i + extra for i, d in enumerate(target) if d == 1 and shape[i + extra] != 1),
         ]
-        rows = [d for d in dx.shape[: len(axes)] if isinstance(d, int)]
+        rows = [d for d in shape[: len(axes)] if isinstance(d, int)]
         if not axes:
             return dx
-        if all(dx.shape[axis] == 1 for axis in axes):  # leading axes of size 1 that x lacks
+        if all(shape[axis] == 1 for axis in axes):  # leading axes of size 1 that x lacks
             return op.Reshape(dx, op.shape(x))
         if (
             axes == list(range(len(axes)))
-            and len(axes) == len(rows) < dx.rank
+            and len(axes) == len(rows) < len(shape)
             and math.prod(rows) <= MAX_SUMMED_ROWS
         ):
-            total = sum_of_rows(op, dx if dx.rank == 2 else op.Reshape(dx, [math.prod(rows), -1]))
-            return total if x.rank == 1 else op.Reshape(total, op.shape(x))
+            matrix = dx if len(shape) == 2 else op.Reshape(dx, [math.prod(rows), -1])
+            total = sum_of_rows(op, matrix)
+            return total if len(target) == 1 else op.Reshape(total, op.shape(x))
         dx = op.ReduceSum(dx, op.constant(np.array(axes, np.int64)), keepdims=int(extra == 0))
         return dx if extra in (0, len(axes)) else op.Reshape(dx, op.shape(x))
     # Sum over the axes of size 1 in x. For an axis that was not broadcast, this changes nothing.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -37,8 +38,7 @@ NOT_DIFFERENTIABLE_INPUTS = {"CastLike": {1}, "OneHot": {0, 1}}
 QUANTIZERS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
-@dataclass(frozen=True)
-class PathNode:
+class PathNode(NamedTuple):
     """A node on the gradient path, with the positions of its inputs and outputs on the path."""
 
     node: ir.Node
@@ -63,6 +63,15 @@ def differentiable_path(
             inputs = [i for i, v in differentiable if v in on_path]
             path.append(PathNode(node, frozenset(inputs), frozenset(outputs)))
     return path
+
+
+def values_read(path: Iterable[PathNode]) -> set[ir.Value]:
+    """Return the values that the nodes on a path read and that are on it, too."""
+    values = set()
+    for node, positions, _ in path:
+        inputs = (*node.inputs, *_captured_by(node))
+        values.update([inputs[i] for i in positions])
+    return {value for value in values if value is not None}
 
 
 def reachable(model: ir.Model, loss: str, candidates: Iterable[str]) -> list[str]:
@@ -144,7 +153,7 @@ def captured(graph: ir.Graph) -> list[ir.Value]:
 
 def carries_gradient(value: ir.Value) -> bool:
     """Return whether a value can have a gradient; a value of unknown type can."""
-    return value.dtype is None or value.dtype not in NOT_FLOATS
+    return value.dtype not in NOT_FLOATS
 
 
 def is_float(value: ir.Value) -> bool:
@@ -181,7 +190,9 @@ def differentiable_inputs(node: ir.Node) -> list[tuple[int, ir.Value]]:
     constant = NOT_DIFFERENTIABLE_INPUTS.get(node.op_type)
     if constant is not None:
         inputs = [(i, value) for i, value in inputs if i not in constant]
-    inputs.extend(enumerate(_captured_by(node), start=len(node.inputs)))
+    captured_values = _captured_by(node)
+    if captured_values:
+        inputs.extend(enumerate(captured_values, start=len(node.inputs)))
     return inputs
 
 
@@ -198,14 +209,15 @@ class _Varying:
 
 def _varying(graph: ir.Graph, leaves: Iterable[ir.Value]) -> _Varying:
     """Return the values and nodes of a sorted graph that vary with the leaves."""
-    varying = _Varying(set(leaves), {})
+    values = set(leaves)
+    nodes = {}
     for node in graph:
         inputs = differentiable_inputs(node)
-        outputs = _varying_outputs(node, [v for _, v in inputs if v in varying.values])
+        outputs = _varying_outputs(node, [v for _, v in inputs if v in values])
         if outputs:
-            varying.values.update(outputs)
-            varying.nodes[node] = inputs
-    return varying
+            values.update(outputs)
+            nodes[node] = inputs
+    return _Varying(values, nodes)
 
 
 def _values_on_path(varying: _Varying, targets: Iterable[ir.Value]) -> set[ir.Value]:
@@ -222,13 +234,13 @@ def _values_on_path(varying: _Varying, targets: Iterable[ir.Value]) -> set[ir.Va
     return on_path
 
 
-def _varying_outputs(node: ir.Node, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+def _varying_outputs(node: ir.Node, inputs: Sequence[ir.Value]) -> Sequence[ir.Value]:
     """Return the outputs that vary if these inputs do."""
     if not inputs:
         return []
     # After a quantizer, integers stand for floats.
     if node.op_type in QUANTIZERS or not all(map(carries_gradient, inputs)):
-        return list(node.outputs)
+        return node.outputs
     return [v for v in node.outputs if carries_gradient(v)]
 
 

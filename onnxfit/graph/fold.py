@@ -120,7 +120,7 @@ def _merged(inferred: ir.Shape | None, before: ir.Shape | None) -> ir.Shape | No
 
     The inference of a whole model keeps names of sizes that the inference of one operator loses.
     """
-    if inferred is None or inferred is before:
+    if inferred is None or inferred == before:
         return before
     if before is None or len(inferred) != len(before):
         return inferred

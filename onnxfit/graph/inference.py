@@ -70,8 +70,9 @@ def infer_outputs(graph: ir.Graph, node: ir.Node) -> None:
     function = INFERENCES.get((node.domain, node.op_type))
     schema = schema_of(node, graph)
     if schema is not None and not (node.domain == "" and node.op_type in _SUBGRAPHS):
-        if any(v is not None and v.type is None for v in node.inputs):
-            return  # an unknown operator comes before this one
+        for value in node.inputs:
+            if value is not None and value.type is None:
+                return  # an unknown operator comes before this one
         _infer_by_onnx(graph, node, schema)
     if function is not None:
         function(node)
@@ -136,7 +137,7 @@ def like(op_type: str) -> InferenceFunction:
         del proto.input[schema.max_input :]
         (inferred,) = _run_onnx_inference(graph, node, schema, proto)[:1]
         if inferred is not None and inferred[1] is not None:
-            out.shape = ir.Shape(inferred[1])
+            out.shape = inferred[1]
 
     return infer
 
@@ -347,8 +348,8 @@ def _scan_length(node: ir.Node, states: int) -> int | ir.SymbolicDim:
 # --------------------------------------------------------------------------------------------------
 # ONNX's inference
 
-# type and sizes of each output, None where unknown
-Inferred = tuple[Union[tuple[Any, Union[tuple[Any, ...], None]], None], ...]
+# type and shape of each output, None where unknown; the shapes are frozen, and values share them
+Inferred = tuple[Union[tuple[Any, Union[ir.Shape, None]], None], ...]
 # A graph of training repeats itself (an optimizer's nodes for every weight), and ONNX's inference
 # costs more than the rest of building it.
 _INFERRED: dict[Any, Inferred] = {}
@@ -397,10 +398,10 @@ def _infer_by_onnx(graph: ir.Graph, node: ir.Node, schema: onnx.defs.OpSchema) -
     for out, result in zip(node.outputs, inferred):
         if result is None:
             continue
-        type_, dims = result
+        type_, shape = result
         out.type = ir.TensorType(type_.dtype) if isinstance(type_, ir.TensorType) else type_
-        if dims is not None and (out.shape is None or not out.shape.is_static()):
-            out.shape = ir.Shape(dims)
+        if shape is not None and (out.shape is None or not out.shape.is_static()):
+            out.shape = shape
 
 
 def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
@@ -419,14 +420,16 @@ def inference_key(graph: ir.Graph, node: ir.Node) -> Any:
         if x is None:
             inputs.append(None)
             continue
-        if not isinstance(x.type, ir.TensorType):
+        type_ = x.type
+        if not isinstance(type_, ir.TensorType):
             return None
+        shape = x.shape
         tensor = _small_constant(x)
         constant = None if tensor is None else tensor.tobytes()
-        shape = x.shape
-        inputs.append((x.type.dtype, None if shape is None else sizes_of(shape), constant))
-    version = graph.opset_imports.get(node.domain, 0)
-    return node.domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
+        inputs.append((type_.dtype, None if shape is None else shape.dims, constant))
+    domain = node.domain
+    version = graph.opset_imports.get(domain, 0)
+    return domain, node.op_type, version, tuple(attributes), tuple(inputs), len(node.outputs)
 
 
 def sizes_of(shape: ir.Shape) -> tuple[int | str | None, ...]:
@@ -438,7 +441,10 @@ def sizes_of(shape: ir.Shape) -> tuple[int | str | None, ...]:
 def _small_constant(value: ir.Value) -> ir.TensorProtocol | None:
     """Return the tensor of a constant that may be a shape, axes or a scalar, else None."""
     tensor = value.const_value
-    if tensor is None and value.producer() is not None:
+    if tensor is None:
+        producer = value.producer()
+        if producer is None or producer.op_type != "Constant":
+            return None
         tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size > MAX_CONSTANT_ELEMENTS or tensor.dtype == ir.DataType.STRING:
         return None
@@ -477,6 +483,7 @@ def _run_onnx_inference(
             results.append(None)
             continue
         shape = ir.serde.deserialize_type_proto_for_shape(proto)
-        sizes = None if shape is None else sizes_of(shape)
-        results.append((ir.serde.deserialize_type_proto_for_type(proto), sizes))
+        if shape is not None:
+            shape = ir.Shape(sizes_of(shape), frozen=True)
+        results.append((ir.serde.deserialize_type_proto_for_type(proto), shape))
     return tuple(results)

@@ -16,11 +16,19 @@ from onnx_ir.passes.common import NameFixPass
 from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
 from onnxfit.graph.completion import move_runtime_operators, restore_runtime_operators
+from onnxfit.graph.inference import find_schema
 from onnxfit.graph.reading import to_ir
+from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import GraphBuilder
 
 OPSET = 21  # the newest that onnxruntime-training 1.19.2 reads; every graph is built in it
 IR_VERSION = 10  # likewise
+# From MIN_KNOWN_OPSET on, new versions of these operators have only added element types.
+MIN_KNOWN_OPSET = 13
+MORE_TYPES = {
+    "Cast", "Constant", "ConstantOfShape", "Flatten", "Identity", "Reshape", "Shape", "Size",
+    "Squeeze", "Transpose", "Unsqueeze",
+}  # fmt: skip
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -33,6 +41,11 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if version is None:  # operators of other domains only
         model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+        return model
+    if MIN_KNOWN_OPSET <= version < OPSET and _is_same_in_both(model, version):
+        for imported in model.opset_import:
+            if imported.domain in ("", "ai.onnx"):
+                imported.version = OPSET
         return model
     if version > OPSET:
         model = _without_newer_operators(model)
@@ -54,6 +67,16 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
             f" {onnx.__version__} cannot convert it: {reason}. Export the model again with opset"
             f" {OPSET}, or any from 13 to {OPSET}."
         ) from None
+
+
+def _is_same_in_both(model: onnx.ModelProto, version: int) -> bool:
+    """Return whether every operator of a model means the same in opset `version` and in OPSET."""
+    own = {node.op_type for node in nodes_of(model.graph) if node.domain in ("", "ai.onnx")}
+    for op_type in own - MORE_TYPES:
+        schemas = [find_schema("", op_type, v) for v in (version, OPSET)]
+        if None in schemas or len({s.since_version for s in schemas if s is not None}) > 1:
+            return False
+    return True
 
 
 def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:

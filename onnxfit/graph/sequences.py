@@ -20,11 +20,14 @@ SEQUENCE_OPERATORS = {
     "SequenceErase",
     "Identity",
 }
+MAKERS = {"SequenceEmpty", "SequenceConstruct", "SplitToSequence"}  # of what is no sequence
 MAX_ELEMENTS = 10_000  # elements of a sequence, each of which becomes a tensor
 
 
 def unroll_sequences(model: ir.Model) -> bool:
     """Remove known sequences from the main graph, in place; return whether there were any."""
+    if not any(node.op_type in MAKERS and node.domain == "" for node in model.graph):
+        return False
     op = GraphBuilder(model.graph)
     known: dict[ir.Value, list[Value]] = {}
     for node in list(model.graph):

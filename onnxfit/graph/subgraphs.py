@@ -12,7 +12,10 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """Return the graphs among the attributes of a node."""
     graphs: list[ir.Graph] = []
     # Most nodes have no attributes, and going through the dict inside takes a tenth of the time.
-    for attribute in node.attributes.data.values():
+    attributes = node.attributes.data
+    if not attributes:
+        return graphs
+    for attribute in attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:

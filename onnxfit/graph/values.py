@@ -359,7 +359,8 @@ class GraphBuilder:
             self._counts[stem] = count
             name = f"{stem}_{count}" if count else stem
             if name not in self._names:
-                return self._reserve_name(name)
+                self._names.add(name)
+                return name
 
     def _reserve_name(self, name: str) -> str:
         if name in self._names:
@@ -392,13 +393,12 @@ class GraphBuilder:
             values.pop()
         count = max(outputs, signature.min_outputs if signature else 1)
         name = self.unique_name(op_type)
+        given = {k: v for k, v in attributes.items() if v is not None}
         node = ir.Node(
             domain,
             op_type,
             [v.ir if v is not None else None for v in values],
-            ir.convenience.convert_attributes(
-                {k: v for k, v in attributes.items() if v is not None}
-            ),
+            ir.convenience.convert_attributes(given) if given else (),
             num_outputs=count,
             name=name,
         )
@@ -427,6 +427,9 @@ class GraphBuilder:
         A number or array gets the element type of the inputs with the same type variable in the
         signature; without a signature, all inputs have the same one.
         """
+        values = [v for v in inputs if v is None or isinstance(v, Value)]
+        if len(values) == len(inputs):
+            return values
         parameters = signature.parameters if signature is not None else ()
         last = len(parameters) - 1  # of a variadic operator, it takes all inputs that are left
         variables = [parameters[min(i, last)][0] if parameters else "T" for i in range(len(inputs))]
@@ -435,7 +438,7 @@ class GraphBuilder:
             for variable, operand in zip(variables, inputs)
             if isinstance(operand, Value)
         }
-        values: list[Value | None] = []
+        values = []
         for i, operand in enumerate(inputs):
             if operand is None or isinstance(operand, Value):
                 values.append(operand)
@@ -477,9 +480,7 @@ def _add_names(graph: ir.Graph, names: set[str]) -> None:
     """Add the names of all nodes and their outputs to `names`, those of subgraphs included."""
     for node in graph:
         names.add(node.name or "")
-        for value in node.outputs:
-            if value.name:
-                names.add(value.name)
+        names.update([value.name for value in node.outputs if value.name])
         for body in subgraphs_of(node):
             _add_names(body, names)
 

@@ -30,6 +30,7 @@ from onnxfit.graph import names
 from onnxfit.graph.subgraphs import nodes_of
 
 DOMAIN = "com.microsoft.nchwc"
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
 # A ConvTranspose with strides becomes several convolutions whose results are interleaved. That
 # takes 0.1 to 1.0 of the time of the operator for results up to this size, and 1.6 to 2.2 above.
 MAX_INTERLEAVED_PIXELS = 256
@@ -41,6 +42,8 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A model without such convolutions, or for a processor without the kernels, is returned itself.
     """
+    if not _has_convolutions(model.graph):
+        return model
     shapes = _static_shapes(model.graph)
     gradients = _weight_gradients(model.graph, shapes)
     found: dict[str, DepthwiseConv | WeightGradient] = {}
@@ -68,6 +71,11 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     blocked.graph.initializer.extend(writer.constants.values())
     blocked.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return blocked
+
+
+def _has_convolutions(graph: onnx.GraphProto) -> bool:
+    """Return whether a graph has a convolution, or a note about the gradient of one's weights."""
+    return any(node.op_type in _CONVOLUTIONS or node.metadata_props for node in graph.node)
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,7 @@ def _remove_unused(graph: onnx.GraphProto) -> None:
 
 def _depthwise(node: onnx.NodeProto, shapes: Shapes) -> DepthwiseConv | None:
     """Return the depthwise convolution that a node is, if its sizes are known."""
-    if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+    if node.op_type not in _CONVOLUTIONS or node.domain:
         return None
     x, w, y = (shapes.get(name, ()) for name in (*node.input[:2], node.output[0]))
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -11,6 +11,7 @@ its time grows with the square of the graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,7 +66,7 @@ PATTERN_OPERATORS: dict[str, set[str]] = {
     "GemmActivationFusion": {"Gemm", "MatMul"},
     "GroupQueryAttentionFusion": {"GroupQueryAttention"},
     "GroupQueryAttentionPreNormFusion": {"GroupQueryAttention"},
-    "MatMulActivationFusion": _PRODUCTS,
+    "MatMulActivationFusion": set(),  # for DirectML alone
     "MatMulAddFusion": {"MatMul"},
     "MatMulIntegerToFloatFusion": {"MatMulInteger", "DynamicQuantizeLinear", *_QUANTIZERS},
     "MatMulNBitsFusion": {"MatMulNBits", "DequantizeLinear"},
@@ -79,6 +80,7 @@ PATTERN_OPERATORS: dict[str, set[str]] = {
     "QDQSelectorActionTransformer": _QUANTIZERS,
     "QuickGeluFusion": {"Sigmoid"},
     "ReshapeFusion": {"Reshape"},
+    "RocmBlasAltImpl": set(),  # for ROCm alone
     "SceLossGradBiasFusion": {"SoftmaxCrossEntropyLossInternalGrad"},
     "SkipLayerNormFusion": _NORMALIZATIONS,
     "SliceConcatToSpaceToDepthFusion": {"Slice"},
@@ -86,6 +88,14 @@ PATTERN_OPERATORS: dict[str, set[str]] = {
     "TransposeOptimizer_CPUExecutionProvider": {"Transpose"},
     "WeightBiasQuantization": _QUANTIZERS,
     "WhereDummyDq": _QUANTIZERS,
+}
+# Gelu's approximation is 0.5 x (1 + tanh(sqrt(2 / pi) (x + CUBIC_FACTOR x^3))).
+CUBIC_FACTOR = 0.044715
+_FLOATS = {
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
 }
 # Optimizers whose pattern contains both of these operators; they write a LayerNormalization.
 LAYER_NORM_FUSIONS = (
@@ -106,6 +116,8 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     """
     operators = {node.op_type for node in nodes_of(model.graph)}
     operators.update(node.op_type for function in model.functions for node in function.node)
+    if "Constant" not in operators and not _has_cubic_gelu(model.graph):
+        operators.discard("Tanh")  # which the patterns have in Gelu alone
     useless: list[str] = []
     if operators.issuperset(LAYER_NORM_OPERATORS):
         operators.add("LayerNormalization")
@@ -117,6 +129,13 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     if len(model.graph.node) >= MIN_NODES_TO_COMPARE and not _has_equal_nodes(model.graph):
         useless.append("CommonSubexpressionElimination")
     return useless
+
+
+def _has_cubic_gelu(graph: onnx.GraphProto) -> bool:
+    """Return whether a constant of the main graph may be that of Gelu's approximation by Tanh."""
+    scalars = [tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1]
+    floats = [onnx.numpy_helper.to_array(t) for t in scalars if t.data_type in _FLOATS]
+    return any(math.isclose(array.item(), CUBIC_FACTOR, rel_tol=0.01) for array in floats)
 
 
 def _multiplies_float64(graph: onnx.GraphProto) -> bool:
@@ -138,7 +157,9 @@ def _has_equal_nodes(graph: onnx.GraphProto) -> bool:
     same = _equal_constants(graph.initializer)  # a value -> the first value that is equal to it
     seen: set[Any] = set()
     for node in graph.node:
-        inputs = tuple([same.get(name, name) for name in node.input])
+        inputs = tuple(node.input)
+        if not same.keys().isdisjoint(inputs):
+            inputs = tuple([same.get(name, name) for name in inputs])
         if node.op_type == "Identity":  # onnxruntime removes it
             same[node.output[0]] = inputs[0]
             continue
@@ -161,5 +182,7 @@ def _equal_constants(initializers: Iterable[onnx.TensorProto]) -> dict[str, str]
     for tensor in initializers:
         array = None if tensor.dims else onnx.numpy_helper.to_array(tensor)
         if array is not None:
-            same[tensor.name] = first.setdefault((tensor.data_type, array.tobytes()), tensor.name)
+            equal = first.setdefault((tensor.data_type, array.tobytes()), tensor.name)
+            if equal != tensor.name:
+                same[tensor.name] = equal
     return same

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import onnx
@@ -45,20 +44,23 @@ def compilation_order(model: onnx.ModelProto) -> Iterator[None]:
         return
     updates_last = _bytes_of_values(model.graph) > MAX_BYTES_IN_MEMORY
     order = _order(list(nodes), updates_last=updates_last)
-    _sort(nodes, {position: rank for rank, position in enumerate(order)})
+    ranks = [0] * len(order)
+    for rank, position in enumerate(order):
+        ranks[position] = rank
+    _sort(nodes, ranks)
     try:
         yield
     finally:
-        _sort(nodes, dict(enumerate(order)))
+        _sort(nodes, order)
 
 
-def _sort(nodes: Any, ranks: Mapping[int, int]) -> None:
+def _sort(nodes: Any, ranks: Sequence[int]) -> None:
     """Put the nodes of a graph in the order of their ranks, which are given by position, in place.
 
     Sorting moves them; `extend` would copy each one.
     """
-    positions = count()
-    nodes.sort(key=lambda node: ranks[next(positions)])
+    rank_of_next = iter(ranks)
+    nodes.sort(key=lambda node: next(rank_of_next))
 
 
 def _bytes_of_values(graph: onnx.GraphProto) -> float:
@@ -66,14 +68,19 @@ def _bytes_of_values(graph: onnx.GraphProto) -> float:
 
     It is infinite if a size is unknown.
     """
-    described = {value.name: value.type.tensor_type for value in graph.value_info}
-    outputs = {value.name for value in graph.output}
-    values = (name for node in graph.node for name in node.output if name)
-    return sum(_bytes(described.get(name)) for name in values if name not in outputs)
+    of_type: dict[bytes, float] = {}  # most values have one of a few types
+    sizes = {}
+    for value in graph.value_info:
+        key = value.type.SerializeToString()
+        if key not in of_type:
+            of_type[key] = _bytes(value.type.tensor_type)
+        sizes[value.name] = of_type[key]
+    sizes.update((value.name, 0) for value in graph.output)
+    return sum(sizes.get(name, math.inf) for node in graph.node for name in node.output if name)
 
 
-def _bytes(tensor: onnx.TypeProto.Tensor | None) -> float:
-    if tensor is None or not tensor.HasField("shape") or not tensor.elem_type:
+def _bytes(tensor: onnx.TypeProto.Tensor) -> float:
+    if not tensor.HasField("shape") or not tensor.elem_type:
         return math.inf
     itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
     sizes = [dim.dim_value if dim.HasField("dim_value") else math.inf for dim in tensor.shape.dim]
@@ -82,7 +89,8 @@ def _bytes(tensor: onnx.TypeProto.Tensor | None) -> float:
 
 def _order(nodes: list[onnx.NodeProto], *, updates_last: bool) -> list[int]:
     """Return the positions of the nodes in the new order."""
-    producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    producers = {name: i for i, node in enumerate(nodes) for name in node.output}
+    producers.pop("", None)  # the name of an output that is left out
     readers: list[list[int]] = [[] for _ in nodes]
     missing = [0] * len(nodes)  # nodes that must come before
     for i, node in enumerate(nodes):
@@ -92,7 +100,8 @@ def _order(nodes: list[onnx.NodeProto], *, updates_last: bool) -> list[int]:
             readers[j].append(i)
     distances = [0] * len(nodes)  # to the end of the graph, in nodes
     for i in reversed(range(len(nodes))):
-        distances[i] = max((distances[j] + 1 for j in readers[i]), default=0)
+        if readers[i]:
+            distances[i] = 1 + max(map(distances.__getitem__, readers[i]))
     ready = [(distances[i], i) for i in range(len(nodes)) if not missing[i]]
     heapq.heapify(ready)
     order = []
@@ -109,11 +118,12 @@ def _order(nodes: list[onnx.NodeProto], *, updates_last: bool) -> list[int]:
     return [i for i in order if readers[i]] + last
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of the values that a node or one of its subgraphs reads."""
-    yield from node.input
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """Return the names of the values that a node or one of its subgraphs reads."""
+    names = list(node.input)
     for attribute in node.attribute:
         for graph in subgraph_protos(attribute):
-            yield from (value.name for value in graph.output)
+            names += [value.name for value in graph.output]
             for inner in graph.node:
-                yield from _reads(inner)
+                names += _reads(inner)
+    return names

@@ -35,9 +35,8 @@ def _is_sorted(graph: ir.Graph) -> bool:
     """Return whether every node comes after the nodes that it reads. Subgraphs need a sort."""
     seen: set[ir.Node | None] = {None}
     for node in graph:
-        for value in node.inputs:
-            if value is not None and value.producer() not in seen:
-                return False
+        if not seen.issuperset([v.producer() for v in node.inputs if v is not None]):
+            return False
         if subgraphs_of(node):
             return False
         seen.add(node)
@@ -54,10 +53,12 @@ def _remove_unused_nodes(graph: ir.Graph, opset: int) -> None:
     outputs = frozenset(graph.outputs)  # a value may be an output of another graph, too
     unused = []
     for node in reversed(graph):
-        if any(value.uses() or value in outputs for value in node.outputs):
-            _remove_unused_values(node, outputs, opset)
-            for body in subgraphs_of(node):
-                _remove_unused_nodes(body, opset)
+        for value in node.outputs:
+            if value.uses() or value in outputs:
+                _remove_unused_values(node, outputs, opset)
+                for body in subgraphs_of(node):
+                    _remove_unused_nodes(body, opset)
+                break
         else:
             _detach(node)
             unused.append(node)
@@ -76,10 +77,13 @@ def _detach(node: ir.Node) -> None:
 
 def _remove_unused_values(node: ir.Node, graph_outputs: Container[ir.Value], opset: int) -> None:
     """Remove absent inputs at the end of a node, and optional outputs that nothing reads."""
-    if node.inputs and node.inputs[-1] is None:
-        present = [i for i, value in enumerate(node.inputs) if value is not None]
+    inputs = node.inputs
+    if inputs and inputs[-1] is None:
+        present = [i for i, value in enumerate(inputs) if value is not None]
         node.resize_inputs(present[-1] + 1 if present else 0)
-    if node.domain != "" or (len(node.outputs) == 1 and node.op_type != "BatchNormalization"):
+    if len(node.outputs) == 1 and node.op_type != "BatchNormalization":
+        return
+    if node.domain != "":
         return
     schema = find_schema("", node.op_type, opset)
     if schema is None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, OnnxfitError, SettingError
 from onnxfit.graph import names, scopes, training_form
+from onnxfit.graph.copying import clone
 from onnxfit.graph.model import (
     complete_shapes,
     initializers_to_inputs,
@@ -28,7 +29,7 @@ def forward(recipe: Recipe, batch: Batch) -> GraphBuilder:
 
     Shapes of the batch that are numbers are written into the graph.
     """
-    model = recipe.model.clone()
+    model = clone(recipe.model)
     initializers_to_inputs(model.graph, (*recipe.state, *recipe.constants))
     shapes = {}
     for name, spec in batch.items():

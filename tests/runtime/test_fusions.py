@@ -21,6 +21,15 @@ PATTERNS = {
     "gelu by Erf": """(float[2, 8] x) => (float[2, 8] y)
         <float r = {1.41421354}, float one = {1}, float half = {0.5}>
         { d = Div(x, r) e = Erf(d) p = Add(e, one) m = Mul(x, p) y = Mul(m, half) }""",
+    "gelu by Tanh": """(float[2, 8] x) => (float[2, 8] y)
+        <float c = {0.044715}, float r = {0.7978845834732056}, float one = {1}, float half = {0.5}>
+        { q = Mul(x, c) p = Mul(q, x) s = Add(p, one) k = Mul(x, r) u = Mul(s, k) t = Tanh(u)
+          a = Add(t, one) h = Mul(x, half) y = Mul(h, a) }""",
+    "bias and gelu by Tanh": """(float[2, 8] z) => (float[2, 8] y)
+        <float c = {0.044715}, float r = {0.7978845834732056}, float one = {1}, float half = {0.5},
+         float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}>
+        { x = Add(z, b) q = Mul(x, c) p = Mul(q, x) s = Add(p, one) k = Mul(x, r) u = Mul(s, k)
+          t = Tanh(u) a = Add(t, one) h = Mul(x, half) y = Mul(h, a) }""",
     "gelu by Sigmoid": """(float[2, 8] x) => (float[2, 8] y) <float a = {1.702}>
         { s = Mul(x, a) g = Sigmoid(s) y = Mul(x, g) }""",
     "layer normalization": """(float[2, 8] x) => (float[2, 8] y)
@@ -130,6 +139,14 @@ def test_a_layer_normalization_has_both_of_its_operators(tmp_path: Path) -> None
     assert "SkipLayerNormFusion" in disabled
     model = onnx.parser.parse_model(HEADER + PATTERNS["layer normalization"])
     assert not {*fusions.LAYER_NORM_FUSIONS, "SkipLayerNormFusion"} & set(useless_optimizers(model))
+
+
+def test_a_tanh_is_part_of_gelu_by_its_constant() -> None:
+    text = "(float[2, 8] x) => (float[2, 8] y) <float c = {2}> { t = Tanh(x) y = Mul(t, c) }"
+    gelus = {"FastGeluFusion", "BiasGeluFusion"}
+    assert gelus <= set(useless_optimizers(onnx.parser.parse_model(HEADER + text)))
+    model = onnx.parser.parse_model(HEADER + PATTERNS["gelu by Tanh"])
+    assert not gelus & set(useless_optimizers(model))
 
 
 def test_operators_of_subgraphs_count() -> None:

@@ -15,7 +15,7 @@ from typing import Union
 
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import replace_node
+from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
 
 __all__ = ["broadcast_late"]
 
@@ -31,10 +31,12 @@ def broadcast_late(graph: ir.Graph) -> None:
 
     Their result is expanded if no other input makes it as large.
     """
-    for node in list(graph):
-        if node.op_type == "Sum" and node.domain == "":
+    if not nodes_of_type(graph, "Expand"):
+        return
+    for node in nodes_of_type(graph, "Sum", *ELEMENTWISE):
+        if node.op_type == "Sum":
             _add_smaller_last(graph, node)
-        elif node.op_type in ELEMENTWISE and node.domain == "":
+        else:
             _read_unexpanded(graph, node)
 
 

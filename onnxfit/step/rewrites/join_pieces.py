@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import replace_node
+from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
 
 __all__ = ["join_pieces"]
 
@@ -32,8 +32,10 @@ class Piece(NamedTuple):
 
 def join_pieces(graph: ir.Graph) -> None:
     """Turn Pad(a) + Pad(b) + ... into Concat(a, b, ...), in place."""
-    for node in list(graph):
-        pieces = _pieces(node) if node.op_type in ("Add", "Sum") and node.domain == "" else None
+    if not nodes_of_type(graph, "Pad"):
+        return
+    for node in nodes_of_type(graph, "Add", "Sum"):
+        pieces = _pieces(node)
         if pieces:
             values = [piece.value for piece in pieces]
             axis = {"axis": pieces[0].axis}

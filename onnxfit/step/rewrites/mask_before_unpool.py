@@ -15,6 +15,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxfit.graph import scopes
+from onnxfit.step.rewrites.replacement import nodes_of_type
 
 __all__ = ["mask_before_unpool"]
 
@@ -30,7 +31,9 @@ class MaskedGradient(NamedTuple):
 
 def mask_before_unpool(graph: ir.Graph) -> None:
     """Turn Mul(MaxUnpool(dy), slope(x)) into MaxUnpool(Mul(dy, slope(y))), in place."""
-    for node in list(graph):
+    if not nodes_of_type(graph, "MaxUnpool"):
+        return
+    for node in nodes_of_type(graph, "Mul"):
         masked = _masked_gradient(node)
         if masked is None:
             continue
@@ -52,7 +55,7 @@ def mask_before_unpool(graph: ir.Graph) -> None:
 
 
 def _masked_gradient(product: ir.Node) -> MaskedGradient | None:
-    if product.op_type != "Mul" or product.domain != "" or product.outputs[0].is_graph_output():
+    if product.outputs[0].is_graph_output():
         return None
     a, b = product.inputs
     for spread, factor in ((a, b), (b, a)):

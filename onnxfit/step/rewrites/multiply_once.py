@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.step.rewrites.replacement import nodes_of_type
+
 __all__ = ["multiply_once"]
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
@@ -22,7 +24,7 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 def multiply_once(graph: ir.Graph) -> None:
     """Turn a (b x) into (a b) x for numbers a and b, and 1 x into x, in place."""
-    for node in list(graph):
+    for node in nodes_of_type(graph, "Mul"):
         outer = _factor(node)
         if outer is None:
             continue

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.step.rewrites.replacement import replace_node
+from onnxfit.step.rewrites.replacement import nodes_of_type, replace_node
 
 __all__ = ["pool_tall_images"]
 
@@ -26,7 +26,7 @@ CHANNEL_BLOCK = 8
 
 def pool_tall_images(graph: ir.Graph) -> None:
     """Turn MaxPool(x) into Reshape(MaxPool(Reshape(x))), one channel an image, in place."""
-    for node in list(graph):
+    for node in nodes_of_type(graph, "MaxPool"):
         sizes = _image_sizes(node)
         if sizes is None:
             continue
@@ -46,10 +46,10 @@ def pool_tall_images(graph: ir.Graph) -> None:
 def _image_sizes(node: ir.Node) -> tuple[int, int, int] | None:
     """Return the channels, height and width of the images that a MaxPool reads.
 
-    None if it is no MaxPool of wide float images, or if a window can lie across the end of an
+    None if the images are no wide ones of floats, or if a window can lie across the end of an
     image.
     """
-    if node.op_type != "MaxPool" or node.domain != "" or len(node.outputs) != 1:
+    if len(node.outputs) != 1:
         return None
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or y.shape is None:

@@ -1,10 +1,16 @@
-"""Replacement of a node by others, as every rewrite does it."""
+"""Search of nodes, and replacement of a node by others, as every rewrite does it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import onnx_ir as ir
+
+
+def nodes_of_type(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
+    """Return the nodes of a graph that are one of these operators of ONNX, in their order."""
+    wanted = set(op_types)
+    return [node for node in graph if node.op_type in wanted and node.domain == ""]
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:

@@ -13,6 +13,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.step.rewrites.replacement import nodes_of_type
+
 __all__ = ["update_in_product"]
 
 
@@ -23,9 +25,8 @@ def update_in_product(graph: ir.Graph) -> None:
     may read the gradient.
     """
     fused: list[ir.Node] = []
-    for node in list(graph):
-        if node.op_type == "Sub" and node.domain == "":
-            fused += _fuse(graph, node)
+    for node in nodes_of_type(graph, "Sub"):
+        fused += _fuse(graph, node)
     # At once, since each call goes through the outputs of the graph: one for each weight.
     graph.remove(fused, safe=True)
 
