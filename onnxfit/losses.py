@@ -192,7 +192,8 @@ class Loss(ChecksArguments, ABC):
         sigmoid (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). Entries of more axes than the loss
         has are averaged over the last axes.
 
-        `op`, `y_true` and `y_pred` are those of the call, `y_teacher` is the teacher's output.
+        `op`, `y_true` and `y_pred` are those of the call; `y_teacher` is the teacher's output,
+        `temperature` is $T$.
         """
         difference = y_pred - y_teacher
         return difference * difference
