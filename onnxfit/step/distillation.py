@@ -108,8 +108,8 @@ class Teacher:
         - `batch`: the specs of a batch. Shapes that are numbers are written into the graph.
         """
         graph = self._specialized(batch)
-        values = {value.name: value for value in graph.outputs}
-        soft = {name: values[of_teacher] for name, of_teacher in self.outputs.items()}
+        offered = [value.name for value in self.model.graph.outputs]
+        computed = dict(zip(offered, list(graph.outputs)))
         own_inputs = {value.name: value for value in op.graph.inputs}
         with op.scope(scopes.TEACHER):
             for value in list(graph.inputs):
@@ -118,13 +118,12 @@ class Teacher:
                     spec = batch[name]
                     own_inputs[name] = op.input(name, spec.dtype, spec.shape or ()).ir
                 replacement = op.cast(op.wrap(own_inputs[name]), spec_of(value).dtype).ir
-                soft = {k: replacement if v is value else v for k, v in soft.items()}
-                value.replace_all_uses_with(replacement, replace_graph_outputs=True)
+                value.replace_all_uses_with(replacement)
             _move_nodes(op, graph)
+            outputs = {value.name: value for value in op.graph.outputs}
             return {
-                value.name or "": self._targets(op, soft[value.name or ""], value)
-                for value in op.graph.outputs
-                if value.name in soft
+                name: self._targets(op, computed[of_teacher], outputs[name])
+                for name, of_teacher in self.outputs.items()
             }
 
     def _specialized(self, batch: Specs) -> ir.Graph:
@@ -138,7 +137,13 @@ class Teacher:
             graph = specialize_shapes(self.model.clone(), shapes).graph
         except ModelError as error:
             raise ModelError(f"The teacher does not take this batch. {error}") from None
-        to_frozen_form(GraphBuilder(graph))
+        op = GraphBuilder(graph)
+        to_frozen_form(op)
+        # Only what a node computes can move to another graph; an input cannot, if it is an output.
+        graph.outputs[:] = [
+            op.Identity(op.wrap(value)).ir if value.producer() is None else value
+            for value in graph.outputs
+        ]
         return graph
 
     def _targets(self, op: GraphBuilder, value: ir.Value, output: ir.Value) -> SoftTargets:

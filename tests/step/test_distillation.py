@@ -456,6 +456,21 @@ def test_a_branch_of_the_teacher_runs() -> None:
     )
 
 
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_the_teacher_may_be_numbers_of_the_batch(backend: str) -> None:
+    """Its output is its input, which the model has too, and does not use."""
+    model = student()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("soft", 1, ["N", CLASSES]))
+    given = onnx.helper.make_tensor_value_info("soft", 1, ["N", CLASSES])
+    graph = onnx.helper.make_graph([], "given", [given], [given])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    identity = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    one = trainer("mse", model, teacher=identity, teacher_weight=1, backend=backend)
+    x = {"x": X, "soft": NUMBERS}
+    expected = ((one.predict(x) - NUMBERS) ** 2).mean()
+    assert one.train_on_batch(x, 0 * NUMBERS)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_float_model_can_have_a_teacher() -> None:
     """The mechanism is not one of integers."""
     distillation = Distillation.read(teacher(), 2.0, 0.5)
