@@ -92,6 +92,21 @@ __all__ = [
 Array = npt.NDArray[Any]
 LossFunction = Callable[[GraphBuilder, Value, Value], Value]
 
+
+@dataclass(frozen=True)
+class SoftTargets:
+    """The output of another model, the teacher, that a loss counts beside the labels.
+
+    - `y_teacher`: the teacher's output, with the shape and element type of the output.
+    - `temperature`: $T > 0$ of `Loss.distillation_loss`.
+    - `weight`: $a$ in (0, 1], the share of the teacher in each entry of the loss.
+    """
+
+    y_teacher: Value
+    temperature: float
+    weight: float
+
+
 # A probability below this counts as this: its logarithm is then -69, and its slope still a float32.
 LEAST_PROBABILITY = 1e-30
 LEAST_RATE = 1e-7
@@ -166,6 +181,23 @@ class Loss(ChecksArguments, ABC):
         """
         return None
 
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        r"""Return the distance of the output from a teacher's, one entry for each of the loss.
+
+        By default it is the squared difference. Losses whose output is probabilities or logits
+        return $T^2\,\mathrm{KL}(q \Vert p)$ instead, where $q$ and $p$ are what the teacher and
+        the model predict at the temperature $T$: logits are divided by $T$ before the softmax or
+        sigmoid (Hinton, Vinyals, Dean 2015, arXiv:1503.02531). Entries of more axes than the loss
+        has are averaged over the last axes.
+
+        `op`, `y_true` and `y_pred` are those of the call; `y_teacher` is the teacher's output,
+        `temperature` is $T$.
+        """
+        difference = y_pred - y_teacher
+        return difference * difference
+
     def target(self, y_pred: TensorSpec) -> TensorSpec:
         """Return the type and shape of the labels for the output `y_pred`: by default the same."""
         return TensorSpec("y_true", y_pred.dtype, y_pred.shape)
@@ -191,26 +223,38 @@ class Loss(ChecksArguments, ABC):
 
     @final
     def reduce(
-        self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
+        self,
+        op: GraphBuilder,
+        y_true: Value,
+        y_pred: Value,
+        sample_weight: Value | None,
+        soft_targets: SoftTargets | None = None,
     ) -> tuple[Value, Value | None]:
-        """Return the scalar loss of a batch, and its divisor: None where that is the number of
+        r"""Return the scalar loss of a batch, and its divisor: None where that is the number of
         entries.
 
         `op`, `y_true` and `y_pred` are those of the call; `sample_weight` has shape `(batch,)`, or
         the first axes of the loss: `(batch, tokens)` for a loss of that shape. An input of labels
-        or weights whose sizes are unknown gets the output's.
+        or weights whose sizes are unknown gets the output's. With `soft_targets` an entry of the
+        loss is $(1 - a) \ell + a d$, where $d$ is that of `distillation_loss`; all weights apply to
+        it as to $\ell$.
         """
-        return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight))
+        return self._reduced(op, *self._costs(op, y_true, y_pred, sample_weight, soft_targets))
 
     def _costs(
-        self, op: GraphBuilder, y_true: Value, y_pred: Value, sample_weight: Value | None
+        self,
+        op: GraphBuilder,
+        y_true: Value,
+        y_pred: Value,
+        sample_weight: Value | None,
+        soft_targets: SoftTargets | None = None,
     ) -> tuple[Value, Value | None, Value | None]:
         """The cost of each entry, all weights applied; the element weights; and the element weights
         times the sample weights.
         """
         adopt_sizes(y_true, self._label_sizes(y_true, y_pred))
         if sample_weight is None:
-            loss = self(op, y_true, y_pred)
+            loss = self._entries(op, y_true, y_pred, soft_targets)
             if loss.rank == 0:
                 return loss, None, None
             elements = self.element_weights(op, y_true, y_pred)
@@ -222,7 +266,7 @@ class Loss(ChecksArguments, ABC):
         counts = op.cast(sample_weight, np.bool_)
         if y_pred.rank:
             y_pred = op.Where(self._counted_outputs(op, counts, y_true, y_pred), y_pred, 0)
-        loss = self(op, y_true, y_pred)
+        loss = self._entries(op, y_true, y_pred, soft_targets)
         if loss.rank == 0:
             raise SettingError(
                 f"{_name(self)} gives one number a batch, which cannot be weighted by row: return"
@@ -235,6 +279,22 @@ class Loss(ChecksArguments, ABC):
             weights = weights * elements
         costs = op.Where(_per_row(op, counts, loss.rank), loss * weights, 0)
         return costs, elements, weights
+
+    def _entries(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, soft_targets: SoftTargets | None
+    ) -> Value:
+        """The loss per sample or element, of which `soft_targets` has a share."""
+        loss = self(op, y_true, y_pred)
+        if soft_targets is None:
+            return loss
+        share = soft_targets.weight
+        distance = self.distillation_loss(
+            op, y_true, y_pred, soft_targets.y_teacher, soft_targets.temperature
+        )
+        if distance.rank > loss.rank:
+            distance = op.ReduceMean(distance, list(range(loss.rank, distance.rank)), keepdims=0)
+        # A share of 1 leaves the labels out, rather than multiplying what may be infinite by 0.
+        return distance if share == 1 else (1 - share) * loss + share * distance
 
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
@@ -709,6 +769,14 @@ class GaussianNLL(Loss):
         variance = op.Max(spread, 1e-6)
         return 0.5 * (op.Log(variance) + distance * distance / variance)
 
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        """Return the mean of the squared differences of a mean and of its variance."""
+        squares = super().distillation_loss(op, y_true, y_pred, y_teacher, temperature)
+        of_mean, of_spread = op.Split(squares, _outputs=2, axis=-1, num_outputs=2)
+        return 0.5 * (of_mean + of_spread)
+
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
     ) -> Value:
@@ -820,6 +888,11 @@ class BinaryCrossEntropy(Loss):
         if logits:
             return (positive + negative) * _softplus(op, -y_pred) + negative * y_pred
         return -(positive * _log(op, y_pred) + negative * _log(op, 1 - y_pred))
+
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        return _binary_divergence(self, op, y_pred, y_teacher, temperature)
 
 
 @dataclass(frozen=True)
@@ -944,6 +1017,12 @@ class ClassLoss(Loss):
             return counted
         weights = self._of_label(op, y_true, self.class_weights, y_pred.dtype)
         return weights if counted is None else weights * counted
+
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        axis = self.class_axis(y_pred.rank)
+        return _class_divergence(self, op, y_pred, y_teacher, temperature, axis)
 
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
@@ -1153,6 +1232,13 @@ class Focal(ClassLoss):
             return loss
         return loss * (self.alpha * y_true + (1 - self.alpha) * (1 - y_true))
 
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        if _is_index(y_true):
+            return super().distillation_loss(op, y_true, y_pred, y_teacher, temperature)
+        return _binary_divergence(self, op, y_pred, y_teacher, temperature)
+
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
     ) -> Value:
@@ -1200,6 +1286,12 @@ class KLDivergence(Loss):
         log_p = _log_probabilities(self, op, y_pred, axis)
         return op.ReduceSum(y_true * (_log(op, y_true) - log_p), [axis], keepdims=0)
 
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        axis = _class_axis(self, self.axis, y_pred.rank)
+        return _class_divergence(self, op, y_pred, y_teacher, temperature, axis)
+
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
     ) -> Value:
@@ -1238,6 +1330,13 @@ class CosineSimilarity(Loss):
             return op.Sqrt(op.Max(along(x * x), 1e-12))
 
         return -along(y_true * y_pred) / (norm(y_true) * norm(y_pred))
+
+    def distillation_loss(
+        self, op: GraphBuilder, y_true: Value, y_pred: Value, y_teacher: Value, temperature: float
+    ) -> Value:
+        """Return the mean of the squared differences of a vector's components."""
+        squares = super().distillation_loss(op, y_true, y_pred, y_teacher, temperature)
+        return op.ReduceMean(squares, [self.axis], keepdims=0)
 
     def _counted_outputs(
         self, op: GraphBuilder, counts: Value, y_true: Value, y_pred: Value
@@ -1305,12 +1404,59 @@ def _log(op: GraphBuilder, p: Value) -> Value:
 
 def _log_probabilities(loss: Any, op: GraphBuilder, y_pred: Value, axis: int) -> Value:
     """The log-probabilities of an output, for a loss with `from_logits`."""
-    if not _takes_logits(loss, y_pred):
-        return _log(op, y_pred)
-    if y_pred.dtype == np.float32:
-        return op.LogSoftmax(y_pred, axis=axis)
+    return _log_softmax(op, y_pred, axis) if _takes_logits(loss, y_pred) else _log(op, y_pred)
+
+
+def _log_softmax(op: GraphBuilder, x: Value, axis: int) -> Value:
+    if x.dtype == np.float32:
+        return op.LogSoftmax(x, axis=axis)
     # onnxruntime's gradient of LogSoftmax is float32 only.
-    return y_pred - op.ReduceLogSumExp(y_pred, [axis], keepdims=1)
+    return x - op.ReduceLogSumExp(x, [axis], keepdims=1)
+
+
+def _class_divergence(
+    loss: Loss,
+    op: GraphBuilder,
+    y_pred: Value,
+    y_teacher: Value,
+    temperature: float,
+    axis: int,
+) -> Value:
+    """T^2 KL(q || p) over the classes of `axis`, as `Loss.distillation_loss` says."""
+    of_output, of_teacher = _take_logits(loss, y_pred, y_teacher)
+    scores = y_pred if of_output else _log(op, y_pred)
+    teacher_scores = y_teacher if of_teacher else _log(op, y_teacher)
+    log_p = _log_softmax(op, scores / temperature, axis)
+    log_q = _log_softmax(op, teacher_scores / temperature, axis)
+    # A class that the teacher masks has the logarithm -inf, and 0 times infinity is NaN.
+    distance = op.Max(log_q, math.log(LEAST_PROBABILITY)) - log_p
+    return temperature**2 * op.ReduceSum(op.Exp(log_q) * distance, [axis], keepdims=0)
+
+
+def _binary_divergence(
+    loss: Loss, op: GraphBuilder, y_pred: Value, y_teacher: Value, temperature: float
+) -> Value:
+    """T^2 KL(q || p) of each element, as `Loss.distillation_loss` says."""
+    of_output, of_teacher = _take_logits(loss, y_pred, y_teacher)
+
+    def score(y: Value, is_logit: bool) -> Value:
+        return (y if is_logit else _log(op, y) - _log(op, 1 - y)) / temperature
+
+    s, t = score(y_pred, of_output), score(y_teacher, of_teacher)
+    # -log p is softplus(-s), and -log(1 - p) is s more; the same of t and q
+    distance = _softplus(op, -s) - _softplus(op, -t) + op.Sigmoid(-t) * (s - t)
+    return temperature**2 * distance
+
+
+def _take_logits(loss: Loss, y_pred: Value, y_teacher: Value) -> tuple[bool, bool]:
+    """Whether the output and the teacher's output are logits.
+
+    A loss without `from_logits` takes logits or log-probabilities, which are logits, too. Of the
+    teacher's output its graph decides, or, where that does not tell, the output's decision holds.
+    """
+    setting = getattr(loss, "from_logits", True)
+    logits = decide_logits(setting, without_mask(y_pred.ir), loss.assumes_logits).logits
+    return logits, decide_logits(None, y_teacher.ir, logits).logits
 
 
 def _takes_logits(loss: Any, y_pred: Value) -> bool:

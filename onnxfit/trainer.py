@@ -140,14 +140,21 @@ class Trainer(SavedTrainer):
         checked = TrainerSettings(**settings)
         model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
         trainable = unfold(model, quantization)
-        recipe = Recipe.build(trainable, checked, needs_loss=backend_class.needs_loss)
+        distillation = None if quantization is None else quantization.distillation()
+        recipe = Recipe.build(
+            trainable,
+            checked,
+            needs_loss=backend_class.needs_loss,
+            distillation=distillation,
+        )
         if weights is None and quantization is None:  # who chooses knows which ones train
             warn_of_quantized(recipe.model)
         arrays = initializer_arrays(trainable.model, recipe.state)
         if quantization is not None:
             settings["quantization"] = quantization.without_files()
         world = world_of(distribute)
-        require_same_trainers(world, model, arrays, settings)
+        teacher = None if distillation is None else distillation.teacher
+        require_same_trainers(world, model, arrays, settings, teacher)
         refuse_two_waits(world, accumulate)
         runtime = backend_class(
             recipe,
@@ -327,12 +334,13 @@ class Trainer(SavedTrainer):
 
         `path` may be a folder of `save_onnx_graph`. `settings` replace the constructor's arguments
         of the same name; a loss, penalty, optimizer or metric of your own class must be given
-        again, since a checkpoint holds no code. Of several processes, all call it; rank 0 reads the
-        file, and the others get its contents. CheckpointError for a file that is no checkpoint,
-        is damaged, or is from a newer onnxfit.
+        again, since a checkpoint holds no code, and so must `quantization` with a teacher. Of
+        several processes, all call it; rank 0 reads the file, and the others get its contents.
+        CheckpointError for a file that is no checkpoint, is damaged, or is from a newer onnxfit.
         """
         world = world_of(settings.get("distribute", "auto"))
         contents = checkpoint.load(path, settings, world)
+        contents.require_teacher(path)
         with matching_this_version(path):
             try:
                 trainer = cls(contents.model, **contents.settings)

@@ -53,6 +53,7 @@ class Edge(NamedTuple):
 
 COLOURS = {
     "model": StageColours("#dbeafe", "#2563eb", "#f5f9ff"),
+    "distillation": StageColours("#fef3c7", "#d97706", "#fffdf5"),
     "loss": StageColours("#fee2e2", "#dc2626", "#fff6f6"),
     "penalty": StageColours("#f3e8ff", "#9333ea", "#fcf8ff"),
     "gradient": StageColours("#ffedd5", "#ea580c", "#fffaf4"),

@@ -7,6 +7,7 @@ quote it, and drawings group nodes by it. Nodes without one of these scopes are 
 from __future__ import annotations
 
 MODEL = "model"
+TEACHER = "distillation"
 LOSS = "loss"
 PENALTY = "penalty"
 GRADIENT = "gradient"
@@ -18,6 +19,7 @@ OPTIMIZER = "optimizer"
 # outermost scope of its nodes.
 STAGES = {
     MODEL: "model",
+    TEACHER: "teacher",
     LOSS: "loss",
     PENALTY: "penalty",
     GRADIENT: "gradient",

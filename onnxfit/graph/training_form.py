@@ -208,6 +208,19 @@ def to_evaluation_form(op: GraphBuilder) -> None:
                 to_evaluation_form(inside)
 
 
+def to_frozen_form(op: GraphBuilder) -> None:
+    """Rewrite the graph of `op` to compute as in evaluation inside a training step, in place.
+
+    BatchNormalization becomes arithmetic: onnxruntime's gradient builder switches every one that it
+    finds in a step to batch statistics.
+    """
+    to_evaluation_form(op)
+    for node in list(op.graph):
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            with op.replacing(node) as replace_node:
+                replace_node(_frozen_batch_norm(op, node))
+
+
 def to_inference_form(model: onnx.ModelProto) -> None:
     """Switch the nodes of a model from training to inference, in place.
 

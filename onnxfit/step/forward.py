@@ -18,6 +18,7 @@ from onnxfit.graph.model import (
     specialize_shapes,
 )
 from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.losses import SoftTargets
 from onnxfit.penalties import Penalty
 from onnxfit.step.finish import prune
 from onnxfit.step.objectives import Objective
@@ -60,11 +61,17 @@ def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model
     `shared` is as for `add_loss_outputs`.
     """
     op, statistics = training_forward(recipe, batch)
-    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, shared=shared)
+    targets = soft_targets(op, recipe, batch)
+    add_loss_outputs(op, recipe.objectives, recipe.penalties, batch, targets, shared=shared)
     keep_outputs(op, recipe.metric_outputs)
     for name, value in statistics.items():
         op.output(names.updated(name), value)
     return complete_shapes(prune(op))
+
+
+def soft_targets(op: GraphBuilder, recipe: Recipe, batch: Batch) -> dict[str, SoftTargets]:
+    """Add the teacher of a step, if it has one, and return its targets by output of the model."""
+    return {} if recipe.teacher is None else recipe.teacher.add_to(op, batch)
 
 
 def add_loss_outputs(
@@ -72,16 +79,19 @@ def add_loss_outputs(
     objectives: Mapping[str, Objective],
     penalties: Mapping[str, Penalty],
     batch: Batch,
+    targets: Mapping[str, SoftTargets] | None = None,
     *,
     shared: bool = False,
 ) -> None:
     """Add labels, the loss of each output, penalties, and their sum as output `names.TOTAL`.
 
+    `targets` are those of a teacher, by output, which count beside the labels.
+
     `shared` adds the output `names.SHARED` for a rank that has a share of the rows: the losses and
     penalties times this rank's shares, which are inputs. Summed over all ranks, it is the loss of
     the whole batch, and its gradient that of the whole batch.
     """
-    terms, shared_terms = _loss_terms(op, objectives, batch, shared)
+    terms, shared_terms = _loss_terms(op, objectives, batch, targets or {}, shared)
     values = {**op.graph.initializers, **{v.name or "": v for v in op.graph.inputs}}
     penalty_terms = []
     for weight, penalty in penalties.items():
@@ -97,7 +107,11 @@ def add_loss_outputs(
 
 
 def _loss_terms(
-    op: GraphBuilder, objectives: Mapping[str, Objective], batch: Batch, shared: bool
+    op: GraphBuilder,
+    objectives: Mapping[str, Objective],
+    batch: Batch,
+    targets: Mapping[str, SoftTargets],
+    shared: bool,
 ) -> tuple[list[Value], list[Value]]:
     """Add labels and losses; return the terms of their sum, and the same times their shares."""
     outputs = {v.name or "": v for v in op.graph.outputs}
@@ -114,7 +128,9 @@ def _loss_terms(
     terms: list[Value] = []
     shared_terms: list[Value] = []
     for output, objective in objectives.items():
-        value, count = _loss_of(op, objective, batch, op.wrap(outputs[output]), sample_weight)
+        y_pred = op.wrap(outputs[output])
+        y_true = _labels_of(y_pred, batch)
+        value, count = _loss_of(objective, y_true, y_pred, sample_weight, targets.get(output))
         if len(objectives) > 1:
             op.output(names.output_loss(output), value)
         if count is not None:
@@ -130,30 +146,35 @@ def _loss_terms(
     return terms, shared_terms
 
 
-def _loss_of(
-    op: GraphBuilder,
-    objective: Objective,
-    batch: Batch,
-    y_pred: Value,
-    sample_weight: Value | None,
-) -> tuple[Value, Value | None]:
-    """Add the labels of an output; return its loss, and the divisor as `Loss.reduce` does."""
+def _labels_of(y_pred: Value, batch: Batch) -> Value:
+    """Add the labels of an output as an input."""
     output = y_pred.name
     spec = batch[names.target(output)]
     if y_pred.ir.shape is None or spec.shape is None:
         raise ModelError(
             f"The rank of output {output!r} is unknown, so that no loss can be put on it."
         )
-    y_true = op.input(names.target(output), spec.dtype, spec.shape)
+    return y_pred.op.input(names.target(output), spec.dtype, spec.shape)
+
+
+def _loss_of(
+    objective: Objective,
+    y_true: Value,
+    y_pred: Value,
+    sample_weight: Value | None,
+    targets: SoftTargets | None,
+) -> tuple[Value, Value | None]:
+    """Return the loss of an output, and the divisor as `Loss.reduce` does."""
+    op, output = y_pred.op, y_pred.name
     try:
         with op.scope(scopes.loss_of(output)):
-            return objective.loss.reduce(op, y_true, y_pred, sample_weight)
+            return objective.loss.reduce(op, y_true, y_pred, sample_weight, targets)
     except OnnxfitError:
         raise
     except ValueError as error:
         raise SettingError(
             f"{type(objective.loss).__name__} cannot meet output {spec_of(y_pred.ir)} with"
-            f" labels {spec}: {error}"
+            f" labels {spec_of(y_true.ir)}: {error}"
         ) from error
 
 

@@ -27,6 +27,7 @@ from onnxfit.graph.training_form import updated_statistics
 from onnxfit.graph.weights import all_weights, select_weights
 from onnxfit.optimizers import Optimizer, get_optimizer
 from onnxfit.penalties import Penalty, penalties_for
+from onnxfit.step.distillation import Distillation, Teacher
 from onnxfit.step.limits import check_fits, clip_bound, largest, norm_dtype
 from onnxfit.step.objectives import (
     Objective,
@@ -67,6 +68,8 @@ class Recipe:
     norms: ReportedNorms = "none"
     # the file and the way back to it, unless the file is trained as it is
     trainable: TrainableModel | None = None
+    # the model whose outputs are learned beside the labels
+    teacher: Teacher | None = None
     # running statistics that a step updates
     statistics: tuple[str, ...] = field(init=False)
     # whether the tensors are more than one graph can hold
@@ -94,12 +97,18 @@ class Recipe:
     @classmethod
     @paused_collection()
     def build(
-        cls, trainable: TrainableModel, settings: TrainerSettings, *, needs_loss: bool = True
+        cls,
+        trainable: TrainableModel,
+        settings: TrainerSettings,
+        *,
+        needs_loss: bool = True,
+        distillation: Distillation | None = None,
     ) -> Recipe:
         """Return the recipe for training a model, or raise the error that says why it cannot train.
 
         A model without any loss only predicts; but with `needs_loss=False` it trains, for a caller
-        who brings gradients. Raises ModelError, GradientError, SettingError or UnknownNameError.
+        who brings gradients. `distillation` has the model's teacher. Raises ModelError,
+        GradientError, SettingError or UnknownNameError.
         """
         from onnxfit.step.differentiation import (
             check_gradient,  # late: it builds graphs from a recipe
@@ -145,6 +154,7 @@ class Recipe:
             clip_norm=clip_bound("clip_norm", settings.clip_norm, [norm_dtype(dtypes.values())]),
             clip_value=clip_bound("clip_value", settings.clip_value, dtypes.values()),
             trainable=None if trainable.is_file else trainable,
+            teacher=_teacher(distillation, normalized, list(objectives)),
         )
         trainable.check(recipe.weights, recipe.statistics)
         _refuse_reserved_names(recipe)
@@ -238,6 +248,16 @@ def _refuse_half_precision(outputs: Sequence[TensorSpec]) -> None:
                 f"A loss is a scalar in float32 or float64, and output {output.name!r} is"
                 f" {output.dtype}. {HALF_PRECISION}"
             )
+
+
+def _teacher(
+    distillation: Distillation | None, model: ir.Model, losses: Sequence[str]
+) -> Teacher | None:
+    """Return the teacher of a model with these outputs that have a loss, if it has a teacher."""
+    if distillation is None:
+        return None
+    inputs = [spec_of(value) for value in model.graph.inputs]
+    return distillation.teacher_of(inputs, tensor_outputs(model), losses)
 
 
 def _check_settings_fit(

@@ -27,7 +27,7 @@ from onnxfit.graph.model import complete_shapes, model_errors, spec_of
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.values import GraphBuilder, Value, values_of
 from onnxfit.step.finish import finish, prune
-from onnxfit.step.forward import add_loss_outputs, training_forward
+from onnxfit.step.forward import add_loss_outputs, soft_targets, training_forward
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
@@ -143,7 +143,8 @@ def loss_graph(
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the loss of the model's `outputs`, and output -> name of its gradient.
 
-    The penalty is not part of it. `shared` is as for `add_loss_outputs`.
+    The penalty is not part of it. A teacher runs in this graph, which then reads the model's
+    inputs, too. `shared` is as for `add_loss_outputs`.
     """
     op = _empty("loss")
     for value in outputs:
@@ -151,7 +152,8 @@ def loss_graph(
         assert y.shape is not None
         op.graph.outputs.append(op.input(y.name, y.dtype, y.shape).ir)
     wrt = [_name(v) for v in op.graph.outputs if is_float(v)]
-    add_loss_outputs(op, recipe.objectives, {}, batch, shared=shared)
+    targets = soft_targets(op, recipe, batch)
+    add_loss_outputs(op, recipe.objectives, {}, batch, targets, shared=shared)
     op.graph.outputs[:] = [v for v in op.graph.outputs if names.reserved(_name(v))]
     loss = names.SHARED if shared else names.TOTAL
     model, gradients = recipe.gradient.add_gradients(complete_shapes(prune(op)), loss, wrt)

@@ -55,6 +55,7 @@ from onnxfit.graph.tensors import (
 )
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
+from onnxfit.quantization.settings import Quantization
 from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
@@ -113,6 +114,16 @@ class Contents:
     tracker: Mapping[str, Any]
     undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
+
+    def require_teacher(self, path: str | os.PathLike[str]) -> None:
+        """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
+        quantization = self.settings.get("quantization")
+        if isinstance(quantization, Quantization) and quantization.lacks_teacher:
+            call = repr(quantization).replace("(", "(teacher=..., ", 1)
+            raise CheckpointError(
+                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not hold."
+                f" Give it again: Trainer.load(path, quantization=onnxfit.{call})."
+            )
 
     def trained_model(self) -> onnx.ModelProto:
         """Return the model with the trained weights, which `model` lacks where floats are trained
@@ -386,11 +397,16 @@ def _decode_setting(setting: str, value: Any, path: str) -> Any:
             )
         if set(value) == {"onnxfit:class"}:
             try:
-                return from_config(value["onnxfit:class"], *REGISTRIES)
+                found = from_config(value["onnxfit:class"], *REGISTRIES)
             except (SettingError, TypeError) as error:
                 raise CheckpointError(
                     f"{path!r} asks for a {setting} that this onnxfit does not know: {error}"
                 ) from None
+            if isinstance(found, Quantization) and found != found.without_files():
+                raise CheckpointError(
+                    f"{path!r} is not a checkpoint that onnxfit wrote: it names a file to read."
+                )
+            return found
         return {k: _decode_setting(setting, v, path) for k, v in value.items()}
     return value
 

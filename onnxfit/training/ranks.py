@@ -36,8 +36,14 @@ def require_same_trainers(
     model: onnx.ModelProto,
     arrays: Mapping[str, Array],
     settings: Mapping[str, Any],
+    teacher: onnx.ModelProto | None = None,
 ) -> None:
-    """Raise SettingError on all ranks if they build different trainers; it names the difference."""
+    """Raise SettingError on all ranks if they build different trainers; it names the difference.
+
+    - `world`: the ranks.
+    - `model`, `arrays`, `settings`: the model as it was given, its weights and the arguments.
+    - `teacher`: the model whose outputs are learned beside the labels.
+    """
     if world.size == 1:
         return
     installed = versions()
@@ -46,6 +52,9 @@ def require_same_trainers(
     }
     compared["the model"] = _model_checksum(model)
     compared["the weights"] = checksum(arrays.values())
+    if teacher is not None:
+        numbers = map(onnx.numpy_helper.to_array, teacher.graph.initializer)
+        compared["the teacher"] = [_model_checksum(teacher), checksum(numbers)]
     compared |= {f"{name}=": described(value) for name, value in settings.items()}
     world.require_same("Trainer(...)", compared, OWN_TRAINING)
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from click.testing import CliRunner
 
-from onnxfit import Quantization, SettingError, Trainer
+import onnxfit
+from onnxfit import CheckpointError, Quantization, SettingError, Trainer
+from onnxfit.callbacks import LambdaCallback
+from onnxfit.cli import main
+from onnxfit.optimizers import Adam
+from tests.quantization import integer_files as files
 from tests.quantization.integer_files import integer_file
+
+X = files.rows(20)
+Y = np.random.default_rng(2).integers(0, files.COLUMNS, 20)
 
 
 def test_names_are_a_tuple() -> None:
@@ -25,3 +39,106 @@ def test_checkpoints_hold_them(tmp_path: Path, setting: Quantization | None) -> 
     loaded = Trainer.load(trainer.save(tmp_path / "c"))
     assert loaded.settings["quantization"] == setting
     assert list(loaded.get_weights()) == list(trainer.get_weights())
+
+
+# ---------------------------------------------------------------------- a teacher
+
+
+def test_a_teacher_has_a_temperature_and_a_weight() -> None:
+    setting = Quantization(teacher="float.onnx")
+    assert (setting.temperature, setting.teacher_weight) == (2.0, 0.5)
+    assert Quantization(teacher="f", teacher_weight=np.float32(0)).teacher_weight == 0
+    for wrong in ({"temperature": 0}, {"temperature": np.inf}, {"temperature": "2"}):
+        with pytest.raises(SettingError, match="temperature > 0"):
+            Quantization(teacher="f", **wrong)
+    for weight in (-0.1, 1.1, np.nan, "1"):
+        with pytest.raises(SettingError, match="teacher_weight >= 0 and <= 1"):
+            Quantization(teacher="f", teacher_weight=weight)
+    with pytest.raises(SettingError, match=r"teacher is a path, bytes or an onnx\.ModelProto"):
+        Quantization(teacher=3)
+    for alone in ({"temperature": 3}, {"teacher_weight": 0.0}):
+        with pytest.raises(SettingError, match="are for a teacher, and Quantization has none"):
+            Trainer(integer_file(), loss="mse", quantization=Quantization(**alone))
+
+
+def with_teacher() -> Quantization:
+    """The teacher is the file itself, with other integers."""
+    return Quantization(teacher=integer_file(seed=7), temperature=3, teacher_weight=0.8)
+
+
+def taught(**settings: Any) -> Trainer:
+    settings = {"quantization": with_teacher(), **settings}
+    return Trainer(integer_file(), loss="cross_entropy", optimizer=Adam(0.01), **settings)
+
+
+def fit(trainer: Trainer, **settings: Any) -> None:
+    trainer.fit(X, Y, epochs=3, batch_size=8, verbose=0, **settings)
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_a_fit_resumes_exactly_with_the_same_teacher(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "c"
+    whole = taught(backend=backend)
+
+    def save(batch: int, logs: Any) -> None:
+        if whole.global_step == 4:
+            whole.save(path)
+
+    fit(whole, callbacks=[LambdaCallback(on_train_batch_end=save)])
+    loaded = Trainer.load(path, quantization=with_teacher())
+    restored = taught(backend=backend)
+    restored.restore(path)
+    for other in (loaded, restored):
+        fit(other)
+        assert other.history.history == whole.history.history
+        for name, array in whole.get_weights().items():
+            np.testing.assert_array_equal(other.get_weights()[name], array)
+
+
+def test_a_checkpoint_asks_for_the_teacher(tmp_path: Path) -> None:
+    path = taught(quantization=Quantization("w", teacher=integer_file(seed=7))).save(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="trained with a teacher, which a checkpoint") as info:
+        Trainer.load(path)
+    call = str(info.value).partition("Trainer.load(path, ")[2].removesuffix(").")
+    assert call.startswith("quantization=onnxfit.Quantization(teacher=..., ")
+    text = call.removeprefix("quantization=").replace("...", "teacher")
+    again = eval(text, {"onnxfit": onnxfit, "teacher": integer_file(seed=7)})
+    loaded = Trainer.load(path, quantization=again)
+    assert list(loaded.get_weights()) == ["w"]
+    # without a teacher, training goes on by labels alone
+    assert Trainer.load(path, quantization=Quantization("w")).loss == "cross_entropy"
+
+
+def test_a_checkpoint_holds_nothing_of_the_teacher(tmp_path: Path) -> None:
+    secret = tmp_path / "secret-teacher.onnx"
+    onnx.save(integer_file(seed=7), secret)
+    path = taught(quantization=Quantization(teacher=secret)).save(tmp_path / "c.onnxfit")
+    plain = taught(quantization=Quantization()).save(tmp_path / "p.onnxfit")
+    with zipfile.ZipFile(path) as one, zipfile.ZipFile(plain) as other:
+        assert b"secret" not in one.read("onnxfit.json")
+        assert one.namelist() == other.namelist()
+        for name in one.namelist():
+            assert name == "onnxfit.json" or one.read(name) == other.read(name)
+    # the model in it needs no teacher
+    result = CliRunner().invoke(main, ["export", str(path), "-o", str(tmp_path / "t.onnx")])
+    assert result.exit_code == 0, result.output
+    assert onnx.load(tmp_path / "t.onnx") == integer_file()
+
+
+@pytest.mark.parametrize("field", ["teacher", "float_model"])
+def test_a_checkpoint_cannot_name_a_file_to_read(tmp_path: Path, field: str) -> None:
+    onnx.save(integer_file(seed=7), tmp_path / "other.onnx")
+    path = taught(quantization=Quantization()).save(tmp_path / "c")
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    info = json.loads(entries["onnxfit.json"])
+    settings = {field: str(tmp_path / "other.onnx")}
+    info["settings"]["quantization"] = {
+        "onnxfit:class": {"name": "Quantization", "settings": settings}
+    }
+    entries["onnxfit.json"] = json.dumps(info).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    with pytest.raises(CheckpointError, match="names a file to read"):
+        Trainer.load(path)
