@@ -198,7 +198,9 @@ class StochasticWeightAveraging(StatefulCallback):
         weights = trainer.get_weights()
         trainer.set_weights({name: self.mean[name].astype(w.dtype) for name, w in weights.items()})
         statistics = [name for name in weights if name not in trainer.settings["weights"]]
-        if statistics and self.update_batch_norm:
+        quantization = trainer.settings["quantization"]
+        observed = quantization is not None and quantization.observe  # these are no statistics
+        if statistics and self.update_batch_norm and not observed:
             trainer.set_weights(self._statistics(statistics))
 
     def _statistics(self, names: list[str]) -> dict[str, Array]:

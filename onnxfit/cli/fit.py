@@ -134,6 +134,14 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     help="Let BatchNormalization use the statistics of each batch, or its running statistics.",
 )
 @click.option(
+    "--quantization",
+    metavar="SETTING=VALUE,...",
+    help=(
+        "How to train a MODEL of integers: scales=learned trains their scales, too, and observe=100"
+        " lets the ranges of activations follow the first 100 batches."
+    ),
+)
+@click.option(
     "--backend",
     type=click.Choice(list(BACKENDS)),
     default="full",

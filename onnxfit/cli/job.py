@@ -232,6 +232,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
             fit_options["optimizer"], fit_options["learning_rate"]
         ),
         "metrics": settings.parse_metrics(fit_options["metrics"]),
+        "quantization": settings.parse_quantization(fit_options["quantization"]),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from onnxfit import losses, metrics, optimizers, penalties, schedules
 from onnxfit.errors import SettingError, UnknownNameError
+from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import registry
 
 
@@ -92,6 +93,13 @@ def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimize
     return dataclasses.replace(optimizer, learning_rate=rate)
 
 
+def parse_quantization(text: str | None) -> Quantization | None:
+    """Return the argument `quantization` of Trainer, from SETTING=VALUE,SETTING=VALUE."""
+    if text is None:
+        return None
+    return Quantization(**_settings(text, "--quantization", ["scales", "observe", "weights"]))
+
+
 def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:
     """Return the KEY of [KEY=]VALUE, or None, and the VALUE."""
     match = re.fullmatch(rf"(?:({key})=)?(.+)", text, re.DOTALL)
@@ -111,14 +119,7 @@ def _instance(kind: str, text: str, base: Any) -> Any:
     if cls is None:
         raise UnknownNameError(kind, name, known)
     allowed = [field.name for field in dataclasses.fields(cls) if field.init]
-    settings = {}
-    for entry in re.split(r",(?![^\[]*\])", entries) if entries else []:
-        setting, equals, value = entry.partition("=")
-        if setting not in allowed:
-            raise UnknownNameError(f"setting of {name}", setting, allowed)
-        if not equals:
-            raise SettingError(f"{text!r} gives {setting} no value: {name}:{setting}=VALUE.")
-        settings[setting] = _value(value)
+    settings = _settings(entries, name, allowed, f"{name}:")
     try:
         return cls(**settings)
     except TypeError as error:
@@ -126,6 +127,25 @@ def _instance(kind: str, text: str, base: Any) -> Any:
         raise SettingError(
             f"{text!r} does not make a {kind}: {error}. Settings: {', '.join(allowed)}."
         ) from None
+
+
+def _settings(text: str, name: str, allowed: Sequence[str], before: str = "") -> dict[str, Any]:
+    """Return the settings that SETTING=VALUE,SETTING=VALUE stands for.
+
+    - `name`: the name of the object that they belong to.
+    - `before`: the text before them in the option.
+    """
+    settings = {}
+    for entry in re.split(r",(?![^\[]*\])", text) if text else []:
+        setting, equals, value = entry.partition("=")
+        if setting not in allowed:
+            raise UnknownNameError(f"setting of {name}", setting, allowed)
+        if not equals:
+            raise SettingError(
+                f"{before + text!r} gives {setting} no value: {before}{setting}=VALUE."
+            )
+        settings[setting] = _value(value)
+    return settings
 
 
 def _value(text: str) -> Any:

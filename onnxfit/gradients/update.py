@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from onnxfit.optimizers import Optimizer
 
 Array = npt.NDArray[Any]
+Bounds = Mapping[str, tuple[Array, Array]]  # weight -> its least and its greatest numbers
+NO_BOUNDS: Bounds = MappingProxyType({})
 
 
 def apply_update(
@@ -30,6 +33,7 @@ def apply_update(
     step: Value,
     *,
     scaled: bool = False,
+    bounds: Bounds = NO_BOUNDS,
 ) -> tuple[dict[str, Value], dict[str, dict[str, Value]]]:
     """Return the next value of every weight and of every slot.
 
@@ -38,6 +42,7 @@ def apply_update(
     - `step`: a float64 scalar, 1 for the first update.
     - `scaled`: the gradients are already multiplied by the learning rate; the optimizer is
       `is_plain_sgd`.
+    - `bounds`: weight -> arrays of its shape, between which its numbers are clamped.
 
     Raise SettingError where the optimizer's `update` returns another number of values, or a value
     of another type or shape, than it was given.
@@ -63,12 +68,21 @@ def apply_update(
                 result = rule.update(op, decayed, g, *coefficients, *own.values())
             new, *new_slots = result if isinstance(result, tuple) else (result,)
             _check_returned(rule, name, [w, *own.values()], [new, *new_slots], list(own))
+            if name in bounds:
+                new = _within(op, new, *bounds[name])
             next_slots[name] = dict(zip(own, new_slots))
             if average is not None and rule.ema_momentum is not None:
                 momentum = rule.ema_momentum
                 next_slots[name][names.EMA] = momentum * average + (1 - momentum) * new
         next_weights[name] = new
     return next_weights, next_slots
+
+
+def _within(op: GraphBuilder, w: Value, least: Array, greatest: Array) -> Value:
+    """Return w clamped between arrays; NaN stays NaN, as Max and Min do not promise."""
+    low, high = op.constant(least, w.dtype), op.constant(greatest, w.dtype)
+    raised = op.Where(w < low, low, w)
+    return op.Where(raised > high, high, raised)
 
 
 def _shared_scalars(

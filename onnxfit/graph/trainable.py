@@ -15,6 +15,7 @@ import numpy.typing as npt
 import onnx
 
 from onnxfit.graph.model import with_tensors
+from onnxfit.graph.values import GraphBuilder, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,29 @@ class TrainableModel:
     def is_file(self) -> bool:
         """Whether the file itself is trained."""
         return self.model is self.file
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Initializer -> arrays of its shape: the least and the greatest numbers after an update.
+
+        These initializers belong to the form and to no layer; they have no penalty.
+        """
+        return {}
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The initializers that `to_training_form` returns: a step updates them by its batch."""
+        return ()
+
+    def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
+        """Rewrite the graph of `op`, which is that of `model`, for training, in place.
+
+        - `op`: the builder of the graph, in which the trained weights and statistics are inputs.
+        - `step`: the number of batches so far, an int64 scalar.
+
+        Returns the next value of each statistic, by name.
+        """
+        return {}
 
     def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, onnx.TensorProto]:
         """Return initializer of the file -> its value for the trained weights `arrays`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.graph import names
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.rounding import LIMITS, IntegerWeight, integers_of
 
@@ -230,6 +231,19 @@ def _fits(weight: IntegerWeight) -> bool:
         return scale.shape == (dims[axis],)
     blocks = -(-dims[axis] // weight.block_size)
     return scale.shape == (*dims[:axis], blocks, *dims[axis + 1 :])
+
+
+def unused_names(graph: onnx.GraphProto) -> Callable[[str], str]:
+    """Return a function that makes of a name one that the graph has not, nor a call before."""
+    in_use = {tensor.name for tensor in graph.initializer}
+    in_use |= {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
+
+    def unused(name: str) -> str:
+        name = names.unused(name, in_use.__contains__)
+        in_use.add(name)
+        return name
+
+    return unused
 
 
 def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Iterator[str]:

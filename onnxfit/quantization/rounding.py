@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,14 @@ class IntegerWeight:
         level = (self.integers - self._expand(self.zero_point)).astype(self.scale.dtype)
         return np.asarray(level * self._expand(self.scale))
 
+    def with_grid(self, changed: Mapping[str, Array]) -> IntegerWeight:
+        """Return the same integers with another scale and zero point, if their names have one."""
+        scale = changed.get(self.scale_name, self.scale)
+        zero_point = changed.get(self.zero_point_name, self.zero_point)
+        if np.array_equal(scale, self.scale) and np.array_equal(zero_point, self.zero_point):
+            return self
+        return replace(self, scale=scale, zero_point=zero_point)
+
     def rounded(self, values: Array) -> Array:
         """Return the nearest integers to real numbers, half to even, within the type's range.
 
@@ -93,10 +102,7 @@ class IntegerWeight:
 
     def tensor_of(self, values: Array) -> onnx.TensorProto:
         """Return the initializer with the integers for other real numbers, stored as it is."""
-        integers = self.rounded(values)
-        if np.array_equal(integers, self.integers):
-            return self.tensor
-        return with_integers(self.tensor, integers)
+        return with_numbers(self.tensor, self.rounded(values))
 
     def _expand(self, array: Array) -> Array:
         """Return a scale or zero point in a shape that broadcasts to the integers."""
@@ -113,6 +119,17 @@ class IntegerWeight:
 def integers_of(tensor: onnx.TensorProto) -> Array:
     """Return the numbers of a tensor of integers, each in 64 bits."""
     return np.asarray(ir.serde.TensorProtoTensor(tensor).numpy()).astype(np.int64)
+
+
+def with_numbers(tensor: onnx.TensorProto, numbers: Array) -> onnx.TensorProto:
+    """Return a tensor of integers or floats with other numbers; the same one for equal numbers."""
+    is_integer = tensor.data_type in LIMITS
+    old = integers_of(tensor) if is_integer else onnx.numpy_helper.to_array(tensor)
+    if np.array_equal(old, numbers):
+        return tensor
+    if is_integer:
+        return with_integers(tensor, numbers)
+    return onnx.numpy_helper.from_array(numbers, tensor.name)
 
 
 def with_integers(tensor: onnx.TensorProto, integers: Array) -> onnx.TensorProto:

@@ -15,6 +15,8 @@ from onnxfit.step.distillation import Distillation
 
 __all__ = ["Quantization"]
 
+MAX_OBSERVED = 10**9  # batches
+
 
 @dataclass(frozen=True)
 class Quantization(ChecksArguments):
@@ -45,16 +47,48 @@ class Quantization(ChecksArguments):
       differences.
     - `teacher_weight`: $a$ in [0, 1]; with a teacher 0.5 by default. With 0 the teacher does not
       run; with 1 the labels have no influence, and `fit` still needs them.
+    - `scales`: "fixed" keeps the scales and zero points of the file; "learned" trains them.
+    - `observe`: number of batches, at least 0, whose ranges the activations follow.
 
-    Raises SettingError for another type or a number out of range. `Trainer` raises UnknownNameError
-    for a pattern that matches no integer initializer, and SettingError if the float model does not
-    fit. It raises ModelError if the teacher's inputs or outputs do not fit, and SettingError for
+    Learned scales: every scale $s$ that a QuantizeLinear reads, of a trained weight or an
+    activation, is a trained weight under its name in the file. For $v = w / s$ and the gradient $d$
+    of the rounded number, the gradient of $s$ is the sum of $d\,(\mathrm{round}(v) - v)$ in range,
+    and of $d\,(q - z)$ where $q$ was clamped (LSQ, Esser et al. 2020, arXiv:1902.08153). That of a
+    zero point is the sum of $-s\,d$ where $q$ was clamped (LSQ+, Bhalgat et al. 2020,
+    arXiv:2004.09576): a float is trained, and rounded to the integer $z$. Both sums are multiplied
+    by $1 / \sqrt{N Q}$, where $N$ counts the elements of a weight or of a row of an activation, and
+    $Q$ is the greatest integer. So SGD takes the steps of the paper. Adam divides by the size of
+    the gradient, and takes steps of the learning rate whatever the factor is: give scales a smaller
+    one by `learning_rate_multipliers={"*_scale": 0.1}`.
+
+    A zero point of 0 or in the middle of its type stays, so that symmetric numbers stay symmetric.
+    Scales begin as in the file. After each update they are clamped between 1/128 and 128 times the
+    scale of the file, and zero points to the range of their type: torch.ao's learnable quantizer
+    clamps both, too. Neither has a penalty; AdamW decays them unless `exclude_from_weight_decay`
+    names them. The scale of a bias of 32 bits is the product of those of its layer's input and
+    weight, and follows them.
+
+    Observed ranges: an activation's range is $[s\,(q_{\min} - z), s\,(q_{\max} - z)]$. In each of
+    the first `observe` batches (updates, if `accumulate` is 1), both ends move by 0.01 of the
+    distance to the least and the greatest number of the batch, or to 0 if that is further out:
+    the moving average of torch.ao's MovingAverageMinMaxObserver, which begins with the range of the
+    file. The batch itself is rounded by the range before it. Then the ranges stay. Scale and zero
+    point follow from the range as in onnxruntime's quantizer, symmetric where the zero point is in
+    the middle of its type. Several ranks average their scales and zero points after each batch.
+
+    Raises SettingError for another type or a number out of range, and for learned scales together
+    with `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer
+    initializer, and SettingError if the float model does not fit, or the file has no integer
+    activations to observe. It raises ModelError for scales that training would have to change in
+    two ways, and if the teacher's inputs or outputs do not fit. It raises SettingError for
     `temperature` or `teacher_weight` without a teacher, or a teacher without a loss.
 
     >>> Quantization(weights=["conv*", "!conv1*"]).weights
     ('conv*', '!conv1*')
     >>> Quantization(teacher="float.onnx", temperature=4).teacher_weight
     0.5
+    >>> Quantization(scales="learned").scales
+    'learned'
     """
 
     weights: Sequence[str] | str | None = None
@@ -62,8 +96,19 @@ class Quantization(ChecksArguments):
     teacher: ModelSource | None = field(default=None, repr=False)
     temperature: float | None = None
     teacher_weight: float | None = None
+    scales: str = "fixed"
+    observe: int = 0
 
     def __post_init__(self) -> None:
+        check_number(self, "observe", at_least=0, at_most=MAX_OBSERVED, whole=True)
+        if self.scales not in ("fixed", "learned"):
+            raise SettingError(f"scales is 'fixed' or 'learned', got {shortened(self.scales)}.")
+        if self.scales == "learned" and self.observe:
+            raise SettingError(
+                f"Scales are learned or follow the batches, got scales='learned' and"
+                f" observe={self.observe}. Train with observe first, export the file, and train"
+                " that one with scales='learned'."
+            )
         if self.weights is not None:
             object.__setattr__(self, "weights", tuple(name_list("weights", self.weights)))
         for name in ("float_model", "teacher"):

@@ -15,7 +15,7 @@ with activations rounded to 8 bits, for instance (onnxruntime 1.32).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,17 +23,28 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph import names
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
+from onnxfit.quantization.grids import Grid, grids, grids_to_write
+from onnxfit.quantization.learning import (
+    learned_bounds,
+    learned_names,
+    note_as_weights,
+    scale_gradients,
+    with_float_zero_points,
+)
+from onnxfit.quantization.observing import next_ranges, observed_grids, observed_names
 from onnxfit.quantization.qoperators import to_qdq
 from onnxfit.quantization.reading import (
     QUANTIZERS,
     integer_weights,
     refuse_float_twins,
+    unused_names,
 )
-from onnxfit.quantization.rounding import Array, IntegerWeight
+from onnxfit.quantization.rounding import Array, IntegerWeight, with_numbers
 from onnxfit.quantization.settings import Quantization
 
 
@@ -42,38 +53,88 @@ class QuantizedModel(TrainableModel):
     """A file of integers, which is trained in floats.
 
     - `integers`: the integer initializers that are trained, by name.
+    - `grids`: the grids whose scales and zero points training changes.
+    - `biases`: the biases whose scales follow, by name.
+    - `observe`: the number of batches that the grids follow; 0 if they are learned.
     """
 
     evaluates_file: ClassVar[bool] = True
 
     integers: Mapping[str, IntegerWeight]
+    grids: Sequence[Grid] = ()
+    biases: Mapping[str, LayerBias] = field(default_factory=dict)
+    observe: int = 0
+
+    @property
+    def bounds(self) -> Mapping[str, tuple[Array, Array]]:
+        """Learned scale or zero point -> the arrays between which it stays."""
+        return {} if self.observe else learned_bounds(self.grids)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The scales and zero points that follow the batches."""
+        return tuple(observed_names(self.grids)) if self.observe else ()
+
+    def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
+        """Scale the gradients of what is learned, or return the next ranges."""
+        if self.observe:
+            return next_ranges(op, self.grids, step, self.observe)
+        scale_gradients(op, self.grids)
+        return {}
 
     def to_file(self, arrays: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
         """Return initializer of the file -> its value, with floats rounded to integers."""
-        integers = {name: array for name, array in arrays.items() if name in self.integers}
-        floats = {name: array for name, array in arrays.items() if name not in integers}
-        rounded = {name: self.integers[name].tensor_of(array) for name, array in integers.items()}
-        return {**super().to_file(floats), **rounded}
+        changed = grids_to_write(self.grids, arrays)
+        biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}
+        changed |= {bias.scale_name: bias.scale for bias in biases.values()}
+        weights = {name: weight.with_grid(changed) for name, weight in self.integers.items()}
+        values = {**self._frozen_values(arrays), **arrays}
+        tensors = {
+            name: weight.tensor_of(values[name])
+            for name, weight in {**weights, **biases}.items()
+            if name in values
+        }
+        for tensor in self.file.graph.initializer:
+            if tensor.name in changed:
+                tensors[tensor.name] = with_numbers(tensor, changed[tensor.name])
+        floats = {name: array for name, array in arrays.items() if name not in tensors}
+        return {**super().to_file(floats), **tensors}
+
+    def _frozen_values(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return integer weight -> its real numbers, for those that are not trained.
+
+        Where their scales change, other integers stand for the same real numbers.
+        """
+        if not self.grids:
+            return {}
+        frozen = {name: bias.weight.values for name, bias in self.biases.items()}
+        for tensor in self.model.graph.initializer:
+            if tensor.name in self.integers and tensor.name not in arrays:
+                frozen[tensor.name] = numpy_helper.to_array(tensor)
+        return frozen
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise ModelError for running statistics that change, SettingError for a scale."""
-        if statistics:
+        others = [name for name in statistics if name not in self.statistics]
+        if others:
             raise ModelError(
                 f"The file has integer weights and a BatchNormalization that would follow the"
-                f" batches ({listed_names(statistics)}): its outputs would leave the ranges that"
+                f" batches ({listed_names(others)}): its outputs would leave the ranges that"
                 " the file was quantized for. Fold it into the layer before it is quantized"
                 " (onnxruntime's quant_pre_process does), or set batch_norm='frozen'."
             )
         scales = {
-            node.input[1]
+            name
             for node in nodes_of(self.model.graph)
             if node.op_type in QUANTIZERS and len(node.input) > 1
+            for name in node.input[1:]
         }
-        chosen = [name for name in weights if name in scales]
+        chosen = [name for name in weights if name in {*scales, *self.statistics} - {*self.bounds}]
         if chosen:
             raise SettingError(
                 f"The scales of a quantized file are not trained: leave {listed_names(chosen)} out"
-                " of weights=."
+                " of weights=, or learn those of weights and activations by"
+                " quantization=onnxfit.Quantization(scales='learned')."
             )
 
 
@@ -105,11 +166,79 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
     values = {weight.name: weight.values for weight in weights}
     if settings.float_model is not None:
         values = float_values(settings.float_model, weights)
+    model = _with_floats(source, weights, values)
+    changing = _with_changing_grids(model, weights, settings)
+    biases = layer_biases(source, {grid.scale for grid in changing})
+    if changing:
+        changed = observed_names(changing) if settings.observe else learned_names(changing)
+        _require_own_numbers(file, source, changed, biases.values())
     return QuantizedModel(
         file=file,
-        model=_with_floats(source, weights, values),
+        model=model,
         integers={weight.name: weight for weight in weights},
+        grids=changing,
+        biases=biases,
+        observe=settings.observe,
     )
+
+
+def _require_own_numbers(
+    file: onnx.ModelProto,
+    source: onnx.ModelProto,
+    changing: Sequence[str],
+    biases: Collection[LayerBias],
+) -> None:
+    """Raise ModelError if numbers that training changes are no initializers of the file.
+
+    - `source`: the file with DequantizeLinear in the place of operators such as QLinearConv.
+    - `changing`: the scales and zero points that training changes.
+    - `biases`: the biases whose scales follow.
+    """
+    own = {tensor.name for tensor in file.graph.initializer}
+    computed = {
+        tensor.name
+        for tensor in source.graph.initializer
+        if tensor.name not in own and numpy_helper.to_array(tensor).any()
+    }
+    read = {
+        name for node in source.graph.node if node.op_type in QUANTIZERS for name in node.input[1:]
+    }
+    of_biases = {bias.weight.scale_name for bias in biases}
+    missing = ({*changing} - own) | (computed & read - of_biases)
+    if missing:
+        raise ModelError(
+            f"The scales or zero points {listed_names(sorted(missing))} are computed from others"
+            " for operators of integers, and training would change them apart. Quantize the float"
+            " model with quant_format=QuantFormat.QDQ, or keep them: scales='fixed', observe=0."
+        )
+
+
+def _with_changing_grids(
+    model: onnx.ModelProto, weights: Sequence[IntegerWeight], settings: Quantization
+) -> list[Grid]:
+    """Make floats of the zero points that training changes, in place; return the grids.
+
+    - `model`: the training model with floats in the place of the integer `weights`.
+    """
+    if settings.scales == "fixed" and not settings.observe:
+        return []
+    found = grids(model, {weight.name: weight for weight in weights if not weight.is_bias})
+    if settings.observe:
+        found = observed_grids(found)
+    elif not found:
+        raise SettingError(
+            "scales='learned' is for a file with integer weights or activations of 16 bits or"
+            " fewer, and this one has biases of 32 bits alone: leave it out."
+        )
+    moving = [
+        grid
+        for grid in found
+        if (grid.moves_zero_point if settings.observe else grid.learns_zero_point)
+    ]
+    with_float_zero_points(model, {grid.zero_point: grid for grid in moving})
+    if settings.scales == "learned":
+        note_as_weights(model, learned_names(found))
+    return found
 
 
 def _with_floats(
@@ -138,14 +267,7 @@ def _with_floats(
 
 def _round(graph: onnx.GraphProto, weights: Sequence[IntegerWeight]) -> None:
     """Let the nodes that read a weight read its integers, in place."""
-    in_use = {tensor.name for tensor in graph.initializer}
-    in_use |= {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
-
-    def unused(name: str) -> str:
-        name = names.unused(name, in_use.__contains__)
-        in_use.add(name)
-        return name
-
+    unused = unused_names(graph)
     integers = {weight.name: unused(f"{weight.name}/integers") for weight in weights}
     nodes = []
     for weight in weights:

@@ -52,7 +52,10 @@ def training_forward(recipe: Recipe, batch: Batch) -> tuple[GraphBuilder, dict[s
     """Return the forward pass as in training, and the next values of the running statistics."""
     op = forward(recipe, batch)
     seed, step = op.input(names.SEED, np.int64, ()), op.input(names.STEP, np.int64, ())
-    return op, training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+    statistics = training_form.to_training_form(op, recipe.weights, recipe.batch_norm, seed, step)
+    if recipe.trainable is not None:
+        statistics |= recipe.trainable.to_training_form(op, step)
+    return op, statistics
 
 
 def with_loss(recipe: Recipe, batch: Batch, *, shared: bool = False) -> ir.Model:

@@ -17,7 +17,12 @@ from onnxfit.errors import GradientError, ModelError, SettingError, listed_names
 from onnxfit.gradients import GradientSource, gradient_source
 from onnxfit.gradients.blocker import HALF_PRECISION
 from onnxfit.gradients.paths import reachable_values
-from onnxfit.gradients.update import initial_slots_to_read, optimizer_for
+from onnxfit.gradients.update import (
+    NO_BOUNDS,
+    Bounds,
+    initial_slots_to_read,
+    optimizer_for,
+)
 from onnxfit.graph import names, tensors
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
@@ -79,7 +84,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         statistics = updated_statistics(self.model, self.weights, self.batch_norm)
-        object.__setattr__(self, "statistics", tuple(statistics))
+        own = self.trainable.statistics if self.trainable is not None else ()
+        object.__setattr__(self, "statistics", (*statistics, *own))
         sizes = {
             name: value.const_value.nbytes
             for name, value in self.model.graph.initializers.items()
@@ -134,7 +140,8 @@ class Recipe:
             weights = select_weights(normalized, settings.weights)
         initializers = graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
-        penalties = penalties_for(settings.penalty, weights)
+        own = trainable.bounds
+        penalties = penalties_for(settings.penalty, [name for name in weights if name not in own])
         _check_settings_fit(dtypes, optimizer, penalties)
         slots = {
             name: initial_slots_to_read(optimizer, name, _array_of(initializers[name]))
@@ -171,6 +178,11 @@ class Recipe:
     def evaluates_file(self) -> bool:
         """Whether evaluation runs the file, as `TrainableModel.evaluates_file` says."""
         return self.trainable is not None and self.trainable.evaluates_file
+
+    @property
+    def bounds(self) -> Bounds:
+        """Weight -> the arrays between which an update leaves it, as `TrainableModel.bounds`."""
+        return self.trainable.bounds if self.trainable is not None else NO_BOUNDS
 
     @cached_property
     def max_learning_rate(self) -> float:

@@ -33,6 +33,7 @@ from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights, add_update
 
 # these run in the forward pass, so that no tensor is kept for its sizes alone
 SIZE_OPERATORS = {"Shape", "Size"}
+FOUR_BITS = {ir.DataType.INT4, ir.DataType.UINT4}
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def _backward_nodes(
     gradients: Sequence[ir.Value],
     arriving: set[ir.Value],
 ) -> list[ir.Node]:
-    """Return the nodes that only the gradients need, in the order of the sorted graph."""
+    """Return the nodes of the backward pass, in the order of the sorted graph: those that only the
+    gradients need, and those of numbers that cannot be kept.
+    """
     forward = _needed_by(results)
     backward = _needed_by(gradients)
     late = _depending_on(graph, arriving)
@@ -116,8 +119,10 @@ def _backward_nodes(
         for node in backward - late
         if node.op_type in SIZE_OPERATORS and _is_computed_by(node.inputs[0], forward)
     }
-    only_backward = backward - forward - sizes
-    return [node for node in graph if node in only_backward]
+    # NumPy and onnxruntime exchange no array of 4 bits, so both passes compute these
+    packed = {node for node in backward if any(v.dtype in FOUR_BITS for v in node.outputs)}
+    of_backward = backward - forward - sizes | packed
+    return [node for node in graph if node in of_backward]
 
 
 def _kept_values(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfit.gradients.update import apply_update, optimizer_for
+from onnxfit.gradients.update import NO_BOUNDS, Bounds, apply_update, optimizer_for
 from onnxfit.graph import names, scopes
 from onnxfit.graph.spec import Dim
 from onnxfit.graph.values import GraphBuilder, Value
@@ -76,7 +76,8 @@ def add_update(
     weights = {name: op.wrap(inputs[name]) for name in recipe.weights}
     norm = _reported_norm(op, recipe, gradients)
     gradients = dict(gradients)
-    targets = _fuse(op, weights, gradients, fused, FUSED_ALIGNMENT.get(recipe.device, 1))
+    alignment = FUSED_ALIGNMENT.get(recipe.device, 1)
+    targets = _fuse(op, weights, gradients, fused, alignment)
     slots = {
         weight: _slot_inputs(op, recipe.slots[weight], weight, target, weights[weight])
         for weight, target in targets.items()
@@ -85,7 +86,15 @@ def add_update(
         step = op.cast(done, np.float64) + 1
         clipped = clip_gradients(op, gradients, recipe.clip_norm, recipe.clip_value, norm)
     next_weights, next_slots = apply_update(
-        op, recipe.optimizer, weights, clipped, slots, learning_rate, step, scaled=scaled
+        op,
+        recipe.optimizer,
+        weights,
+        clipped,
+        slots,
+        learning_rate,
+        step,
+        scaled=scaled,
+        bounds=_fused_bounds(recipe.bounds, fused, alignment),
     )
     for weight, target in targets.items():
         op.output(names.updated(target), next_weights[weight])
@@ -119,6 +128,24 @@ def _fuse(
         gradients[first] = flat
         weights[first] = op.input(fused_name, flat.dtype, flat.shape)
     return targets
+
+
+def _fused_bounds(bounds: Bounds, fused: FusedWeights, alignment: int) -> Bounds:
+    """Return the bounds of all tensors that are updated, under the names of `_fuse`."""
+    joined = dict(bounds)
+    for first, *others in fused.values():
+        if first in bounds:
+            least, greatest = (
+                np.concatenate(
+                    [
+                        np.pad(array.reshape(-1), (0, -array.size % alignment))
+                        for array in (bounds[name][end] for name in (first, *others))
+                    ]
+                )
+                for end in (0, 1)
+            )
+            joined[first] = least, greatest
+    return joined
 
 
 def _aligned(op: GraphBuilder, values: Sequence[Value], alignment: int) -> list[Value]:
@@ -210,18 +237,23 @@ def clip_gradients(
 
 
 def fused_weights(
-    optimizer: Optimizer, weights: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]
+    optimizer: Optimizer,
+    weights: Mapping[str, Array],
+    slots: Mapping[str, Mapping[str, Array]],
+    bounds: Bounds = NO_BOUNDS,
 ) -> list[list[str]]:
     """Group small weights whose update can run on one concatenated tensor, because the operators
     of an update cost more than their elements.
 
-    Skip weights without slots; their update is only one or two operators.
+    Skip weights without slots; their update is only one or two operators. `bounds` are as for
+    `apply_update`.
     """
     alike: dict[Any, list[str]] = {}
     for name, w in weights.items():
         if _can_be_fused(optimizer, w, slots[name]):
             rule, factor = optimizer_for(optimizer, name)
-            alike.setdefault((w.dtype, factor, rule.weight_decay), []).append(name)
+            key = w.dtype, factor, rule.weight_decay, name in bounds
+            alike.setdefault(key, []).append(name)
     groups = [group for members in alike.values() for group in _bounded_groups(members, weights)]
     return [group for group in groups if len(group) > 1]
 

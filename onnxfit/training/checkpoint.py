@@ -3,11 +3,10 @@
 
 No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so that it is whole or
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
-`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. Of a model of integers
-it holds the integers as they were given, and the state holds the floats that are trained in their
-place. Weights go from memory
-to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
-can hold.
+`model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. A model of integers
+is there as it was given, and the state holds the weights: floats are trained in the place of the
+integers. Weights go from memory to the disk one after another, so a checkpoint may be larger than
+the 2 GB that one message of ONNX can hold.
 """
 
 from __future__ import annotations
@@ -341,13 +340,16 @@ def _check_description(info: dict[str, Any], name: str) -> None:
 def _divided(
     model: onnx.ModelProto, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
-    """Return the weights that are initializers of the model, and those that are not.
+    """Return the weights that the model of the checkpoint has, and those that the state has.
 
-    The second ones are floats in the place of the model's integers.
+    The model has all of them, or stays as it was given: where floats are trained in the place of
+    its integers.
     """
     types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
-    own = {n: a for n, a in weights.items() if types.get(n) == ir.DataType.from_numpy(a.dtype)}
-    return own, {name: array for name, array in weights.items() if name not in own}
+    if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in weights.items()):
+        return dict(weights), {}
+    # The bounds of learned scales are those of the model as it was given.
+    return {}, dict(weights)
 
 
 def _in_folder(path: Path) -> Path:

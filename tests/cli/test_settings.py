@@ -41,6 +41,10 @@ def test_metrics_take_logits_where_the_loss_does() -> None:
         ("--penalty", "fc9*=1", "fc9*"),
         ("--weights", "fc9*", "fc9*"),
         ("--device", "abacus", "abacus"),
+        ("--quantization", "scale=learned", "Did you mean 'scales'?"),
+        ("--quantization", "observe", "observe=VALUE"),
+        ("--quantization", "observe=-1", "observe >= 0"),
+        ("--quantization", "scales=learned", "this one has none"),
     ],
 )
 def test_what_does_not_exist_is_one_message(
@@ -69,6 +73,13 @@ def test_values_out_of_range(folder: Path, option: str) -> None:
 
 def test_the_penalty_of_every_weight_comes_last() -> None:
     assert list(settings.parse_penalty(["0.5", "fc*=1", "fc1*=l1:2"])) == ["fc*", "fc1*", "*"]
+
+
+def test_the_settings_of_integer_files() -> None:
+    assert settings.parse_quantization(None) is None
+    learned = settings.parse_quantization('scales=learned,weights=["w*", "!v"]')
+    assert learned == onnxfit.Quantization(scales="learned", weights=["w*", "!v"])
+    assert settings.parse_quantization("observe=100") == onnxfit.Quantization(observe=100)
 
 
 def test_given_twice(folder: Path) -> None:

@@ -33,7 +33,35 @@ def test_names_are_a_tuple() -> None:
         Quantization(weight="w")
 
 
-@pytest.mark.parametrize("setting", [None, Quantization(), Quantization(weights=["w*", "!b"])])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scales": "lerned"}, "scales is 'fixed' or 'learned', got 'lerned'"),
+        ({"scales": None}, "scales is 'fixed' or 'learned', got None"),
+        ({"observe": -1}, "observe >= 0 and <= 1000000000, got -1"),
+        ({"observe": 1.5}, "a whole number as observe"),
+        ({"observe": True}, "a whole number as observe"),
+        ({"observe": "3"}, "a whole number as observe"),
+        ({"observe": 10**30}, "a whole number as observe"),
+        ({"scales": "learned", "observe": 3}, "Train with observe first, export the file"),
+    ],
+    ids=str,
+)
+def test_other_values_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        Quantization(**settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        None,
+        Quantization(),
+        Quantization(weights=["w*", "!b"]),
+        Quantization(scales="learned"),
+        Quantization(observe=np.int64(3)),
+    ],
+)
 def test_checkpoints_hold_them(tmp_path: Path, setting: Quantization | None) -> None:
     trainer = Trainer(integer_file(), loss="mse", quantization=setting)
     loaded = Trainer.load(trainer.save(tmp_path / "c"))

@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from onnxfit import OnnxfitError, Trainer
+from onnxfit import OnnxfitError, Quantization, Trainer
 from onnxfit.cli import main
 from onnxfit.graph import tensors
 from onnxfit.optimizers import SGD
@@ -25,16 +25,24 @@ X = files.rows(32)
 Y = np.random.default_rng(2).normal(size=(32, files.COLUMNS)).astype(np.float32)
 
 
-@pytest.mark.parametrize("settings", [{}, {"backend": "forward_backward"}, {"accumulate": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"backend": "forward_backward"},
+        {"accumulate": 2},
+        {"quantization": Quantization(scales="learned"), "optimizer": SGD(1e-4)},
+    ],
+    ids=str,
+)
 def test_ranks_train_the_same_integers(settings: dict[str, Any]) -> None:
     def trained(distribute: Any) -> tuple[dict[str, np.ndarray], bytes, float]:
         trainer = Trainer(
             integer_file(),
             loss="mse",
-            optimizer=SGD(0.1),
             threads=1,
             distribute=distribute,
-            **settings,
+            **{"optimizer": SGD(0.1), **settings},
         )
         trainer.fit(X, Y, epochs=2, batch_size=16, verbose=0)
         loss = trainer.evaluate(X, Y)["loss"]
@@ -74,6 +82,26 @@ def test_the_command_line_trains_integers(tmp_path: Path) -> None:
     call("evaluate", checkpoint, "-d", data)
     call("export", checkpoint, "-o", tmp_path / "exported.onnx")
     assert onnx.load(tmp_path / "exported.onnx") == trained
+
+
+@pytest.mark.parametrize("setting", ["scales=learned", "observe=1"])
+def test_the_commands_train_scales(tmp_path: Path, setting: str) -> None:
+    file = integer_file()
+    onnx.save(file, tmp_path / "m.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    options = ["--data", tmp_path / "data.npz", "--loss", "mse", "-q", "--quantization", setting]
+    output, checkpoint = tmp_path / "run" / "t.onnx", f"{tmp_path}/run/"
+    call("fit", tmp_path / "m.onnx", *options, "--checkpoint", checkpoint, "-o", output)
+    first = onnx.load(output)
+    call("resume", checkpoint, "--epochs", 2, "-q")
+    call("export", tmp_path / "run" / "last.onnxfit", "-o", tmp_path / "exported.onnx")
+    second = onnx.load(tmp_path / "exported.onnx")
+    assert onnx.load(output) == second
+    scales = []
+    for model in (file, first, second):
+        assert files.stripped(model) == files.stripped(file)
+        scales += [t.SerializeToString() for t in model.graph.initializer if t.name == "x_scale"]
+    assert len({*scales}) == (3 if setting == "scales=learned" else 2)
 
 
 def test_an_estimator_trains_integers() -> None:

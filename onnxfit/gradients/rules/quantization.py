@@ -12,10 +12,12 @@ y = s (q - z), the gradients are:
 - of s, if it is trained: dy times q - z - x / s in range, or times q - z where clamped, summed over
   the elements that s scales: learned step sizes (Esser et al. 2020, arXiv:1902.08153), without
   their normalization, which belongs to the learning rate;
+- of z, if it is trained: 0 in range, and -s dy where clamped, summed in the same way (LSQ+, Bhalgat
+  et al. 2020, arXiv:2004.09576). As z is an integer, a QuantizeLinear of scale 1 computes it from a
+  float. The two nodes share the gradient: QuantizeLinear adds s dy in range, and DequantizeLinear
+  subtracts s dy everywhere;
 - of the scale of a DequantizeLinear of frozen integers: dy (q - z), summed;
 - of the input of DynamicQuantizeLinear: dy / s, as if its scale and zero point were constants.
-
-Zero points are integers and have no gradient.
 """
 
 from __future__ import annotations
@@ -53,8 +55,13 @@ def quantize(
         zero = _as_float(op, zero_point, scale.dtype)
         rounded = rounded + _expand_scale(op, zero, x, axis, block_size)
     in_range = op.cast(op.Clip(rounded, *_limits(y.dtype)) == rounded, scale.dtype)
-    dx = op.cast(dy, scale.dtype) * in_range / s
-    return dx, lambda: _sum_to_scale(op, -dx * v, scale, axis, block_size), None
+    dv = op.cast(dy, scale.dtype) * in_range
+    dx = dv / s
+    return (
+        dx,
+        lambda: _sum_to_scale(op, -dx * v, scale, axis, block_size),
+        lambda: _sum_to_zero_point(op, dv, scale, zero_point, axis, block_size),
+    )
 
 
 @gradient("DequantizeLinear")
@@ -75,7 +82,13 @@ def dequantize(
         level = op.DequantizeLinear(x, ones, zero_point, axis=axis, block_size=block_size or None)
         return _sum_to_scale(op, dy * level, scale, axis, block_size)
 
-    return lambda: dy * _expand_scale(op, scale, y, axis, block_size), of_scale, None
+    def of_x() -> Value:
+        return dy * _expand_scale(op, scale, y, axis, block_size)
+
+    def of_zero_point() -> Value:
+        return -_sum_to_zero_point(op, of_x(), scale, zero_point, axis, block_size)
+
+    return of_x, of_scale, of_zero_point
 
 
 def _infer_integers(node: ir.Node) -> None:
@@ -149,7 +162,9 @@ def _as_float(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:
     array = known(q)
     if array is not None:
         return op.constant(array, dtype)
-    return op.DequantizeLinear(q, op.constant(1, dtype))
+    # The zero says which type q has: onnxruntime moves a DequantizeLinear without it to other
+    # places, and takes its integers for uint8 there.
+    return op.DequantizeLinear(q, op.constant(1, dtype), op.constant(np.zeros((), q.dtype)))
 
 
 def _expand_scale(op: GraphBuilder, scale: Value, x: Value, axis: int, block_size: int) -> Value:
@@ -196,6 +211,21 @@ def sum_blocks(op: GraphBuilder, x: Value, axis: int, count: Value, block_size: 
     padded = op.Pad(x, op.Concat([0], missing, axis=0), None, [axis])
     blocks = op.Concat(op.shape(x, 0, axis), count, [block_size], op.shape(x, axis + 1), axis=0)
     return op.ReduceSum(op.Reshape(padded, blocks), [axis + 1], keepdims=0)
+
+
+def _sum_to_zero_point(
+    op: GraphBuilder,
+    dy: Value,
+    scale: Value,
+    zero_point: Value | None,
+    axis: int,
+    block_size: int,
+) -> Value:
+    """Sum over the elements that each zero point was expanded to; it has the scale's shape, or one
+    element.
+    """
+    like = scale if zero_point is None or zero_point.shape is None else zero_point
+    return _sum_to_scale(op, dy, like, axis, block_size)
 
 
 # Products of integers

@@ -201,5 +201,6 @@ class FullBackend(Backend):
         if self.can_accumulate or self.device.kind not in self.fusing_devices:
             return {}
         weights = {name: arrays[name] for name in self.recipe.weights}
-        groups = fused_weights(self.recipe.optimizer, weights, self.recipe.slots)
+        recipe = self.recipe
+        groups = fused_weights(recipe.optimizer, weights, recipe.slots, recipe.bounds)
         return {names.fused(i): members for i, members in enumerate(groups)}

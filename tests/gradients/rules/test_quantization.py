@@ -118,6 +118,102 @@ def test_channels_pass_as_in_torch(axis: int) -> None:
     np.testing.assert_allclose(found["s_grad"], s.grad.numpy(), rtol=1e-4)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("kind", "zero", "spread"),
+    [("int8", 5.4, 1), ("uint8", 120.6, 1), ("int4", 2.4, 1), ("uint4", 6.7, 1), ("int8", 9, 0.1)],
+)
+def test_a_learned_zero_point_passes_as_in_torch(kind: str, zero: float, spread: float) -> None:
+    """A float is rounded to the zero point. With a spread of 0.1 nothing is clamped.
+
+    torch's backward pass of a tensor adds 0.5 and cuts off: below 0 that is another zero point.
+    """
+    torch = pytest.importorskip("torch")
+    low, high = RANGES[kind]
+    x = numbers(6, 20, spread=0.05 * (high - low) * spread)
+    feeds = {"x": x, "s": np.array(0.1, np.float32), "f": np.array(zero, np.float32)}
+    found = differentiated(
+        "float[6,20] x, float s, float f", "float one = {1}",
+        "z = QuantizeLinear(f, one, t) q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
+        feeds, "x s f", arrays={"t": np.array(0).astype(kind)},
+    )  # fmt: skip
+    t, s, z = (torch.tensor(feeds[name].reshape(-1), requires_grad=True) for name in "xsf")
+    y = torch._fake_quantize_learnable_per_tensor_affine(t, s, z, low, high, 1.0)
+    y.backward(torch.tensor(found["y_grad"].reshape(-1)))
+    np.testing.assert_allclose(found["y"].reshape(-1), y.detach().numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(found["s_grad"], s.grad.numpy()[0], rtol=1e-4)
+    np.testing.assert_allclose(found["f_grad"], z.grad.numpy()[0], rtol=1e-4)
+    assert (found["f_grad"] == 0) == (spread < 1)
+
+
+@pytest.mark.torch
+def test_learned_zero_points_of_channels_pass_as_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    feeds = {
+        "x": numbers(3, 4, 5, spread=6.0),
+        "s": np.array([0.02, 0.03, 0.04, 0.08], np.float32),
+        "f": np.array([3.3, -40.2, 0, 99], np.float32),
+    }
+    found = differentiated(
+        "float[3,4,5] x, float[4] s, float[4] f", "float one = {1}",
+        "z = QuantizeLinear(f, one, t) q = QuantizeLinear<axis=1>(x, s, z) y = DequantizeLinear<axis=1>(q, s, z)",
+        feeds, "x s f", arrays={"t": np.array(0, np.int8)},
+    )  # fmt: skip
+    t, s, z = (torch.tensor(feeds[name], requires_grad=True) for name in "xsf")
+    y = torch._fake_quantize_learnable_per_channel_affine(t, s, z, 1, -128, 127, 1.0)
+    y.backward(torch.tensor(found["y_grad"]))
+    np.testing.assert_allclose(found["s_grad"], s.grad.numpy(), rtol=1e-3)
+    np.testing.assert_allclose(found["f_grad"], z.grad.numpy(), rtol=1e-4)
+    assert np.count_nonzero(found["f_grad"]) == 4
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)], ids=["tensor", "channel", "block"])
+def test_a_learned_quantizer_has_the_differences_of_real_numbers(shape: tuple[int, ...]) -> None:
+    """The straight-through function, whose rounding errors r are constants:
+
+    y = s (clamp(x / s + r + z) - z), by central differences in float64.
+    """
+    rng = np.random.default_rng(4)
+    feeds = {
+        "x": numbers(3, 8, spread=9.0),
+        "s": rng.uniform(0.4, 0.9, shape).astype(np.float32),
+        "f": rng.integers(-6, 6, shape).astype(np.float32),
+    }
+    size = ",".join(map(str, shape))
+    attributes = {0: "", 1: "<axis=0>", 2: "<axis=1, block_size=4>"}[len(shape)]
+    found = differentiated(
+        f"float[3,8] x, float[{size}] s, float[{size}] f".replace("[]", ""), "float one = {1}",
+        f"z = QuantizeLinear(f, one, t) q = QuantizeLinear{attributes}(x, s, z)"
+        f" y = DequantizeLinear{attributes}(q, s, z)",
+        feeds, "x s f", arrays={"t": np.array(0).astype("int4")},
+    )  # fmt: skip
+
+    def wide(array: np.ndarray) -> np.ndarray:
+        if len(shape) == 2:
+            return np.repeat(array, 4, axis=1)
+        return array[:, None] if shape else array
+
+    exact = {name: array.astype(np.float64) for name, array in feeds.items()}
+    v = exact["x"] / wide(exact["s"])
+    rounding = np.round(v) - v
+
+    def total(values: dict[str, np.ndarray]) -> float:
+        s, z = wide(values["s"]), wide(values["f"])
+        level = np.clip(values["x"] / s + rounding + z, -8, 7)
+        return float((s * (level - z) * found["y_grad"]).sum())
+
+    for name, step in (("s", 1e-6), ("f", 1e-4)):
+        differences = np.zeros(shape)
+        for index in np.ndindex(*shape):
+            ends = []
+            for sign in (1, -1):
+                moved = {**exact, name: exact[name].copy()}
+                moved[name][index] += sign * step
+                ends.append(total(moved))
+            differences[index] = (ends[0] - ends[1]) / (2 * step)
+        np.testing.assert_allclose(found[f"{name}_grad"], differences, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int4", "uint4", "int16"])
 @pytest.mark.parametrize("sizes", ["4,5", "A,B"])
 def test_blocks_have_their_own_steps(kind: str, sizes: str) -> None:

@@ -1,0 +1,90 @@
+"""The scales of biases of 32 bits, which follow those of their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from onnxfit.errors import ModelError
+from onnxfit.quantization.reading import DOMAINS, integer_weights
+from onnxfit.quantization.rounding import Array, IntegerWeight
+
+LAYERS = ("Conv", "ConvTranspose", "Gemm")
+# The file's own scale stays where the product is the same but for rounding.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class LayerBias:
+    """A bias of 32 bits, whose scale is the product of those of the layer's input and weight.
+
+    - `weight`: the bias.
+    - `scales`: the initializers of the two scales, with the values that they have in the file.
+    """
+
+    weight: IntegerWeight
+    scales: Sequence[tuple[str, Array]]
+
+    def with_scales(self, changed: Mapping[str, Array]) -> IntegerWeight:
+        """Return the bias with the scale that belongs to changed scales.
+
+        onnxruntime adds it to the sums of products of integers, so that its scale is no choice.
+        """
+        old = self.weight.scale
+        x_scale, w_scale = (changed.get(name, array).reshape(-1) for name, array in self.scales)
+        new = (x_scale * w_scale).astype(old.dtype).reshape(old.shape)
+        if np.allclose(new, old, rtol=TOLERANCE, atol=0):
+            return self.weight
+        return replace(self.weight, scale=new)
+
+
+def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBias]:
+    """Return name -> bias for the biases of layers with a scale that changes.
+
+    - `file`: the file of integers.
+    - `changing`: the scales that training changes.
+
+    Raises ModelError for a bias of two layers with different scales.
+    """
+    scales = {
+        t.name: onnx.numpy_helper.to_array(t)
+        for t in file.graph.initializer
+        if t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
+    }
+    pairs: dict[str, tuple[str, str]] = {}
+    for layer, (x, w, b) in _dequantized_layers(file.graph):
+        pair = x.input[1], w.input[1]
+        if changing.isdisjoint(pair) or not scales.keys() >= {*pair, b.input[1]}:
+            continue
+        sizes = [scales[name].size for name in (*pair, b.input[1])]
+        if sizes[0] != 1 or sizes[1] != sizes[2]:
+            continue  # no product; onnxruntime then computes the layer in floats
+        if pairs.setdefault(b.input[0], pair) != pair:
+            raise ModelError(
+                f"The bias {b.input[0]!r} of {layer.op_type} {layer.name!r} belongs to two layers"
+                " with different scales, which training changes. Give each layer a bias of its own."
+            )
+    biases = integer_weights(file, list(pairs)) if pairs else []
+    return {
+        bias.name: LayerBias(bias, [(name, scales[name]) for name in pairs[bias.name]])
+        for bias in biases
+        if bias.is_bias
+    }
+
+
+def _dequantized_layers(
+    graph: onnx.GraphProto,
+) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
+    """Yield each layer whose input, weight and bias are dequantized, with these three nodes."""
+    makers = {
+        name: node
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.domain in DOMAINS
+        for name in node.output
+    }
+    for node in graph.node:
+        if node.op_type in LAYERS and len(node.input) == 3 and makers.keys() >= {*node.input}:
+            yield node, [makers[name] for name in node.input]

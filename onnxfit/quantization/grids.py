@@ -1,0 +1,189 @@
+"""Find the scales and zero points of a training model that training may change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import DivergenceError, ModelError
+from onnxfit.quantization.reading import DOMAINS
+from onnxfit.quantization.rounding import LIMITS, Array, IntegerWeight, integers_of
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The scale and the zero point of the numbers to which a QuantizeLinear rounds.
+
+    - `scale`, `zero_point`: their initializers; "" for no zero point.
+    - `data_type`: the type of the integers.
+    - `scales`, `zeros`: the scales and the zero points of the file.
+    - `weight`: the name of the weight that is rounded, "" for an activation.
+    """
+
+    scale: str
+    zero_point: str
+    data_type: int
+    scales: Array
+    zeros: Array
+    weight: str
+
+    @property
+    def lowest(self) -> int:
+        """The least integer."""
+        return LIMITS[self.data_type][0]
+
+    @property
+    def highest(self) -> int:
+        """The greatest integer."""
+        return LIMITS[self.data_type][1]
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric numbers: 0 of int8, 128 of uint8."""
+        return (self.lowest + self.highest + 1) // 2
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is in the middle of the type."""
+        return bool((self.zeros == self.middle).all())
+
+    @property
+    def learns_zero_point(self) -> bool:
+        """Whether the zero point is learned: one that is neither 0 nor in the middle."""
+        return bool(self.zero_point and self.zeros.any() and not self.is_symmetric)
+
+    @property
+    def moves_zero_point(self) -> bool:
+        """Whether the zero point follows the range of an activation."""
+        return bool(self.zero_point and not self.is_symmetric)
+
+
+def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[Grid]:
+    """Return the grids of the QuantizeLinears of a training model whose scales are initializers.
+
+    - `model`: the training model, whose main graph is searched.
+    - `weights`: the integer weights by name, of which the model has floats.
+
+    Two grids may share a scale or a zero point. Raises ModelError for a scale or zero point that is
+    a Constant node, and for integers that are read through two scales.
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    _require_one_scale(graph, weights.values(), makers)
+    found: dict[tuple[str, str], Grid] = {}
+    for node in quantizers(graph):
+        scale, zero_point = [*node.input, ""][1:3]
+        for name in (scale, zero_point):
+            _refuse_constant_node(node, name, makers)
+        if scale not in tensors or (zero_point and zero_point not in tensors):
+            continue  # computed from the batch
+        data_type = _data_type(node, tensors.get(zero_point))
+        if data_type not in LIMITS:
+            continue  # floats of 8 bits
+        numbers = onnx.numpy_helper.to_array(tensors[scale])
+        zeros = integers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
+        weight = node.input[0] if node.input[0] in weights else ""
+        grid = Grid(scale, zero_point, data_type, numbers, zeros, weight)
+        found.setdefault((scale, zero_point), grid)
+    return list(found.values())
+
+
+def quantizers(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the QuantizeLinears of a graph."""
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear" and node.domain in DOMAINS:
+            yield node
+
+
+def rounded_values(graph: ir.Graph, scale: str) -> list[ir.Value]:
+    """Return the values that the QuantizeLinears with a scale round, in the order of the graph."""
+    return [
+        node.inputs[0]
+        for node in graph
+        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
+        if node.inputs[1] is not None and node.inputs[1].name == scale
+    ]
+
+
+def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the trained scales and zero points for the file, by name.
+
+    - `found`: the grids that training changed.
+    - `arrays`: the trained weights and statistics; zero points among them are floats.
+
+    Raises DivergenceError for NaN, and for a number that is no scale.
+    """
+    written: dict[str, Array] = {}
+    for grid in found:
+        if grid.scale in arrays:
+            scale = arrays[grid.scale]
+            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale > 0))
+            written[grid.scale] = scale
+        if grid.zero_point in arrays:
+            zeros = arrays[grid.zero_point]
+            _refuse_numbers(grid.zero_point, zeros, ~np.isnan(zeros))
+            rounded = np.clip(np.rint(zeros), grid.lowest, grid.highest)
+            written[grid.zero_point] = rounded.astype(np.int64)
+    return written
+
+
+def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> None:
+    if not valid.all():
+        raise DivergenceError(
+            f"The trained {name!r} has the number {array[~valid].flat[0]:g}. A scale is positive"
+            " and finite, and a zero point is a number. Go back to weights without NaN: load an"
+            " earlier checkpoint, or train with a smaller learning rate."
+        )
+
+
+def _data_type(node: onnx.NodeProto, zero_point: onnx.TensorProto | None) -> int:
+    """Return the type of the integers of a QuantizeLinear."""
+    if zero_point is not None:
+        return int(zero_point.data_type)
+    types = [a.i for a in node.attribute if a.name == "output_dtype" and a.i]
+    return types[0] if types else int(onnx.TensorProto.UINT8)
+
+
+def _refuse_constant_node(
+    node: onnx.NodeProto, name: str, makers: Mapping[str, onnx.NodeProto]
+) -> None:
+    if name in makers and makers[name].op_type == "Constant":
+        raise ModelError(
+            f"{name!r} of QuantizeLinear {node.name!r} is a Constant node, and scales and zero"
+            " points that training changes are initializers. Make it an initializer, or train with"
+            " onnxfit.Quantization(scales='fixed', observe=0)."
+        )
+
+
+def _require_one_scale(
+    graph: onnx.GraphProto,
+    weights: Collection[IntegerWeight],
+    makers: Mapping[str, onnx.NodeProto],
+) -> None:
+    """Raise ModelError for integers behind DequantizeLinears with other scales than their own."""
+    own = {weight.name: [weight.scale_name, weight.zero_point_name] for weight in weights}
+    for node in graph.node:
+        if node.op_type != "DequantizeLinear" or node.input[0] not in makers:
+            continue
+        name = makers[node.input[0]].input[0] if makers[node.input[0]].input else ""
+        if name in own and [*node.input, ""][1:3] != own[name]:
+            raise ModelError(
+                f"The integers {name!r} are read through two scales, {own[name][0]!r} and"
+                f" {node.input[1]!r}, which would be learned apart. Give each DequantizeLinear"
+                " integers of its own, or one scale."
+            )
+
+
+def shared_zero_points(found: Sequence[Grid]) -> dict[str, list[str]]:
+    """Return zero point -> its scales, for zero points that move and have several scales."""
+    scales: dict[str, list[str]] = {}
+    for grid in found:
+        if grid.moves_zero_point:
+            scales.setdefault(grid.zero_point, []).append(grid.scale)
+    return {name: names for name, names in scales.items() if len(names) > 1}

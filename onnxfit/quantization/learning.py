@@ -1,0 +1,161 @@
+r"""Learn scales and zero points: LSQ (Esser et al. 2020, arXiv:1902.08153) and LSQ+ (Bhalgat et al.
+2020, arXiv:2004.09576).
+
+Their gradients, which the rules of QuantizeLinear and DequantizeLinear sum over all elements, are
+multiplied by $g = 1 / \sqrt{N Q}$: a scale then moves as fast as its weights, compared with its
+size. An optimizer such as Adam divides by the size of its gradients, and g has no influence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.graph.weights import KIND
+from onnxfit.quantization.grids import Grid, quantizers, rounded_values
+from onnxfit.quantization.reading import unused_names
+from onnxfit.quantization.rounding import Array
+
+MAX_FACTOR = 128  # by which a learned scale may leave that of the file
+# Every number between these two, times 2**83, is a float32 of at least 2**23: a whole number.
+MIN_SCALE, MAX_SCALE = 2.0**-60, 2.0**40
+# element type -> the power of 2 that makes a whole number of every scale
+WHOLE = {np.dtype(np.float32): 2.0**83, np.dtype(np.float64): 2.0**112}
+
+
+def learned_names(found: Sequence[Grid]) -> list[str]:
+    """Return the scales and zero points that are learned."""
+    scales = dict.fromkeys(grid.scale for grid in found)
+    zero_points = dict.fromkeys(grid.zero_point for grid in found if grid.learns_zero_point)
+    return [*scales, *zero_points]
+
+
+def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
+    """Return scale or zero point -> the arrays between which an update leaves it.
+
+    torch.ao's learnable quantizer clamps its scale at a small number and its zero point to the
+    integers, too. Here the bounds of a scale are relative to that of the file: a scale that is
+    nearly 0 would leave a bias of 32 bits without integers.
+    """
+    bounds = {}
+    for grid in found:
+        low, high = grid.scales / MAX_FACTOR, grid.scales * MAX_FACTOR
+        bounds[grid.scale] = np.maximum(low, MIN_SCALE), np.minimum(high, MAX_SCALE)
+        if grid.learns_zero_point:
+            shape = grid.zeros.shape
+            bounds[grid.zero_point] = np.full(shape, grid.lowest), np.full(shape, grid.highest)
+    return bounds
+
+
+def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Grid]) -> None:
+    """Let floats take the place of zero points in a training model, in place.
+
+    QuantizeLinear by a scale of 1 rounds them to the integers that are read.
+
+    - `zero_points`: initializer -> its grid.
+    """
+    graph = model.graph
+    unused = unused_names(graph)
+    domains = {node.input[2]: node.domain for node in quantizers(graph) if len(node.input) > 2}
+    integers = {name: unused(f"{name}/integers") for name in zero_points}
+    for node in nodes_of(graph):
+        for i, name in enumerate(node.input):
+            if name in integers:
+                node.input[i] = integers[name]
+    nodes = []
+    for name, grid in zero_points.items():
+        floats = grid.zeros.astype(grid.scales.dtype)
+        one, zero = unused(f"{name}/one"), unused(f"{name}/zero")
+        tensor = next(t for t in graph.initializer if t.name == name)
+        graph.initializer.append(helper.make_tensor(zero, tensor.data_type, [], [0]))
+        graph.initializer.append(numpy_helper.from_array(np.ones((), floats.dtype), one))
+        tensor.CopyFrom(numpy_helper.from_array(floats, name))
+        for info in (*graph.input, *graph.value_info):
+            if info.name == name:
+                info.type.tensor_type.elem_type = tensor.data_type
+        inputs, output = [name, one, zero], integers[name]
+        nodes.append(
+            helper.make_node("QuantizeLinear", inputs, [output], name=output, domain=domains[name])
+        )
+    nodes.extend(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
+    """Note initializers as parameters, as torch's exporter does, in place.
+
+    Without a note, scales count as settings of their operators.
+    """
+    infos = {info.name: info for info in model.graph.value_info}
+    for tensor in model.graph.initializer:
+        if tensor.name not in chosen:
+            continue
+        if tensor.name not in infos:
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            infos[tensor.name] = model.graph.value_info.add()
+            infos[tensor.name].CopyFrom(info)
+        entry = infos[tensor.name].metadata_props.add()
+        entry.key, entry.value = KIND, "PARAMETER"
+
+
+def scale_gradients(op: GraphBuilder, found: Sequence[Grid]) -> None:
+    """Multiply the gradients of scales and zero points by g, in the training graph of `op`.
+
+    A scale or zero point of several grids has the factor of the first one.
+    """
+    inputs = {v.name or "": v for v in op.graph.inputs}
+    first: dict[str, Grid] = {}
+    for grid in found:
+        for name in learned_names([grid]):
+            if name in inputs:  # the others are frozen
+                first.setdefault(name, grid)
+    factors = {name: _factor(op, grid) for name, grid in first.items()}
+    for name, factor in factors.items():
+        uses = list(inputs[name].uses())
+        with op.scope(name):
+            scaled = _with_gradient(op, op.wrap(inputs[name]), factor)
+        for node, index in uses:
+            node.replace_input_with(index, scaled.ir)
+    op.graph.sort()
+
+
+def _factor(op: GraphBuilder, grid: Grid) -> Value:
+    """Return 1 / sqrt(N Q), in float64.
+
+    N is the number of elements of a weight, or of a row of an activation; Q is the greatest
+    integer.
+    """
+    x = op.wrap(rounded_values(op.graph, grid.scale)[0])
+    start = 0 if grid.weight else 1
+    sizes = None if x.shape is None else x.shape[start:]
+    if sizes is not None and all(isinstance(size, int) for size in sizes):
+        count = math.prod(size for size in sizes if isinstance(size, int))
+        return op.constant(1 / math.sqrt(max(count, 1) * grid.highest), np.float64)
+    product = op.ReduceProd(op.shape(x, start), keepdims=0)
+    return 1 / op.Sqrt(op.cast(product, np.float64) * grid.highest)
+
+
+def _with_gradient(op: GraphBuilder, value: Value, factor: Value) -> Value:
+    """Return the same number, whose gradient is multiplied by a factor: c + factor (value - c)."""
+    dtype = value.dtype if value.dtype in WHOLE else np.dtype(np.float32)
+    wide = op.cast(value, dtype)
+    constant = constant_copy(op, wide)
+    return op.cast(constant + op.cast(factor, dtype) * (wide - constant), value.dtype)
+
+
+def constant_copy(op: GraphBuilder, value: Value) -> Value:
+    """Return the same numbers without a gradient.
+
+    Round has no gradient, and keeps a whole number. Every number from MIN_SCALE to MAX_SCALE is a
+    whole number once it is multiplied by a large power of 2, which is exact. So is every zero
+    point; a smaller one than MIN_SCALE may become 0.
+    """
+    whole = WHOLE[value.dtype]
+    return op.Round(value * whole) * (1 / whole)

@@ -1,0 +1,115 @@
+r"""Let the ranges of activations follow the batches, as running statistics do.
+
+The range of a grid is what its integers can stand for: from $s\,(q_{\min} - z)$ to
+$s\,(q_{\max} - z)$. So scale and zero point are the only state that a range needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxfit.errors import ModelError, SettingError
+from onnxfit.graph.values import GraphBuilder, Value
+from onnxfit.quantization.grids import Grid, rounded_values, shared_zero_points
+
+# the share of a batch in the next range, as in torch.ao's MovingAverageMinMaxObserver
+AVERAGING_CONSTANT = 0.01
+
+
+def observed_grids(found: Sequence[Grid]) -> list[Grid]:
+    """Return the grids of the activations, whose ranges can follow the batches.
+
+    Raises SettingError if there are none. Raises ModelError for activations with several scales,
+    for two ranges with one zero point, and for two zero points with one scale.
+    """
+    activations = [grid for grid in found if not grid.weight]
+    if not activations:
+        raise SettingError(
+            "observe= is for a file with integer activations, and this one has integer weights"
+            " alone: leave it out, or quantize the activations too."
+        )
+    for grid in activations:
+        shapes = {grid.scales.shape}
+        if grid.zero_point:
+            shapes.add(grid.zeros.shape)
+        if shapes not in ({()}, {(1,)}):
+            raise ModelError(
+                f"The activations of scale {grid.scale!r} have scales or zero points of shape"
+                f" {max(shapes)}, and observe= follows those with one of each. Leave observe= out."
+            )
+    for zero_point, scales in shared_zero_points(activations).items():
+        raise ModelError(
+            f"The zero point {zero_point!r} belongs to the scales {scales[0]!r} and {scales[1]!r},"
+            " whose ranges observe= would move apart. Give each scale a zero point of its own, or"
+            " leave observe= out."
+        )
+    scales = [grid.scale for grid in activations]
+    weights = {grid.scale for grid in found if grid.weight}
+    for name in scales:
+        if scales.count(name) > 1 or name in weights:
+            raise ModelError(
+                f"The scale {name!r} belongs to several zero points, or to a weight and an"
+                " activation, which observe= would move apart. Give each a scale of its own, or"
+                " leave observe= out."
+            )
+    return activations
+
+
+def observed_names(found: Sequence[Grid]) -> list[str]:
+    """Return the scales and zero points that follow the batches."""
+    zero_points = [grid.zero_point for grid in found if grid.moves_zero_point]
+    return [*(grid.scale for grid in found), *zero_points]
+
+
+def next_ranges(
+    op: GraphBuilder, found: Sequence[Grid], step: Value, batches: int
+) -> dict[str, Value]:
+    """Return scale or zero point -> its value after the step, in the training graph of `op`.
+
+    - `found`: the grids whose ranges follow the batches.
+    - `step`: the number of batches so far.
+    - `batches`: the number of batches that they follow.
+    """
+    inputs = {v.name or "": op.wrap(v) for v in op.graph.inputs}
+    observing = step < batches
+    updated: dict[str, Value] = {}
+    for grid in found:
+        with op.scope(f"{grid.scale}/observer"):
+            scale = inputs[grid.scale]
+            values = [op.wrap(v) for v in rounded_values(op.graph, grid.scale)]
+            least = op.Min(0.0, *[op.ReduceMin(value, keepdims=0) for value in values])
+            greatest = op.Max(0.0, *[op.ReduceMax(value, keepdims=0) for value in values])
+            shape = op.constant(grid.scales.shape, np.int64)
+            bottom, top = (op.Reshape(op.cast(v, scale.dtype), shape) for v in (least, greatest))
+            new = _averaged(op, grid, scale, inputs.get(grid.zero_point), bottom, top)
+        for name, value in new.items():
+            updated[name] = op.Where(observing, value, inputs[name])
+    return updated
+
+
+def _averaged(
+    op: GraphBuilder,
+    grid: Grid,
+    scale: Value,
+    zero_point: Value | None,
+    bottom: Value,
+    top: Value,
+) -> dict[str, Value]:
+    """Return the next scale and zero point, from the range of a batch, which includes 0."""
+    least_scale = float(np.finfo(scale.dtype).tiny)
+    if not grid.moves_zero_point:
+        if grid.is_symmetric:  # signed integers are used down to the negative of the greatest
+            lowest = -grid.highest if grid.middle == 0 else grid.lowest
+            wanted = op.Max(-bottom, top) * (2 / (grid.highest - lowest))
+        else:  # a QuantizeLinear without zero point, of numbers from 0 on
+            wanted = top / grid.highest
+        new = scale + AVERAGING_CONSTANT * (wanted - scale)
+        return {grid.scale: op.Max(new, least_scale)}
+    assert zero_point is not None
+    low, high = scale * (grid.lowest - zero_point), scale * (grid.highest - zero_point)
+    low = low + AVERAGING_CONSTANT * (bottom - low)
+    high = high + AVERAGING_CONSTANT * (top - high)
+    new = op.Max((high - low) / (grid.highest - grid.lowest), least_scale)
+    return {grid.scale: new, grid.zero_point: grid.lowest - low / new}
