@@ -19,7 +19,7 @@ from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.layers import QuantizationReport, QuantizedLayer
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
-from onnxfit.quantization.qdq import FLOATS, Array
+from onnxfit.quantization.parameters import FLOATS, Array
 from onnxfit.quantization.switches import SwitchedModel, run_arrays
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.device import CPU
@@ -193,7 +193,7 @@ class _Analysis:
             _compare(computed, exact[layer.output], values, "integer model", layer.output)
         for activation, counts in self.clipped.items():
             floats = {**inputs, **exact}[activation.tensor]
-            counts[0] += activation.quantizers[0].clipped(floats)
+            counts[0] += activation.parameters[0].clipped(floats)
             counts[1] += floats.size
         yield
         for i, (layer, alone) in enumerate(zip(self.layers, self.alone)):
@@ -222,13 +222,13 @@ class _Analysis:
         noise = _Noise()
         for constant in weights:
             noise.add(constant.floats, constant.dequantized())
-        clipped = [constant.quantizer.clipped(constant.floats) for constant in weights]
+        clipped = [constant.parameters.clipped(constant.floats) for constant in weights]
         counts = [self.clipped[activation] for activation in layer.activations]
-        quantizer = layer.activations[0].quantizers[0] if largest is None else largest.quantizer
+        parameters = layer.activations[0].parameters[0] if largest is None else largest.parameters
         return QuantizedLayer(
             name=layer.name,
             operator=layer.operator,
-            type=quantizer.type_name,
+            type=parameters.type_name,
             weight_snr=noise.snr if weights else None,
             output_snr=self.computed[i].snr,
             alone_snr=self.alone[i].snr,

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing import protos
-from onnxfit.quantization.operators import DEQUANTIZE
+from onnxfit.quantization.operators import DEQUANTIZE, SUFFIX
 from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.runtime.quantizer import quantize_array
 from onnxfit.runtime.values import Array
@@ -28,7 +28,7 @@ def quantize_weights_only(
     for name, axis in channel_axes(optimized, excluded).items():
         array = onnx.numpy_helper.to_array(tensors[name])
         made = quantize_array(array, weights, axis if per_channel else None)
-        inputs = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+        inputs = [f"{name}{SUFFIX}", f"{name}_scale", f"{name}_zero_point"]
         optimized.graph.initializer.extend(map(_tensor, made, inputs))
         output = f"{name}_DequantizeLinear_Output"
         for node in optimized.graph.node:

@@ -330,6 +330,18 @@ def test_weights_inside_the_body_of_an_if() -> None:
         )
 
 
+def test_without_a_zero_point_integers_are_uint8() -> None:
+    """A weight is rounded, and the range of an activation begins at 0."""
+    model = parsed(
+        """g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2.3, 0.4, -5}, float s = {1}>
+        { q = QuantizeLinear(w, s)  d = DequantizeLinear(q, s)  h = MatMul(x, d)
+        r = QuantizeLinear(h, s)  e = DequantizeLinear(r, s)  y = Neg(e) }"""
+    )
+    floats = checked(model)
+    assert [node.op_type for node in floats.graph.node] == ["MatMul", "Relu", "Neg"]
+    np.testing.assert_array_equal(tensors_of(floats)["w"], [[1, 2], [0, 0]])
+
+
 # ---------------------------------------------------------------------- refusals
 
 
