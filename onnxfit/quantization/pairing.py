@@ -11,7 +11,7 @@ import onnx
 from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.quantization.operators import QUANTIZERS, constants_of, is_dequantize
 from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
-from onnxfit.quantization.qdq import Origin, QuantizedGraph
+from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
 
 # Activations whose work quantizers do by clipping, and which they therefore remove
 CLIPPING = {"Clip", "Relu"}

@@ -39,7 +39,7 @@ import onnx
 
 from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.quantization import dynamic, qlinear
+from onnxfit.quantization import dynamic_conversions, qlinear_conversions
 from onnxfit.quantization.conversion import (
     CONVERSIONS,
     Conversion,
@@ -51,7 +51,7 @@ from onnxfit.quantization.conversion import (
 __all__ = ["remaining_qoperators", "to_qdq"]
 
 MIN_OPSET = 13  # the first in which DequantizeLinear has scales per channel
-MODULES = (dynamic, qlinear)  # importing them registers their conversions
+MODULES = (dynamic_conversions, qlinear_conversions)  # importing them registers their conversions
 
 
 def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
