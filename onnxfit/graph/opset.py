@@ -15,7 +15,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.completion import move_runtime_operators, restore_runtime_operators
+from onnxfit.graph.completion import move_runtime_operators, opset_of, restore_runtime_operators
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.subgraphs import nodes_of
@@ -36,7 +36,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises ModelError where the conversion is impossible.
     """
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    version = opset_of(model)
     if version == OPSET:
         return model
     if version is None:  # operators of other domains only

@@ -10,6 +10,7 @@ import onnx
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, UnknownNameError, UnsupportedError, listed_names
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
@@ -53,7 +54,7 @@ def load_float_model(source: ModelSource, weights: str) -> onnx.ModelProto:
     model = inline_functions(model)
     _require_float32(model)
     needed_opset = OPSET_OF_FOUR_BITS if weights in FOUR_BITS else OPSET_OF_CHANNELS
-    if not needed_opset <= _opset_of(model) <= OPSET:
+    if not needed_opset <= (opset_of(model) or 0) <= OPSET:
         model = convert_opset(model)
     if weights not in FOUR_BITS:
         _lower_opset(model)
@@ -86,10 +87,6 @@ def _lower_opset(model: onnx.ModelProto) -> None:
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = min(entry.version, LAST_OPSET_OF_BYTES)
-
-
-def _opset_of(model: onnx.ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
 def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:

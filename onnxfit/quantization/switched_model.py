@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxfit.editing import protos
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.quantization.operators import QUANTIZERS
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation
@@ -172,9 +173,7 @@ class _SwitchedGraph:
             ordered.append(node)
             for name in node.output:
                 ordered += inserted.get(name, [])
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, ordered)
 
     def _set_outputs(self) -> None:
         declared = {value.name: value for value in self.graph.output}

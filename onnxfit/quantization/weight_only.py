@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing import protos
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.quantization.operators import DEQUANTIZE, SUFFIX
 from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.runtime.quantizer import quantize_array
@@ -42,9 +43,7 @@ def quantize_weights_only(
             nodes[-1].attribute.append(onnx.helper.make_attribute("axis", axis))
         if not protos.is_read(optimized, name):
             protos.remove_initializer(optimized, name)
-    others = list(optimized.graph.node)
-    del optimized.graph.node[:]
-    optimized.graph.node.extend([*nodes, *others])
+    replace_nodes(optimized.graph, [*nodes, *optimized.graph.node])
     return optimized
 
 
