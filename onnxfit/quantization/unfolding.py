@@ -14,16 +14,18 @@ with activations rounded to 8 bits, for instance (onnxruntime 1.32).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph import names
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.float_model import float_values
@@ -132,7 +134,7 @@ def _with_floats(
         if info.name in types:
             info.type.tensor_type.elem_type = types[info.name]
     _round(graph, [weight for weight in weights if not weight.is_bias])
-    _read_biases(graph, [weight for weight in weights if weight.is_bias])
+    _read_biases(model, [weight for weight in weights if weight.is_bias])
     return model
 
 
@@ -165,38 +167,22 @@ def _round(graph: onnx.GraphProto, weights: Sequence[IntegerWeight]) -> None:
         node = helper.make_node("QuantizeLinear", inputs, [name], name=name, domain=weight.domain)
         node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
         nodes.append(node)
-    _rename_inputs(graph, integers)
-    nodes.extend(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    protos.rename_inputs(graph, integers)
+    replace_nodes(graph, [*nodes, *graph.node])
 
 
-def _read_biases(graph: onnx.GraphProto, biases: Sequence[IntegerWeight]) -> None:
+def _read_biases(model: onnx.ModelProto, biases: Sequence[IntegerWeight]) -> None:
     """Let the layers read their biases without DequantizeLinear, in place."""
+    graph = model.graph
     by_name = {weight.name: weight for weight in biases}
     renamed = {}
     for node in [n for n in graph.node if n.input and n.input[0] in by_name]:
         renamed[node.output[0]] = node.input[0]
         graph.node.remove(node)
-    _rename_inputs(graph, renamed)
+    protos.rename_inputs(graph, renamed)
     read = {name for node in nodes_of(graph) for name in node.input}
     for weight in biases:  # a scale that nothing reads is no weight
         for name in {weight.scale_name, weight.zero_point_name} - read:
-            _remove(graph.initializer, name)
-            _remove(graph.input, name)
-    for name in renamed:
-        _remove(graph.value_info, name)
-
-
-def _rename_inputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    """Let nodes read other values, in place."""
-    for node in nodes_of(graph):
-        for i, name in enumerate(node.input):
-            if name in renamed:
-                node.input[i] = renamed[name]
-
-
-def _remove(entries: MutableSequence[Any], name: str) -> None:
-    """Remove the entries of a list of messages that have a name."""
-    for entry in [entry for entry in entries if entry.name == name]:
-        entries.remove(entry)
+            protos.remove_initializer(model, name)
+    for info in [info for info in graph.value_info if info.name in renamed]:
+        graph.value_info.remove(info)
