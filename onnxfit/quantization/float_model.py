@@ -47,7 +47,7 @@ def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[
                 f" its integers {weight.name!r} in the file have shape {shape}. Give the float"
                 " model that was quantized."
             )
-        values[weight.name] = array.astype(weight.scale.dtype)
+        values[weight.name] = array.astype(weight.parameters.scale.dtype)
     return values
 
 

@@ -29,13 +29,11 @@ from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.float_model import float_values
+from onnxfit.quantization.operators import is_conversion
+from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.qoperators import to_qdq
-from onnxfit.quantization.reading import (
-    QUANTIZERS,
-    integer_weights,
-    refuse_float_twins,
-)
-from onnxfit.quantization.rounding import Array, IntegerWeight
+from onnxfit.quantization.reading import integer_weights, refuse_float_twins
+from onnxfit.quantization.rounding import IntegerWeight
 from onnxfit.quantization.settings import Quantization
 
 
@@ -66,11 +64,7 @@ class QuantizedModel(TrainableModel):
                 " the file was quantized for. Fold it into the layer before it is quantized"
                 " (onnxruntime's quant_pre_process does), or set batch_norm='frozen'."
             )
-        scales = {
-            node.input[1]
-            for node in nodes_of(self.model.graph)
-            if node.op_type in QUANTIZERS and len(node.input) > 1
-        }
+        scales = {node.input[1] for node in nodes_of(self.model.graph) if is_conversion(node)}
         chosen = [name for name in weights if name in scales]
         if chosen:
             raise SettingError(
@@ -154,15 +148,16 @@ def _round(graph: onnx.GraphProto, weights: Sequence[IntegerWeight]) -> None:
         zero_point = weight.zero_point_name
         if not zero_point:  # it says which integers there are
             zero_point = unused(f"{weight.name}/zero_point")
-            zeros = np.zeros_like(weight.zero_point)
+            zeros = np.zeros_like(weight.parameters.zero_point)
             graph.initializer.append(
                 helper.make_tensor(
                     zero_point, weight.tensor.data_type, zeros.shape, zeros.reshape(-1).tolist()
                 )
             )
-        attributes = {"axis": weight.axis} if weight.scale.size > 1 else {}
-        if weight.block_size:
-            attributes["block_size"] = weight.block_size
+        parameters = weight.parameters
+        attributes = {"axis": parameters.axis} if parameters.scale.size > 1 else {}
+        if parameters.block_size:
+            attributes["block_size"] = parameters.block_size
         inputs, name = [weight.name, weight.scale_name, zero_point], integers[weight.name]
         node = helper.make_node("QuantizeLinear", inputs, [name], name=name, domain=weight.domain)
         node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
