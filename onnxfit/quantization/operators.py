@@ -79,6 +79,16 @@ def constant_of(value: ir.Value | None) -> Array | None:
     return None if tensor is None else tensor.numpy()
 
 
+def wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
+    """Return the error for a node that reads integers, or a scale, of a type that it has not."""
+    known = onnx.TensorProto.DataType
+    name = known.Name(element_type) if element_type in known.values() else element_type
+    return ModelError(
+        f"{node.op_type} {node.name!r} has a tensor of type {name}, expected integers of 4, 8, 16"
+        " or 32 bits, and scales that are floats. Quantize the float model again."
+    )
+
+
 def is_text(array: Array) -> bool:
     """Return whether the tensor of an array has strings."""
     return array.dtype.kind in "OSU"

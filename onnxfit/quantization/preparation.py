@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 
 import onnx
 
 from onnxfit.editing import protos
-from onnxfit.errors import ModelError, UnknownNameError, UnsupportedError, listed_names
+from onnxfit.errors import ModelError, UnsupportedError, listed_names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
@@ -18,7 +17,7 @@ from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.operators import is_conversion, is_quantized
 from onnxfit.quantization.weight_axes import LAYERS
-from onnxfit.registry import name_list
+from onnxfit.registry import matching_names, name_list
 from onnxfit.runtime.quantizer import optimize
 
 OPSET_OF_CHANNELS = 13  # the first in which a DequantizeLinear has a scale for each channel
@@ -120,10 +119,7 @@ def excluded_nodes(
     known = [*nodes, *tensors]
     matched: set[str] = set()
     for pattern in name_list("exclude", exclude):
-        matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
-        if not matches:
-            raise UnknownNameError("node or weight", pattern, known)
-        matched |= matches
+        matched |= matching_names(pattern, known, "node or weight")
     selected = [
         node
         for node in model.graph.node

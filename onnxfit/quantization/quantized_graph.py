@@ -15,6 +15,7 @@ from onnxfit.quantization.operators import (
     is_dequantize,
     is_quantize,
     numbers_of,
+    wrong_type,
 )
 from onnxfit.quantization.parameters import FLOATS, LIMITS, Array, QuantizationParameters
 
@@ -107,7 +108,7 @@ class QuantizedGraph:
             zero_point = self._parameter(node, 2, LIMITS)
             element_type = self.tensors[node.input[2]].data_type
         if element_type not in LIMITS:
-            raise _wrong_type(node, element_type)
+            raise wrong_type(node, element_type)
         return QuantizationParameters.of(scale, zero_point, element_type, numbers)
 
     def _parameter(self, node: onnx.NodeProto, position: int, types: Container[int]) -> Array:
@@ -120,7 +121,7 @@ class QuantizedGraph:
             )
         tensor = self.tensors[name]
         if tensor.data_type not in types:
-            raise _wrong_type(node, tensor.data_type)
+            raise wrong_type(node, tensor.data_type)
         return numbers_of(tensor)
 
 
@@ -132,12 +133,3 @@ def _require_fit(node: onnx.NodeProto, parameters: QuantizationParameters, value
             f" {shapes[1]} and axis={parameters.axis}, which do not fit its tensor of shape"
             f" {shapes[2]}."
         )
-
-
-def _wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
-    known = onnx.TensorProto.DataType
-    name = known.Name(element_type) if element_type in known.values() else element_type
-    return ModelError(
-        f"{node.op_type} {node.name!r} has a tensor of type {name}, expected integers of 4, 8, 16"
-        " or 32 bits, and scales that are floats."
-    )

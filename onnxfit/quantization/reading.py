@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
 
-from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.operators import (
@@ -17,9 +16,11 @@ from onnxfit.quantization.operators import (
     is_conversion,
     is_dequantize,
     numbers_of,
+    wrong_type,
 )
-from onnxfit.quantization.parameters import LIMITS, QuantizationParameters
+from onnxfit.quantization.parameters import FLOATS, LIMITS, QuantizationParameters
 from onnxfit.quantization.rounding import IntegerWeight
+from onnxfit.registry import matching_names
 
 # element types of ONNX's own DequantizeLinear -> the first opset that has them
 FIRST_OPSETS: dict[int, int] = {
@@ -94,17 +95,10 @@ def _selected(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]
     exclusions = [p[1:] for p in patterns if p not in inclusions]
     selected = set() if inclusions else set(names)
     for pattern in inclusions:
-        selected |= _matching(pattern, names)
+        selected |= matching_names(pattern, names, "integer weight")
     for pattern in exclusions:
-        selected -= _matching(pattern, names)
+        selected -= matching_names(pattern, names, "integer weight")
     return [name for name in names if name in selected]
-
-
-def _matching(pattern: str, names: Sequence[str]) -> set[str]:
-    matches = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
-    if not matches:
-        raise UnknownNameError("integer weight", pattern, names)
-    return matches
 
 
 def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
@@ -113,6 +107,8 @@ def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto
         scale = tensors.get(node.input[1]) if is_conversion(node) else None
         if scale is None:
             continue
+        if scale.data_type not in FLOATS:
+            raise wrong_type(node, scale.data_type)
         numbers = onnx.numpy_helper.to_array(scale).astype(np.float64)
         wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
         if wrong.size:
@@ -167,6 +163,8 @@ def _weight_of(
             )
     _check_opset(model, tensor, node)
     scale_name, zero_point_name = arguments
+    if zero_point_name and tensors[zero_point_name].data_type not in LIMITS:
+        raise wrong_type(node, tensors[zero_point_name].data_type)
     parameters = QuantizationParameters.of(
         numbers_of(tensors[scale_name]),
         numbers_of(tensors[zero_point_name]) if zero_point_name else None,

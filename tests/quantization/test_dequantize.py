@@ -350,6 +350,15 @@ def test_a_float_model_is_refused() -> None:
         onnxfit.dequantize(network()[0])
 
 
+def test_a_node_without_a_scale_is_refused() -> None:
+    model = parsed(
+        """g (float[N, 2] x) => (float[N, 2] y) <int8[2, 2] q = {1, 2, 3, 4}>
+        { w = com.microsoft.DequantizeLinear(q)  y = MatMul(x, w) }"""
+    )
+    with pytest.raises(UnsupportedError, match=r"no float form here \(DequantizeLinear\)"):
+        onnxfit.dequantize(model)
+
+
 @pytest.mark.parametrize(
     "body",
     [
