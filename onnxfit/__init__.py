@@ -25,10 +25,13 @@ from onnxfit.errors import (
 from onnxfit.gradients.gradient_model import gradient_model
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.imports import versions
-from onnxfit.quantization import QuantizationReport, quantization_report
-from onnxfit.quantization.dequantize import dequantize
-from onnxfit.quantization.quantize import quantize
-from onnxfit.quantization.settings import Quantization
+from onnxfit.quantization import (
+    Quantization,
+    QuantizationReport,
+    dequantize,
+    quantization_report,
+    quantize,
+)
 from onnxfit.step.graphs import add_loss
 from onnxfit.trainer import Trainer
 from onnxfit.training.inspection import inspect

@@ -19,6 +19,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from operator import ge, gt, le, lt
 from typing import Any, TypeGuard, TypeVar
 
@@ -256,6 +257,19 @@ def name_list(setting: str, names: Any) -> list[str]:
     if not _fits(listed, Sequence[str]):
         raise SettingError(f"{setting} is a name, or a list of names, got {shortened(names)}.")
     return list(listed)
+
+
+def matching_names(pattern: str, known: Sequence[str], kind: str) -> set[str]:
+    """Return the known names that a name or an fnmatch pattern selects.
+
+    - `kind`: what the names are of, for the message.
+
+    Raises UnknownNameError if there are none.
+    """
+    matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
+    if not matches:
+        raise UnknownNameError(kind, pattern, known)
+    return matches
 
 
 def shortened(value: object) -> str:

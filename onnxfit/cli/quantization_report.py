@@ -12,8 +12,8 @@ from onnxfit import quantization
 from onnxfit.cli import arrays, options, settings
 from onnxfit.cli.config import config_option
 from onnxfit.graph.reading import load_model
-from onnxfit.quantization.layers import RANKINGS, check_suffix
 from onnxfit.quantization.loss_meter import LossMeter
+from onnxfit.quantization.report import RANKINGS, check_suffix
 
 __all__ = ["quantization_report"]
 

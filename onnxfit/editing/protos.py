@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,14 @@ def set_note(model: onnx.ModelProto, name: str, key: str, value: str) -> None:
     if entry is None:
         entry = info.metadata_props.add(key=key)
     entry.value = value
+
+
+def rename_inputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Let the nodes of a graph, and those inside them, read other values, in place."""
+    for node in nodes_of(graph):
+        for i, name in enumerate(node.input):
+            if name in renamed:
+                node.input[i] = renamed[name]
 
 
 def remove_note(model: onnx.ModelProto, name: str, key: str) -> None:

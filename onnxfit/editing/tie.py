@@ -11,7 +11,6 @@ from onnxfit.editing import protos
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.sharing import TIED
-from onnxfit.graph.subgraphs import nodes_of
 
 __all__ = ["tie"]
 
@@ -98,10 +97,7 @@ def _replace(model: onnx.ModelProto, name: str, other: str, transposed: bool) ->
     protos.remove_initializer(model, name)
     is_output = any(value.name == name for value in model.graph.output)
     if not transposed and not is_output:
-        for node in nodes_of(model.graph):
-            for i, read in enumerate(node.input):
-                if read == name:
-                    node.input[i] = other
+        protos.rename_inputs(model.graph, {name: other})
         return
     unique = protos.unique_name(f"{name}/tied", protos.used_names(model))
     if transposed:

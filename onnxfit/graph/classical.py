@@ -15,7 +15,8 @@ import onnx.checker
 import onnx.shape_inference
 
 from onnxfit.errors import ModelError
-from onnxfit.graph.replacement import Array, NodeReplacement
+from onnxfit.graph.completion import opset_of
+from onnxfit.graph.replacement import Array, NodeReplacement, replace_nodes
 from onnxfit.graph.skl2onnx import bound_exponents, fix_preprocessing
 
 DOMAIN = "ai.onnx.ml"
@@ -45,7 +46,7 @@ def convert_classical_operators(model: onnx.ModelProto) -> None:
     by_skl2onnx = model.producer_name == "skl2onnx"
     if not by_skl2onnx and not any(node.domain == DOMAIN for node in graph.node):
         return
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    opset = opset_of(model)
     if opset is None:
         opset = DEFAULT_OPSET
         model.opset_import.append(onnx.helper.make_opsetid("", opset))
@@ -149,10 +150,7 @@ def _convert_nodes(model: onnx.ModelProto, opset: int, conversions: dict[str, Co
             graph.initializer.extend(conversion.initializers)
         else:
             nodes.append(node)
-    # Deleting the list destroys the nodes in it, so that they are copied first.
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
 
 
 def _ranks(model: onnx.ModelProto) -> dict[str, int]:

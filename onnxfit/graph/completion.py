@@ -9,6 +9,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxfit.graph.inference import infer_outputs
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of, read_by
 
 MICROSOFT = "com.microsoft"
@@ -58,6 +59,11 @@ def complete_outputs(model: onnx.ModelProto, small: onnx.ModelProto) -> None:
     small.graph.output.extend(model.graph.output)
 
 
+def opset_of(model: onnx.ModelProto) -> int | None:
+    """Return the version of ONNX's own operators in a model; None for a model without them."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+
+
 def checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model, changed in place, with shapes and domains that ONNX's checker insists on."""
     for value in (*model.graph.input, *model.graph.output):
@@ -72,7 +78,7 @@ def move_runtime_operators(model: onnx.ModelProto) -> list[str]:
 
     ONNX's checker and converter pass them there. Returns the first output of each.
     """
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    version = opset_of(model)
     moved = []
     for node in nodes_of(model.graph):
         first = RUNTIME_OPERATORS.get(node.op_type, 0)
@@ -132,9 +138,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
         done |= {name for node in ready for name in node.output}
         placed = set(map(id, ready))
         waiting = [node for node in waiting if id(node) not in placed]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(graph, ordered)
 
 
 def _is_sorted(graph: onnx.GraphProto, made: set[str]) -> bool:

@@ -15,7 +15,7 @@ from onnx_ir.passes.common import NameFixPass
 
 from onnxfit.errors import ModelError
 from onnxfit.graph.bodies import function_body
-from onnxfit.graph.completion import move_runtime_operators, restore_runtime_operators
+from onnxfit.graph.completion import move_runtime_operators, opset_of, restore_runtime_operators
 from onnxfit.graph.inference import find_schema
 from onnxfit.graph.reading import to_ir
 from onnxfit.graph.subgraphs import nodes_of
@@ -36,7 +36,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises ModelError where the conversion is impossible.
     """
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    version = opset_of(model)
     if version == OPSET:
         return model
     if version is None:  # operators of other domains only
@@ -63,7 +63,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         lines = str(error).strip().splitlines()
         reason = lines[-1] if lines else type(error).__name__
         raise ModelError(
-            f"The model's opset is {version}; training builds on opset {OPSET}, and onnx"
+            f"The model's opset is {version}; onnxfit works in opset {OPSET}, and onnx"
             f" {onnx.__version__} cannot convert it: {reason}. Export the model again with opset"
             f" {OPSET}, or any from 13 to {OPSET}."
         ) from None
@@ -93,8 +93,8 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
         body = function_body(node, work.graph)
         if body is None:
             raise ModelError(
-                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training"
-                " builds, and ONNX does not define it by older operators. Export the model again"
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which onnxfit"
+                " works, and ONNX does not define it by older operators. Export the model again"
                 f" with opset {OPSET}, or any from 13 to {OPSET}."
             )
         with op.replacing(node) as replace:
@@ -102,8 +102,8 @@ def _without_newer_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in ir.traversal.RecursiveGraphIterator(work.graph):
         if _is_newer(node):
             raise ModelError(
-                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which training"
-                f" builds. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
+                f"{node.op_type} {node.name!r} came with an opset after {OPSET}, in which onnxfit"
+                f" works. Export the model again with opset {OPSET}, or any from 13 to {OPSET}."
             )
     return ir.to_proto(work)
 

@@ -34,8 +34,9 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "QLinearMatMul": (0, 3),
 }
 REMEDY = (
-    "Fix: train the float file, and quantize it afterwards, or quantize it with"
-    " quantize_static(quant_format=QuantFormat.QDQ) and train the integers"
+    "Fix: train the float file, and quantize it afterwards (onnxfit.dequantize makes it of a file"
+    " with DequantizeLinear). Or leave the integers, and train float weights beside them, such as"
+    " adapters, or name the scales of MatMulNBits in weights="
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,13 @@ import onnx
 from onnxfit.graph.names import unused
 
 Array = npt.NDArray[Any]
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Give a graph other nodes, in place; it may have some of them already."""
+    copies = onnx.GraphProto(node=nodes)  # deleting the list destroys the nodes in it
+    del graph.node[:]
+    graph.node.extend(copies.node)
 
 
 class NodeReplacement:

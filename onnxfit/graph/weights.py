@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, SettingError, UnknownNameError
 from onnxfit.graph.quantized import describe_quantized, quantized_weights
-from onnxfit.registry import name_list
+from onnxfit.registry import matching_names, name_list
 
 # (operator, input) whose tensor is a setting of the operator, nothing to train
 SETTINGS = {
@@ -153,10 +153,7 @@ def matching(patterns: Sequence[str] | str, known: Sequence[str]) -> list[str]:
     """
     names: set[str] = set()
     for pattern in name_list("frozen", patterns):
-        matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
-        if not matches:
-            raise UnknownNameError("trained weight", pattern, known)
-        names |= matches
+        names |= matching_names(pattern, known, "trained weight")
     return [name for name in known if name in names]
 
 

@@ -1,6 +1,39 @@
-"""Integer models: make one of a float model, train its integers, and report what it loses."""
+"""Integer models: make one of a float model, train its integers, and report what it loses.
 
-from onnxfit.quantization.layers import QuantizationReport, QuantizedLayer
-from onnxfit.quantization.report import quantization_report
+All of it:
 
-__all__ = ["QuantizationReport", "QuantizedLayer", "quantization_report"]
+- `parameters`: the map between floats and integers, and the limits of integer types.
+- `operators`: the operators of quantized models, and the constants that they read.
+
+To make integers (`quantize`), onnxruntime's quantizer works between `preparation`, which optimizes
+the float model and chooses what is quantized, `calibration`, which measures ranges, and
+`weight_axes`, which finds the channels of weights. `weight_only` leaves activations in float.
+
+To make floats (`dequantize`), `qoperators` first turns operators of integers to operators of floats
+between QuantizeLinear and DequantizeLinear. `conversion` has the registry of conversions, and
+`qlinear_conversions` and `dynamic_conversions` have one for each operator. `removed_activations`
+adds what the quantizer left out.
+
+To train integers (`settings`), `unfolding` makes the model of floats that is trained. `reading`
+finds the integer weights, `rounding` has the weights themselves, and `float_model` the floats from
+which they were made.
+
+To report (`quantization_report`), `pairing` finds the layers of both models, with the origins of
+values in `quantized_graph`. `switched_model` computes each layer alone, `loss_meter` the loss, and
+`report` shows the result.
+"""
+
+from onnxfit.quantization.dequantize import dequantize
+from onnxfit.quantization.quantization_report import quantization_report
+from onnxfit.quantization.quantize import quantize
+from onnxfit.quantization.report import QuantizationReport, QuantizedLayer
+from onnxfit.quantization.settings import Quantization
+
+__all__ = [
+    "Quantization",
+    "QuantizationReport",
+    "QuantizedLayer",
+    "dequantize",
+    "quantization_report",
+    "quantize",
+]

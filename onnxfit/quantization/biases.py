@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
-from onnxfit.quantization.reading import DOMAINS, integer_weights
-from onnxfit.quantization.rounding import Array, IntegerWeight
+from onnxfit.quantization.operators import is_dequantize
+from onnxfit.quantization.parameters import Array
+from onnxfit.quantization.reading import integer_weights
+from onnxfit.quantization.rounding import IntegerWeight
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 # The file's own scale stays where the product is the same but for rounding.
@@ -33,12 +35,12 @@ class LayerBias:
 
         onnxruntime adds it to the sums of products of integers, so that its scale is no choice.
         """
-        old = self.weight.scale
+        old = self.weight.parameters.scale
         x_scale, w_scale = (changed.get(name, array).reshape(-1) for name, array in self.scales)
         new = (x_scale * w_scale).astype(old.dtype).reshape(old.shape)
         if np.allclose(new, old, rtol=TOLERANCE, atol=0):
             return self.weight
-        return replace(self.weight, scale=new)
+        return replace(self.weight, parameters=replace(self.weight.parameters, scale=new))
 
 
 def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBias]:
@@ -79,12 +81,7 @@ def _dequantized_layers(
     graph: onnx.GraphProto,
 ) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
     """Yield each layer whose input, weight and bias are dequantized, with these three nodes."""
-    makers = {
-        name: node
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and node.domain in DOMAINS
-        for name in node.output
-    }
+    makers = {name: node for node in graph.node if is_dequantize(node) for name in node.output}
     for node in graph.node:
         if node.op_type in LAYERS and len(node.input) == 3 and makers.keys() >= {*node.input}:
             yield node, [makers[name] for name in node.input]

@@ -14,6 +14,7 @@ import onnx
 
 from onnxfit.graph.replacement import Array, NodeReplacement
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.quantization.operators import constants_of
 
 # The input of an operator with the element type of its first output. The output of any other
 # operator of quantized numbers has the type of its first input.
@@ -36,6 +37,7 @@ class IntegerGraph:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.constants = constants_of(graph)
         self.outputs = {value.name for value in graph.output}
         self.producers: dict[str, onnx.NodeProto] = {}
         self.uses: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -51,10 +53,7 @@ class IntegerGraph:
 
     def array(self, name: str) -> Array | None:
         """Return an initializer or the tensor of a Constant; None for any other value."""
-        tensor = self.initializers.get(name)
-        node = self.producers.get(name)
-        if tensor is None and node is not None and node.op_type == "Constant":
-            tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+        tensor = self.constants.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor)
 
     def only_use(self, name: str) -> onnx.NodeProto | None:

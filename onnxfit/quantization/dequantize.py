@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -15,14 +14,18 @@ from onnxfit.graph.names import unused
 from onnxfit.graph.reading import load_model, to_ir
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.values import values_of
-from onnxfit.quantization.integers import Array, constant_of, parameters_of
 from onnxfit.quantization.operators import (
-    DEQUANTIZE,
-    DOMAINS,
-    QUANTIZE,
+    SUFFIX,
     computes_with_integers,
+    constant_of,
     is_conversion,
+    is_dequantize,
+    is_quantize,
+    is_text,
+    misfit,
+    parameters_of,
 )
+from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.qoperators import remaining_qoperators, to_qdq
 from onnxfit.quantization.removed_activations import (
     NonNegativeValues,
@@ -31,8 +34,6 @@ from onnxfit.quantization.removed_activations import (
 from onnxfit.registry import check_arguments
 
 __all__ = ["dequantize"]
-
-SUFFIX = "_quantized"  # that onnxruntime's quantizer adds to the name of a weight
 
 
 @check_arguments
@@ -97,7 +98,7 @@ def _dequantize_graph(graph: ir.Graph) -> dict[ir.Value, str]:
     known: dict[tuple[object, ...], ir.Value] = {}
     names = {}
     for node in list(graph):
-        if not _is(DEQUANTIZE, node):
+        if not is_dequantize(node):
             non_negative.add_outputs(node)
             continue
         key = (*node.inputs, *(a.value for a in node.attributes.values()))
@@ -122,45 +123,35 @@ def _constant_floats(node: ir.Node) -> Array | None:
 
     Raises ModelError for a scale or a zero point of another shape or type.
     """
-    parameters = parameters_of(node)
-    rounding = _rounding_before(node)
+    array = constant_of(node.inputs[0])
+    rounding = None if array is not None else _rounding_before(node)
+    if rounding is not None:  # as training in PyTorch leaves a weight
+        array = constant_of(rounding.inputs[0])
+    if array is None:
+        return None
+    parameters = parameters_of(rounding or node)
     if parameters is None:
         return None
-    try:
-        integers = constant_of(node.inputs[0])
-        if rounding is not None and integers is None:  # as training in PyTorch leaves a weight
-            integers = _constant_integers(rounding)
-        return None if integers is None else parameters.dequantized(integers)
-    except (ValueError, IndexError, TypeError) as error:
-        raise ModelError(
-            f"The scale or the zero point of {node.op_type} {node.name!r} does not fit its values:"
-            f" {error}."
-        ) from None
-
-
-def _constant_integers(rounding: ir.Node) -> Array | None:
-    """Return what a QuantizeLinear computes, if it is a constant of a known type."""
-    floats, parameters = constant_of(rounding.inputs[0]), parameters_of(rounding)
-    if floats is None or parameters is None or parameters.zero_point is None:
-        return None
-    with np.errstate(all="ignore"):  # the scale of a weight that is 0 may be 0
-        return parameters.quantized(floats, parameters.zero_point.dtype)
+    if is_text(array) or not parameters.fits(array.shape):
+        shapes = parameters.scale.shape, parameters.zero_point.shape
+        raise misfit(
+            node,
+            f"its shapes are {shapes[0]} and {shapes[1]} along axis {parameters.axis}, and the"
+            f" values are {array.dtype} of shape {array.shape}",
+        )
+    return parameters.dequantized(parameters.quantized(array) if rounding else array)
 
 
 def _rounding_before(node: ir.Node) -> ir.Node | None:
     """Return the QuantizeLinear whose integers a DequantizeLinear turns back, if there is one."""
     producer = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if producer is None or not _is(QUANTIZE, producer):
+    if producer is None or not is_quantize(producer):
         return None
     if producer.inputs[1:] == node.inputs[1:]:
         return producer
-    before, after = parameters_of(producer), parameters_of(node)
-    same = before is not None and after is not None and before.equals(after)
+    before = parameters_of(producer)
+    same = before is not None and before == parameters_of(node, before.element_type)
     return producer if same else None
-
-
-def _is(kind: str, node: ir.Node) -> bool:
-    return node.op_type == kind and node.domain in DOMAINS
 
 
 def _add_initializer(graph: ir.Graph, node: ir.Node, array: Array) -> ir.Value:
@@ -178,7 +169,7 @@ def _name_before(node: ir.Node) -> str:
     integers = node.inputs[0]
     assert integers is not None
     rounding = integers.producer()
-    if rounding is not None and _is(QUANTIZE, rounding) and rounding.inputs[0] is not None:
+    if rounding is not None and is_quantize(rounding) and rounding.inputs[0] is not None:
         return rounding.inputs[0].name or ""
     return (integers.name or "").removesuffix(SUFFIX)
 
@@ -206,7 +197,7 @@ def _remove_unused(model: ir.Model) -> None:
     constants: dict[ir.Value, None] = {}
     for node in reversed(list(ir.traversal.RecursiveGraphIterator(model.graph))):
         is_left = any(v.uses() or v.is_graph_output() for v in node.outputs)
-        if is_left or not (_is(QUANTIZE, node) or _is(DEQUANTIZE, node)):
+        if is_left or not is_conversion(node):
             continue
         constants.update((value, None) for value in node.inputs if value is not None)
         assert node.graph is not None

@@ -9,15 +9,9 @@ import onnx
 
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.reading import ModelSource, load_model
-from onnxfit.quantization.reading import SUFFIX
-from onnxfit.quantization.rounding import Array, IntegerWeight
-
-FLOATS = (
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)
+from onnxfit.quantization.operators import SUFFIX
+from onnxfit.quantization.parameters import FLOATS, Array
+from onnxfit.quantization.rounding import IntegerWeight
 
 
 def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[str, Array]:
@@ -53,7 +47,7 @@ def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[
                 f" its integers {weight.name!r} in the file have shape {shape}. Give the float"
                 " model that was quantized."
             )
-        values[weight.name] = array.astype(weight.scale.dtype)
+        values[weight.name] = array.astype(weight.parameters.scale.dtype)
     return values
 
 

@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
-from onnxfit.quantization.reading import DOMAINS
-from onnxfit.quantization.rounding import LIMITS, Array, IntegerWeight, integers_of
+from onnxfit.quantization.operators import is_dequantize, is_quantize, numbers_of
+from onnxfit.quantization.parameters import LIMITS, Array
+from onnxfit.quantization.rounding import IntegerWeight
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
         if data_type not in LIMITS:
             continue  # floats of 8 bits
         numbers = onnx.numpy_helper.to_array(tensors[scale])
-        zeros = integers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
+        zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
         weight = node.input[0] if node.input[0] in weights else ""
         grid = Grid(scale, zero_point, data_type, numbers, zeros, weight)
         found.setdefault((scale, zero_point), grid)
@@ -95,10 +96,8 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
 
 
 def quantizers(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the QuantizeLinears of a graph."""
-    for node in graph.node:
-        if node.op_type == "QuantizeLinear" and node.domain in DOMAINS:
-            yield node
+    """Return the QuantizeLinears of a graph."""
+    return filter(is_quantize, graph.node)
 
 
 def rounded_values(graph: ir.Graph, scale: str) -> list[ir.Value]:
@@ -106,7 +105,7 @@ def rounded_values(graph: ir.Graph, scale: str) -> list[ir.Value]:
     return [
         node.inputs[0]
         for node in graph
-        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
+        if is_quantize(node) and node.inputs[0] is not None
         if node.inputs[1] is not None and node.inputs[1].name == scale
     ]
 
@@ -169,7 +168,7 @@ def _require_one_scale(
     """Raise ModelError for integers behind DequantizeLinears with other scales than their own."""
     own = {weight.name: [weight.scale_name, weight.zero_point_name] for weight in weights}
     for node in graph.node:
-        if node.op_type != "DequantizeLinear" or node.input[0] not in makers:
+        if not is_dequantize(node) or node.input[0] not in makers:
             continue
         name = makers[node.input[0]].input[0] if makers[node.input[0]].input else ""
         if name in own and [*node.input, ""][1:3] != own[name]:

@@ -15,12 +15,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.editing import protos
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.values import GraphBuilder, Value
-from onnxfit.graph.weights import KIND
 from onnxfit.quantization.grids import Grid, quantizers, rounded_values
+from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.reading import unused_names
-from onnxfit.quantization.rounding import Array
 
 MAX_FACTOR = 128  # by which a learned scale may leave that of the file
 # Every number between these two, times 2**83, is a float32 of at least 2**23: a whole number.
@@ -64,10 +64,7 @@ def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Gri
     unused = unused_names(graph)
     domains = {node.input[2]: node.domain for node in quantizers(graph) if len(node.input) > 2}
     integers = {name: unused(f"{name}/integers") for name in zero_points}
-    for node in nodes_of(graph):
-        for i, name in enumerate(node.input):
-            if name in integers:
-                node.input[i] = integers[name]
+    protos.rename_inputs(graph, integers)
     nodes = []
     for name, grid in zero_points.items():
         floats = grid.zeros.astype(grid.scales.dtype)
@@ -83,9 +80,7 @@ def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Gri
         nodes.append(
             helper.make_node("QuantizeLinear", inputs, [output], name=output, domain=domains[name])
         )
-    nodes.extend(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, [*nodes, *graph.node])
 
 
 def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
@@ -93,16 +88,8 @@ def note_as_weights(model: onnx.ModelProto, chosen: Collection[str]) -> None:
 
     Without a note, scales count as settings of their operators.
     """
-    infos = {info.name: info for info in model.graph.value_info}
-    for tensor in model.graph.initializer:
-        if tensor.name not in chosen:
-            continue
-        if tensor.name not in infos:
-            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            infos[tensor.name] = model.graph.value_info.add()
-            infos[tensor.name].CopyFrom(info)
-        entry = infos[tensor.name].metadata_props.add()
-        entry.key, entry.value = KIND, "PARAMETER"
+    for name in chosen:
+        protos.note_kind(model, name, parameter=True)
 
 
 def scale_gradients(op: GraphBuilder, found: Sequence[Grid]) -> None:

@@ -16,7 +16,7 @@ from onnxfit.graph.opset import OPSET
 from onnxfit.graph.reading import read_model
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
-from onnxfit.quantization.qdq import Array
+from onnxfit.quantization.parameters import Array
 from onnxfit.runtime.buffers import DoubleBufferedState
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import BoundSession

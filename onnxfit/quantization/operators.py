@@ -1,19 +1,47 @@
-"""The operators that quantized models have."""
+"""The operators that quantized models have, and the constants that they read."""
 
 from __future__ import annotations
 
-import onnx
+from typing import Union
 
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import ModelError
 from onnxfit.graph.quantized import WEIGHT_INPUTS
+from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
+
+Node = Union[onnx.NodeProto, ir.Node]
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
+QUANTIZERS = (QUANTIZE, DEQUANTIZE)
 DOMAINS = ("", "ai.onnx", "com.microsoft")  # that have both
+SUFFIX = "_quantized"  # that onnxruntime's quantizer adds to the name of a weight
 
 
-def is_conversion(node: onnx.NodeProto) -> bool:
+def is_quantize(node: Node) -> bool:
+    """Return whether a node is a QuantizeLinear, with its inputs and its output."""
+    return _is(QUANTIZE, node)
+
+
+def is_dequantize(node: Node) -> bool:
+    """Return whether a node is a DequantizeLinear, with its inputs and its output."""
+    return _is(DEQUANTIZE, node)
+
+
+def _is(operator: str, node: Node) -> bool:
+    if node.op_type != operator or node.domain not in DOMAINS:
+        return False
+    if isinstance(node, ir.Node):
+        return len(node.inputs) >= 2 and len(node.outputs) == 1
+    return len(node.input) >= 2 and len(node.output) == 1  # checked by no one in com.microsoft
+
+
+def is_conversion(node: Node) -> bool:
     """Return whether a node is a QuantizeLinear or a DequantizeLinear."""
-    return node.op_type in (QUANTIZE, DEQUANTIZE) and node.domain in DOMAINS
+    return is_quantize(node) or is_dequantize(node)
 
 
 def computes_with_integers(node: onnx.NodeProto) -> bool:
@@ -27,3 +55,74 @@ def computes_with_integers(node: onnx.NodeProto) -> bool:
 def is_quantized(node: onnx.NodeProto) -> bool:
     """Return whether a node makes integers of floats, or computes with them."""
     return is_conversion(node) or computes_with_integers(node)
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    """Return the initializers and the tensors of Constant nodes, by name."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors = [a.t for a in node.attribute if a.name == "value"]
+            constants.update(zip(node.output, tensors))
+    return constants
+
+
+def numbers_of(tensor: onnx.TensorProto) -> Array:
+    """Return the numbers of a tensor; integers have 64 bits."""
+    array = np.asarray(ir.serde.TensorProtoTensor(tensor).numpy())
+    return array.astype(np.int64) if tensor.data_type in LIMITS else array
+
+
+def constant_of(value: ir.Value | None) -> Array | None:
+    """Return the array of an initializer or a Constant; None for any other value."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None else tensor.numpy()
+
+
+def wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
+    """Return the error for a node that reads integers, or a scale, of a type that it has not."""
+    known = onnx.TensorProto.DataType
+    name = known.Name(element_type) if element_type in known.values() else element_type
+    return ModelError(
+        f"{node.op_type} {node.name!r} has a tensor of type {name}, expected integers of 4, 8, 16"
+        " or 32 bits, and scales that are floats. Quantize the float model again."
+    )
+
+
+def is_text(array: Array) -> bool:
+    """Return whether the tensor of an array has strings."""
+    return array.dtype.kind in "OSU"
+
+
+def misfit(node: ir.Node, reason: str) -> ModelError:
+    """Return the error for a node whose parameters and values do not belong together."""
+    return ModelError(
+        f"The scale or the zero point of {node.op_type} {node.name!r} does not fit its values:"
+        f" {reason}."
+    )
+
+
+def parameters_of(node: ir.Node, element_type: int = 0) -> QuantizationParameters | None:
+    """Return the parameters of a QuantizeLinear or DequantizeLinear; None if they are computed.
+
+    - `element_type`: the type of the integers, if neither the zero point nor an attribute has it;
+      0 stands for the default of QuantizeLinear, uint8.
+
+    Raises ModelError for strings.
+    """
+    scale, zero_point = (constant_of(value) for value in [*node.inputs, None][1:3])
+    has_zero_point = len(node.inputs) > 2 and node.inputs[2] is not None
+    if scale is None or (has_zero_point and zero_point is None):
+        return None
+    attributes = {
+        name: a.as_int() for name, a in node.attributes.items() if a.type == ir.AttributeType.INT
+    }
+    if any(array is not None and is_text(array) for array in (scale, zero_point)):
+        raise misfit(node, "it is a string")
+    if zero_point is not None:
+        element_type = ir.DataType.from_numpy(zero_point.dtype)
+    else:
+        element_type = (
+            attributes.get("output_dtype", 0) or element_type or int(onnx.TensorProto.UINT8)
+        )
+    return QuantizationParameters.of(scale, zero_point, element_type, attributes)

@@ -9,17 +9,9 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
-from onnxfit.quantization.qdq import (
-    DEQUANTIZE,
-    FLOATS,
-    QUANTIZE,
-    Array,
-    Origin,
-    QuantizedGraph,
-    Quantizer,
-    constants_of,
-    is_operator,
-)
+from onnxfit.quantization.operators import QUANTIZERS, constants_of, is_dequantize
+from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
+from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
 
 # Activations whose work quantizers do by clipping, and which they therefore remove
 CLIPPING = {"Clip", "Relu"}
@@ -31,11 +23,11 @@ WITHOUT_EFFECT = {"Constant", "Dropout", "Identity"}
 class QuantizedActivation:
     """A value of the float model, and how the integer model rounds it.
 
-    The `quantizers` are applied one after the other.
+    It is rounded by each of the `parameters`, one after the other.
     """
 
     tensor: str
-    quantizers: tuple[Quantizer, ...]
+    parameters: tuple[QuantizationParameters, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +36,15 @@ class QuantizedConstant:
 
     floats: Array
     integers: Array
-    quantizer: Quantizer
+    parameters: QuantizationParameters
 
     @property
     def is_weight(self) -> bool:
         """Whether the integers have few bits; those of a bias have 32."""
-        return self.quantizer.element_type != onnx.TensorProto.INT32
+        return self.parameters.element_type != onnx.TensorProto.INT32
 
     def dequantized(self) -> Array:
-        return self.quantizer.dequantize(self.integers)
+        return self.parameters.dequantized(self.integers)
 
 
 @dataclass(eq=False)
@@ -105,7 +97,7 @@ def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) ->
     Raises ModelError if the integer model has no quantized layer, or was made of another model.
     """
     quantized = QuantizedGraph(integer_model.graph)
-    if not any(is_operator(node, DEQUANTIZE) for node in integer_model.graph.node):
+    if not any(is_dequantize(node) for node in integer_model.graph.node):
         raise ModelError(
             "The integer model has no DequantizeLinear, so that it has no quantized layer. Fix:"
             " give a file in QDQ form, such as that of quantize_static(...,"
@@ -124,15 +116,15 @@ class _Pairer:
             name: i for i, node in enumerate(graph.node) for name in node.output if name
         }
         self.rounded_values = quantized.rounded_values()
-        # a value of the integer model, with its quantizers -> the value after the rounding
-        self.rounded = {_key(o.name, o.quantizers): n for n, o in self.rounded_values.items()}
+        # a value of the integer model, with its parameters -> the value after the rounding
+        self.rounded = {(o.name, o.parameters): n for n, o in self.rounded_values.items()}
         self.rounded_names = {origin.name for origin in self.rounded_values.values()}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in quantized.graph.node:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
         self.float_names = self._float_names()
-        self.known: dict[tuple[object, ...], QuantizedActivation] = {}
+        self.known: dict[tuple[str, tuple[QuantizationParameters, ...]], QuantizedActivation] = {}
 
     def pairing(self) -> Pairing:
         self._require_same_ends()
@@ -145,12 +137,12 @@ class _Pairer:
                 origin = self.quantized.origin(name)
                 if origin.integers is not None:
                     constants[index, position] = self._constant(index, position, origin)
-                elif origin.quantizers:
+                elif origin.parameters:
                     reads[index, position] = self._activation(origin)
         outputs = {
             value.name: self._activation(origin)
             for value in self.graph.output
-            if (origin := self.quantized.origin(value.name)).quantizers and origin.integers is None
+            if (origin := self.quantized.origin(value.name)).parameters and origin.integers is None
         }
         pairing = Pairing([], reads, outputs)
         written = _by_tensor(pairing.activations())
@@ -158,7 +150,7 @@ class _Pairer:
             raw = [self._before_rounding(name) for name in node.output]
             read = [a for (n, _), a in reads.items() if n == index]
             own = [a for name in raw for a in written.get(self._float_name(name), [])]
-            rounded = [self.rounded.get(_key(raw[0], a.quantizers), raw[0]) for a in own]
+            rounded = [self.rounded.get((raw[0], a.parameters), raw[0]) for a in own]
             layer = PairedLayer(
                 index,
                 name=self.graph.node[index].name or self.graph.node[index].output[0],
@@ -203,8 +195,8 @@ class _Pairer:
         """
         if any(constant.is_weight for constant in layer.constants.values()):
             return True
-        before = {quantizer.key for activation in read for quantizer in activation.quantizers}
-        after = {quantizer.key for activation in own for quantizer in activation.quantizers}
+        before = {parameters for activation in read for parameters in activation.parameters}
+        after = {parameters for activation in own for parameters in activation.parameters}
         return bool(before and after) and before != after
 
     def _activation(self, origin: Origin) -> QuantizedActivation:
@@ -212,8 +204,8 @@ class _Pairer:
         if tensor not in self.producers and tensor not in self.inputs:
             names = [*self.inputs, *self.producers]
             raise ModelError(_stranger("quantizes the value", tensor, names))
-        key = _key(tensor, origin.quantizers)
-        return self.known.setdefault(key, QuantizedActivation(tensor, origin.quantizers))
+        activation = QuantizedActivation(tensor, origin.parameters)
+        return self.known.setdefault((tensor, origin.parameters), activation)
 
     def _constant(self, index: int, position: int, origin: Origin) -> QuantizedConstant:
         node = self.graph.node[index]
@@ -231,7 +223,7 @@ class _Pairer:
                 f"{described} has a tensor {name!r} of shape {list(floats.shape)} in the float"
                 f" model, and of {list(origin.integers.shape)} in the integer model. {FIX}"
             )
-        return QuantizedConstant(floats, origin.integers, origin.quantizers[-1])
+        return QuantizedConstant(floats, origin.integers, origin.parameters[-1])
 
     # ------------------------------------------------------------------ matching
 
@@ -279,7 +271,7 @@ class _Pairer:
 
     def _require_float(self, node: onnx.NodeProto) -> None:
         """Raise ModelError for a quantized node without a partner."""
-        if any(self.quantized.origin(name).quantizers for name in node.input):
+        if any(self.quantized.origin(name).parameters for name in node.input):
             names = [n.name or n.output[0] for n in self.graph.node if n.op_type == node.op_type]
             given = node.name or node.output[0]
             raise ModelError(_stranger(f"has a quantized {node.op_type}", given, names))
@@ -300,7 +292,7 @@ class _Pairer:
 
     def _require_whole(self, pairs: Mapping[int, onnx.NodeProto]) -> None:
         """Raise ModelError for nodes of the float model that the integer model has not."""
-        removable = CLIPPING | WITHOUT_EFFECT | {QUANTIZE, DEQUANTIZE}
+        removable = CLIPPING | WITHOUT_EFFECT | {*QUANTIZERS}
         missing = [
             node
             for index, node in enumerate(self.graph.node)
@@ -317,10 +309,6 @@ FIX = (
     "Fix: give the float model that was quantized (if it was prepared before, as quant_pre_process"
     " does, the prepared one)."
 )
-
-
-def _key(name: str, quantizers: Iterable[Quantizer]) -> tuple[object, ...]:
-    return (name, *(quantizer.key for quantizer in quantizers))
 
 
 def _stranger(what: str, name: str, known: Iterable[str]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 
 import onnx
 
 from onnxfit.editing import protos
-from onnxfit.errors import ModelError, UnknownNameError, UnsupportedError, listed_names
+from onnxfit.errors import ModelError, UnsupportedError, listed_names
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
@@ -17,7 +17,7 @@ from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.operators import is_conversion, is_quantized
 from onnxfit.quantization.weight_axes import LAYERS
-from onnxfit.registry import name_list
+from onnxfit.registry import matching_names, name_list
 from onnxfit.runtime.quantizer import optimize
 
 OPSET_OF_CHANNELS = 13  # the first in which a DequantizeLinear has a scale for each channel
@@ -53,7 +53,7 @@ def load_float_model(source: ModelSource, weights: str) -> onnx.ModelProto:
     model = inline_functions(model)
     _require_float32(model)
     needed_opset = OPSET_OF_FOUR_BITS if weights in FOUR_BITS else OPSET_OF_CHANNELS
-    if not needed_opset <= _opset_of(model) <= OPSET:
+    if not needed_opset <= (opset_of(model) or 0) <= OPSET:
         model = convert_opset(model)
     if weights not in FOUR_BITS:
         _lower_opset(model)
@@ -88,10 +88,6 @@ def _lower_opset(model: onnx.ModelProto) -> None:
             entry.version = min(entry.version, LAST_OPSET_OF_BYTES)
 
 
-def _opset_of(model: onnx.ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-
-
 def _remove_initializers_from_inputs(model: onnx.ModelProto) -> None:
     """Make the weights constants, in place. Old files list them as inputs, too."""
     names = {tensor.name for tensor in model.graph.initializer}
@@ -123,10 +119,7 @@ def excluded_nodes(
     known = [*nodes, *tensors]
     matched: set[str] = set()
     for pattern in name_list("exclude", exclude):
-        matches = {pattern} if pattern in known else {n for n in known if fnmatchcase(n, pattern)}
-        if not matches:
-            raise UnknownNameError("node or weight", pattern, known)
-        matched |= matches
+        matched |= matching_names(pattern, known, "node or weight")
     selected = [
         node
         for node in model.graph.node

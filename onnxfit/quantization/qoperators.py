@@ -37,9 +37,11 @@ from __future__ import annotations
 
 import onnx
 
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.quantization import dynamic, qlinear
+from onnxfit.quantization import dynamic_conversions, qlinear_conversions
 from onnxfit.quantization.conversion import (
     CONVERSIONS,
     Conversion,
@@ -51,7 +53,7 @@ from onnxfit.quantization.conversion import (
 __all__ = ["remaining_qoperators", "to_qdq"]
 
 MIN_OPSET = 13  # the first in which DequantizeLinear has scales per channel
-MODULES = (dynamic, qlinear)  # importing them registers their conversions
+MODULES = (dynamic_conversions, qlinear_conversions)  # importing them registers their conversions
 
 
 def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -80,16 +82,13 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     converted = onnx.ModelProto()
     converted.CopyFrom(model)
-    if _opset(model) < MIN_OPSET:
+    if (opset_of(model) or 0) < MIN_OPSET:
         converted = convert_opset(converted)
         converted.ir_version = max(converted.ir_version, IR_VERSION)
         builders, _ = _convert_nodes(converted)
     graph = converted.graph
     nodes = _nodes_with(graph, builders)
-    # Deleting the list destroys the nodes in it, so that they are copied first.
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)
     for builder in builders.values():
         graph.initializer.extend(builder.initializers)
     return converted
@@ -153,12 +152,6 @@ def _nodes_with(graph: onnx.GraphProto, builders: dict[str, QdqBuilder]) -> list
 def _conversion_of(node: onnx.NodeProto) -> Conversion | None:
     domain = "" if node.domain == "ai.onnx" else node.domain
     return CONVERSIONS.get((domain, node.op_type))
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    """Return the version of ONNX's operators; a model without any of them gets the newest."""
-    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    return versions[0] if versions else 0
 
 
 def _key(node: onnx.NodeProto) -> str:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph import names
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
-from onnxfit.quantization.rounding import LIMITS, IntegerWeight, integers_of
+from onnxfit.quantization.operators import (
+    SUFFIX,
+    is_conversion,
+    is_dequantize,
+    numbers_of,
+    wrong_type,
+)
+from onnxfit.quantization.parameters import FLOATS, LIMITS, QuantizationParameters
+from onnxfit.quantization.rounding import IntegerWeight
+from onnxfit.registry import matching_names
 
-QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-DOMAINS = ("", "ai.onnx", "com.microsoft")
-SUFFIX = "_quantized"  # by which onnxruntime's quantizer calls the integers of a weight
 # element types of ONNX's own DequantizeLinear -> the first opset that has them
 FIRST_OPSETS: dict[int, int] = {
     onnx.TensorProto.INT4: 21,
@@ -72,10 +77,9 @@ def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
     """Return name -> the nodes that read it."""
     reads: dict[str, list[_Read]] = {}
     for node in graph.node:
-        is_quantizer = node.op_type == "DequantizeLinear" and node.domain in DOMAINS
         for position, name in enumerate(node.input):
             if name in names:
-                read = _Read(node, is_quantizer and position == 0)
+                read = _Read(node, position == 0 and is_dequantize(node))
                 reads.setdefault(name, []).append(read)
     bodies = (body for node in graph.node for a in node.attribute for body in subgraph_protos(a))
     for body in bodies:
@@ -92,27 +96,20 @@ def _selected(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]
     exclusions = [p[1:] for p in patterns if p not in inclusions]
     selected = set() if inclusions else set(names)
     for pattern in inclusions:
-        selected |= _matching(pattern, names)
+        selected |= matching_names(pattern, names, "integer weight")
     for pattern in exclusions:
-        selected -= _matching(pattern, names)
+        selected -= matching_names(pattern, names, "integer weight")
     return [name for name in names if name in selected]
-
-
-def _matching(pattern: str, names: Sequence[str]) -> set[str]:
-    matches = {name for name in names if name == pattern or fnmatchcase(name, pattern)}
-    if not matches:
-        raise UnknownNameError("integer weight", pattern, names)
-    return matches
 
 
 def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
     """Raise ModelError for a scale that is not a positive number."""
     for node in graph.node:
-        if node.op_type not in QUANTIZERS or node.domain not in DOMAINS:
-            continue
-        scale = tensors.get(node.input[1])
+        scale = tensors.get(node.input[1]) if is_conversion(node) else None
         if scale is None:
             continue
+        if scale.data_type not in FLOATS:
+            raise wrong_type(node, scale.data_type)
         numbers = onnx.numpy_helper.to_array(scale).astype(np.float64)
         wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
         if wrong.size:
@@ -140,23 +137,13 @@ def _integer_weight(
     found = [_weight_of(model, tensors, tensors[name], read.node) for read in reads]
     first = found[0]
     for other, read in zip(found[1:], reads[1:]):
-        if not _same_numbers(first, other):
+        if first.parameters != other.parameters:
             raise ModelError(
                 f"The integers {name!r} are read through two scales: by {reads[0].node.name!r} with"
                 f" {first.scale_name!r} and by {read.node.name!r} with {other.scale_name!r}. Give"
                 " each DequantizeLinear integers of its own, or one scale."
             )
     return first
-
-
-def _same_numbers(one: IntegerWeight, other: IntegerWeight) -> bool:
-    same = one.axis == other.axis or one.scale.size == 1
-    return (
-        same
-        and one.block_size == other.block_size
-        and np.array_equal(one.scale, other.scale)
-        and np.array_equal(one.zero_point, other.zero_point)
-    )
 
 
 def _weight_of(
@@ -177,37 +164,25 @@ def _weight_of(
             )
     _check_opset(model, tensor, node)
     scale_name, zero_point_name = arguments
-    scale = onnx.numpy_helper.to_array(tensors[scale_name])
-    zero_point: Any = np.zeros(scale.shape, np.int64)
-    if zero_point_name:
-        zero_point = integers_of(tensors[zero_point_name])
-    attributes = {a.name: a.i for a in node.attribute}
-    weight = IntegerWeight(
-        tensor=tensor,
-        scale_name=scale_name,
-        scale=scale,
-        zero_point_name=zero_point_name,
-        zero_point=zero_point,
-        axis=attributes.get("axis", 1),
-        block_size=attributes.get("block_size", 0),
-        domain=node.domain,
+    if zero_point_name and tensors[zero_point_name].data_type not in LIMITS:
+        raise wrong_type(node, tensors[zero_point_name].data_type)
+    parameters = QuantizationParameters.of(
+        numbers_of(tensors[scale_name]),
+        numbers_of(tensors[zero_point_name]) if zero_point_name else None,
+        tensor.data_type,
+        {a.name: a.i for a in node.attribute},
     )
-    if not _fits(weight):
+    if not parameters.fits(tuple(tensor.dims)):
         raise ModelError(
-            f"The scale {scale_name!r} of shape {scale.shape} or its zero point does not fit the"
-            f" integers {tensor.name!r} of shape {tuple(tensor.dims)} along axis {weight.axis}."
+            f"The scale {scale_name!r} of shape {parameters.scale.shape} or its zero point does not"
+            f" fit the integers {tensor.name!r} of shape {tuple(tensor.dims)} along axis"
+            f" {parameters.axis}."
         )
-    return weight
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators in a model; 0 for a model without them."""
-    versions = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-    return max(versions, default=0)
+    return IntegerWeight(tensor, parameters, scale_name, zero_point_name, node.domain)
 
 
 def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.NodeProto) -> None:
-    version = opset_of(model)
+    version = opset_of(model) or 0
     first = FIRST_OPSETS.get(tensor.data_type, 0)
     if node.domain != "com.microsoft" and version < first:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
@@ -216,21 +191,6 @@ def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.No
             f" {first} on, and the file has opset {version}. Quantize the float model again in"
             f" opset {first}."
         )
-
-
-def _fits(weight: IntegerWeight) -> bool:
-    dims, scale, axis = tuple(weight.tensor.dims), weight.scale, weight.axis
-    if weight.zero_point.shape != scale.shape and weight.zero_point.size != 1:
-        return False
-    if scale.size == 1:
-        return True
-    if not -len(dims) <= axis < len(dims):
-        return False
-    axis %= len(dims)
-    if not weight.block_size:
-        return scale.shape == (dims[axis],)
-    blocks = -(-dims[axis] // weight.block_size)
-    return scale.shape == (*dims[:axis], blocks, *dims[axis + 1 :])
 
 
 def unused_names(graph: onnx.GraphProto) -> Callable[[str], str]:

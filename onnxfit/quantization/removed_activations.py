@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.quantization.integers import Array, constant_of, limits, parameters_of
+from onnxfit.quantization.operators import constant_of, parameters_of
+from onnxfit.quantization.parameters import Array, integer_limits
 
 # Operators whose result is never negative
 NON_NEGATIVE = {"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"}
@@ -120,7 +121,6 @@ def _constant(number: float, name: str, like: Array) -> ir.Node:
 def _ends(quantize: ir.Node) -> Array | None:
     """Return the least and the greatest float that its integers stand for, None if unknown."""
     parameters = parameters_of(quantize)
-    if parameters is None or parameters.zero_point is None or parameters.scale.size != 1:
+    if parameters is None or parameters.scale.size != 1:
         return None
-    dtype = parameters.zero_point.dtype
-    return parameters.dequantized(np.array(limits(dtype)).astype(dtype))
+    return parameters.dequantized(np.array(integer_limits(parameters.element_type)))

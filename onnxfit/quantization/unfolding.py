@@ -14,15 +14,17 @@ with activations rounded to 8 bits, for instance (onnxruntime 1.32).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder, Value
@@ -37,14 +39,11 @@ from onnxfit.quantization.learning import (
     with_float_zero_points,
 )
 from onnxfit.quantization.observing import next_ranges, observed_grids, observed_names
+from onnxfit.quantization.operators import is_conversion
+from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.qoperators import to_qdq
-from onnxfit.quantization.reading import (
-    QUANTIZERS,
-    integer_weights,
-    refuse_float_twins,
-    unused_names,
-)
-from onnxfit.quantization.rounding import Array, IntegerWeight, with_numbers
+from onnxfit.quantization.reading import integer_weights, refuse_float_twins, unused_names
+from onnxfit.quantization.rounding import IntegerWeight, with_numbers
 from onnxfit.quantization.settings import Quantization
 
 
@@ -86,7 +85,7 @@ class QuantizedModel(TrainableModel):
         """Return initializer of the file -> its value, with floats rounded to integers."""
         changed = grids_to_write(self.grids, arrays)
         biases = {name: bias.with_scales(changed) for name, bias in self.biases.items()}
-        changed |= {bias.scale_name: bias.scale for bias in biases.values()}
+        changed |= {bias.scale_name: bias.parameters.scale for bias in biases.values()}
         weights = {name: weight.with_grid(changed) for name, weight in self.integers.items()}
         values = {**self._frozen_values(arrays), **arrays}
         tensors = {
@@ -123,12 +122,8 @@ class QuantizedModel(TrainableModel):
                 " the file was quantized for. Fold it into the layer before it is quantized"
                 " (onnxruntime's quant_pre_process does), or set batch_norm='frozen'."
             )
-        scales = {
-            name
-            for node in nodes_of(self.model.graph)
-            if node.op_type in QUANTIZERS and len(node.input) > 1
-            for name in node.input[1:]
-        }
+        nodes = nodes_of(self.model.graph)
+        scales = {name for node in nodes if is_conversion(node) for name in node.input[1:]}
         chosen = [name for name in weights if name in {*scales, *self.statistics} - {*self.bounds}]
         if chosen:
             raise SettingError(
@@ -200,9 +195,7 @@ def _require_own_numbers(
         for tensor in source.graph.initializer
         if tensor.name not in own and numpy_helper.to_array(tensor).any()
     }
-    read = {
-        name for node in source.graph.node if node.op_type in QUANTIZERS for name in node.input[1:]
-    }
+    read = {name for node in source.graph.node if is_conversion(node) for name in node.input[1:]}
     of_biases = {bias.weight.scale_name for bias in biases}
     missing = ({*changing} - own) | (computed & read - of_biases)
     if missing:
@@ -261,7 +254,7 @@ def _with_floats(
         if info.name in types:
             info.type.tensor_type.elem_type = types[info.name]
     _round(graph, [weight for weight in weights if not weight.is_bias])
-    _read_biases(graph, [weight for weight in weights if weight.is_bias])
+    _read_biases(model, [weight for weight in weights if weight.is_bias])
     return model
 
 
@@ -274,51 +267,36 @@ def _round(graph: onnx.GraphProto, weights: Sequence[IntegerWeight]) -> None:
         zero_point = weight.zero_point_name
         if not zero_point:  # it says which integers there are
             zero_point = unused(f"{weight.name}/zero_point")
-            zeros = np.zeros_like(weight.zero_point)
+            zeros = np.zeros_like(weight.parameters.zero_point)
             graph.initializer.append(
                 helper.make_tensor(
                     zero_point, weight.tensor.data_type, zeros.shape, zeros.reshape(-1).tolist()
                 )
             )
-        attributes = {"axis": weight.axis} if weight.scale.size > 1 else {}
-        if weight.block_size:
-            attributes["block_size"] = weight.block_size
+        parameters = weight.parameters
+        attributes = {"axis": parameters.axis} if parameters.scale.size > 1 else {}
+        if parameters.block_size:
+            attributes["block_size"] = parameters.block_size
         inputs, name = [weight.name, weight.scale_name, zero_point], integers[weight.name]
         node = helper.make_node("QuantizeLinear", inputs, [name], name=name, domain=weight.domain)
         node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
         nodes.append(node)
-    _rename_inputs(graph, integers)
-    nodes.extend(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    protos.rename_inputs(graph, integers)
+    replace_nodes(graph, [*nodes, *graph.node])
 
 
-def _read_biases(graph: onnx.GraphProto, biases: Sequence[IntegerWeight]) -> None:
+def _read_biases(model: onnx.ModelProto, biases: Sequence[IntegerWeight]) -> None:
     """Let the layers read their biases without DequantizeLinear, in place."""
+    graph = model.graph
     by_name = {weight.name: weight for weight in biases}
     renamed = {}
     for node in [n for n in graph.node if n.input and n.input[0] in by_name]:
         renamed[node.output[0]] = node.input[0]
         graph.node.remove(node)
-    _rename_inputs(graph, renamed)
+    protos.rename_inputs(graph, renamed)
     read = {name for node in nodes_of(graph) for name in node.input}
     for weight in biases:  # a scale that nothing reads is no weight
         for name in {weight.scale_name, weight.zero_point_name} - read:
-            _remove(graph.initializer, name)
-            _remove(graph.input, name)
-    for name in renamed:
-        _remove(graph.value_info, name)
-
-
-def _rename_inputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    """Let nodes read other values, in place."""
-    for node in nodes_of(graph):
-        for i, name in enumerate(node.input):
-            if name in renamed:
-                node.input[i] = renamed[name]
-
-
-def _remove(entries: MutableSequence[Any], name: str) -> None:
-    """Remove the entries of a list of messages that have a name."""
-    for entry in [entry for entry in entries if entry.name == name]:
-        entries.remove(entry)
+            protos.remove_initializer(model, name)
+    for info in [info for info in graph.value_info if info.name in renamed]:
+        graph.value_info.remove(info)

@@ -7,7 +7,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.editing import protos
-from onnxfit.quantization.operators import DEQUANTIZE
+from onnxfit.graph.replacement import replace_nodes
+from onnxfit.quantization.operators import DEQUANTIZE, SUFFIX
 from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.runtime.quantizer import quantize_array
 from onnxfit.runtime.values import Array
@@ -28,7 +29,7 @@ def quantize_weights_only(
     for name, axis in channel_axes(optimized, excluded).items():
         array = onnx.numpy_helper.to_array(tensors[name])
         made = quantize_array(array, weights, axis if per_channel else None)
-        inputs = [f"{name}_quantized", f"{name}_scale", f"{name}_zero_point"]
+        inputs = [f"{name}{SUFFIX}", f"{name}_scale", f"{name}_zero_point"]
         optimized.graph.initializer.extend(map(_tensor, made, inputs))
         output = f"{name}_DequantizeLinear_Output"
         for node in optimized.graph.node:
@@ -42,9 +43,7 @@ def quantize_weights_only(
             nodes[-1].attribute.append(onnx.helper.make_attribute("axis", axis))
         if not protos.is_read(optimized, name):
             protos.remove_initializer(optimized, name)
-    others = list(optimized.graph.node)
-    del optimized.graph.node[:]
-    optimized.graph.node.extend([*nodes, *others])
+    replace_nodes(optimized.graph, [*nodes, *optimized.graph.node])
     return optimized
 
 

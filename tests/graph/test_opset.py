@@ -94,7 +94,7 @@ class TestOpsets:
             " Upsample<height_scale = 1.0, width_scale = 2.0>(x) }"
         )
         with pytest.raises(
-            ModelError, match=r"opset is 1; training builds on opset 21.*cannot convert it"
+            ModelError, match=r"opset is 1; onnxfit works in opset 21.*cannot convert it"
         ):
             normalize(read_model(model))
 

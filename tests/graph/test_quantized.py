@@ -59,7 +59,7 @@ PACKED = (
 )
 MESSAGE = (
     r"The model is quantized: its weights w are integers of operators that do not train them, and"
-    r" stay as they are\. Fix: train the float file, .*QDQ"
+    r" stay as they are\. Fix: train the float file, .*adapters"
 )
 
 

@@ -8,22 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.helper as oh
-import onnxruntime
-from onnx.numpy_helper import from_array, to_array
+from onnx.numpy_helper import from_array
+
+from tests.quantization.graphs import tensors_of
 
 RANGES = {np.int8: (-128, 127), np.uint8: (0, 255), np.int16: (-32768, 32767)}
-
-
-def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
-    """The outputs of bare onnxruntime for the only input."""
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {session.get_inputs()[0].name: x})
-
-
-def weight(model: onnx.ModelProto, name: str) -> np.ndarray:
-    return to_array(next(t for t in model.graph.initializer if t.name == name))
 
 
 def symmetric_scale(values: np.ndarray, bits: int = 8) -> float:
@@ -48,6 +37,7 @@ def with_integers(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
+    tensors = tensors_of(model)
     low, high = RANGES[dtype]
     new = []
     for name, scale in {**weights, **activations}.items():
@@ -55,7 +45,7 @@ def with_integers(
         graph.initializer.append(from_array(dtype(0), f"{name}.zero"))
     for name in weights:
         scale = np.float32(weights[name])
-        integers = np.clip(np.rint(weight(model, name) / scale), low, high).astype(dtype)
+        integers = np.clip(np.rint(tensors[name] / scale), low, high).astype(dtype)
         graph.initializer.append(from_array(integers, f"{name}.integers"))
         inputs = [f"{name}.integers", f"{name}.scale", f"{name}.zero"]
         new.append(oh.make_node("DequantizeLinear", inputs, [f"{name}.float"], f"{name}.dq"))

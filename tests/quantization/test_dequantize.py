@@ -330,12 +330,33 @@ def test_weights_inside_the_body_of_an_if() -> None:
         )
 
 
+def test_without_a_zero_point_integers_are_uint8() -> None:
+    """A weight is rounded, and the range of an activation begins at 0."""
+    model = parsed(
+        """g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2.3, 0.4, -5}, float s = {1}>
+        { q = QuantizeLinear(w, s)  d = DequantizeLinear(q, s)  h = MatMul(x, d)
+        r = QuantizeLinear(h, s)  e = DequantizeLinear(r, s)  y = Neg(e) }"""
+    )
+    floats = checked(model)
+    assert [node.op_type for node in floats.graph.node] == ["MatMul", "Relu", "Neg"]
+    np.testing.assert_array_equal(tensors_of(floats)["w"], [[1, 2], [0, 0]])
+
+
 # ---------------------------------------------------------------------- refusals
 
 
 def test_a_float_model_is_refused() -> None:
     with pytest.raises(ModelError, match="not quantized"):
         onnxfit.dequantize(network()[0])
+
+
+def test_a_node_without_a_scale_is_refused() -> None:
+    model = parsed(
+        """g (float[N, 2] x) => (float[N, 2] y) <int8[2, 2] q = {1, 2, 3, 4}>
+        { w = com.microsoft.DequantizeLinear(q)  y = MatMul(x, w) }"""
+    )
+    with pytest.raises(UnsupportedError, match=r"no float form here \(DequantizeLinear\)"):
+        onnxfit.dequantize(model)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,12 @@ def scale_is_computed() -> onnx.ModelProto:
     return model
 
 
+def text_for(name: str) -> onnx.ModelProto:
+    model = integer_file(symmetric=False)
+    replace(model, name, np.array(["a"], object))
+    return model
+
+
 def two_scales() -> onnx.ModelProto:
     model = integer_file()
     model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "other"))
@@ -110,6 +116,8 @@ REFUSED: list[tuple[Callable[[], onnx.ModelProto], type[OnnxfitError], str]] = [
     (read_directly, ModelError, "by a DequantizeLinear and by MatMulInteger 'multiply_integers'"),
     (floats_beside_the_integers, SettingError, "The weights w are in the file twice"),
     (four_bits_before_opset_21, ModelError, "'w' are int4, which .* opset 21 on, .* opset 19"),
+    (lambda: text_for("w_scale"), ModelError, "'dequantize_w' has a tensor of type STRING"),
+    (lambda: text_for("w_zero"), ModelError, "'dequantize_w' has a tensor of type STRING"),
     (scale_of_another_size, ModelError, "shape.*'w'|does not fit"),
 ]
 

@@ -6,7 +6,7 @@ import onnx
 
 from onnxfit.graph.completion import MICROSOFT
 from onnxfit.quantization.conversion import NotConvertibleError, QdqBuilder, conversion
-from onnxfit.quantization.qlinear import column_axis
+from onnxfit.quantization.qlinear_conversions import column_axis
 
 # operators that move integers without a change of their quantization
 _MOVING = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
-from onnxfit.graph import names
+from onnxfit.editing import protos
+from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.quantization.operators import QUANTIZERS
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation
-from onnxfit.quantization.qdq import DEQUANTIZE, QUANTIZE, Array, Quantizer
+from onnxfit.quantization.parameters import Array, QuantizationParameters
 from onnxfit.runtime.device import CPU
 from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import array_of, ort_value
@@ -82,8 +84,7 @@ class _SwitchedGraph:
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
         self.graph = self.model.graph
-        used = {name for node in nodes_of(self.graph) for name in (*node.input, *node.output)}
-        self.used = used | {v.name for v in (*self.graph.input, *self.graph.initializer)}
+        self.used = protos.used_names(self.model)
         self.weights: dict[tuple[int, int], str] = {}
         self.switches: dict[QuantizedActivation, str] = {}
         self.outputs = {value.name: value.name for value in self.graph.output}
@@ -133,14 +134,14 @@ class _SwitchedGraph:
     def _rounding(self, activation: QuantizedActivation, switch: str) -> list[onnx.NodeProto]:
         nodes = []
         value = activation.tensor
-        for quantizer in activation.quantizers:
-            parameters = self._add_parameters(value, quantizer)
-            for operator in (QUANTIZE, DEQUANTIZE):
+        for parameters in activation.parameters:
+            names = self._add_parameters(value, parameters)
+            for operator in QUANTIZERS:
                 output = self._unique(f"{SCOPE}/{operator}/{activation.tensor}")
-                inputs = [value, *parameters]
+                inputs = [value, *names]
                 nodes.append(
                     onnx.helper.make_node(
-                        operator, inputs, [output], output, domain=DOMAIN, axis=quantizer.axis
+                        operator, inputs, [output], output, domain=DOMAIN, axis=parameters.axis
                     )
                 )
                 value = output
@@ -148,17 +149,17 @@ class _SwitchedGraph:
         inputs = [switch, value, activation.tensor]
         return [*nodes, onnx.helper.make_node("Where", inputs, [output], output)]
 
-    def _add_parameters(self, value: str, quantizer: Quantizer) -> list[str]:
+    def _add_parameters(self, value: str, parameters: QuantizationParameters) -> list[str]:
         scale = self._unique(f"{SCOPE}/scale/{value}")
         zero_point = self._unique(f"{SCOPE}/zero_point/{value}")
         self.graph.initializer.extend(
             [
-                onnx.numpy_helper.from_array(quantizer.scale, scale),
+                onnx.numpy_helper.from_array(parameters.scale, scale),
                 onnx.helper.make_tensor(
                     zero_point,
-                    quantizer.element_type,
-                    quantizer.zero_point.shape,
-                    quantizer.zero_point.ravel().tolist(),
+                    parameters.element_type,
+                    parameters.zero_point.shape,
+                    parameters.zero_point.ravel().tolist(),
                 ),
             ]
         )
@@ -172,9 +173,7 @@ class _SwitchedGraph:
             ordered.append(node)
             for name in node.output:
                 ordered += inserted.get(name, [])
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        replace_nodes(self.graph, ordered)
 
     def _set_outputs(self) -> None:
         declared = {value.name: value for value in self.graph.output}
@@ -199,9 +198,7 @@ class _SwitchedGraph:
             self.graph.input.remove(value)
 
     def _unique(self, name: str) -> str:
-        name = names.unused(name, self.used.__contains__)
-        self.used.add(name)
-        return name
+        return protos.unique_name(name, self.used)
 
 
 def run_arrays(

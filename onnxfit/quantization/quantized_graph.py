@@ -1,0 +1,135 @@
+"""Quantized values in a graph of QuantizeLinear and DequantizeLinear nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from onnxfit.errors import ModelError
+from onnxfit.quantization.operators import (
+    constants_of,
+    is_conversion,
+    is_dequantize,
+    is_quantize,
+    numbers_of,
+    wrong_type,
+)
+from onnxfit.quantization.parameters import FLOATS, LIMITS, Array, QuantizationParameters
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The value that quantized floats come from.
+
+    - `name`: the value that the first QuantizeLinear reads; the integers, where they are constant.
+    - `parameters`: those of each pair of QuantizeLinear and DequantizeLinear on the way; none for
+      a value that is not quantized.
+    - `integers`: the integers of a constant.
+    """
+
+    name: str
+    parameters: tuple[QuantizationParameters, ...] = ()
+    integers: Array | None = None
+
+
+@dataclass(eq=False)
+class QuantizedGraph:
+    """A graph, and the origins of its values."""
+
+    graph: onnx.GraphProto
+    tensors: Mapping[str, onnx.TensorProto] = field(init=False)
+    producers: Mapping[str, onnx.NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = constants_of(self.graph)
+        self.producers = {name: node for node in self.graph.node for name in node.output if name}
+
+    @property
+    def layers(self) -> list[onnx.NodeProto]:
+        """The nodes that compute, in the order of the graph."""
+        return [
+            node
+            for node in self.graph.node
+            if node.op_type != "Constant" and not is_conversion(node)
+        ]
+
+    def rounded_values(self) -> dict[str, Origin]:
+        """Return the outputs of DequantizeLinear that are no constants, with their origins."""
+        origins = {
+            name: self.origin(name)
+            for name, node in self.producers.items()
+            if is_dequantize(node) and node.input[0] not in self.tensors
+        }
+        return {n: o for n, o in origins.items() if o.parameters and o.integers is None}
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value `name` comes from, across QuantizeLinear and DequantizeLinear.
+
+        ModelError for parameters that are no constants, or a type without integers.
+        """
+        dequantize = self.producers.get(name)
+        if dequantize is None or not is_dequantize(dequantize):
+            return Origin(name)
+        source = dequantize.input[0]
+        if source in self.tensors:
+            tensor = self.tensors[source]
+            parameters = self._parameters(dequantize, tensor.data_type)
+            integers = numbers_of(tensor)
+            _require_fit(dequantize, parameters, integers)
+            return Origin(source, (parameters,), integers)
+        quantize = self.producers.get(source)
+        if quantize is None or not is_quantize(quantize):
+            return Origin(name)  # integers that another node computes
+        parameters = self._parameters(quantize)
+        value = quantize.input[0]
+        if value in self.tensors:  # a weight in floats that is quantized when the graph runs
+            floats = numbers_of(self.tensors[value])
+            _require_fit(quantize, parameters, floats)
+            return Origin(value, (parameters,), parameters.quantized(floats))
+        before = self.origin(value)
+        return Origin(before.name, (*before.parameters, parameters), before.integers)
+
+    def _parameters(self, node: onnx.NodeProto, default_type: int = 0) -> QuantizationParameters:
+        """Return the parameters of a node.
+
+        - `default_type`: the type of the integers, if neither an attribute nor the zero point has
+          it; 0 stands for that of the operator.
+        """
+        numbers = {a.name: a.i for a in node.attribute}
+        element_type = numbers.get("output_dtype", 0) or default_type or onnx.TensorProto.UINT8
+        scale = self._parameter(node, 1, FLOATS)
+        if not np.isfinite(scale).all():
+            raise ModelError(f"{node.op_type} {node.name!r} has a scale that is NaN or infinite.")
+        zero_point = None
+        if len(node.input) > 2 and node.input[2]:
+            zero_point = self._parameter(node, 2, LIMITS)
+            element_type = self.tensors[node.input[2]].data_type
+        if element_type not in LIMITS:
+            raise wrong_type(node, element_type)
+        return QuantizationParameters.of(scale, zero_point, element_type, numbers)
+
+    def _parameter(self, node: onnx.NodeProto, position: int, types: Container[int]) -> Array:
+        name = node.input[position]
+        if name not in self.tensors:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} reads {name!r}, which is computed when the model"
+                " runs: expected a constant scale and zero point, as static quantization writes"
+                " them."
+            )
+        tensor = self.tensors[name]
+        if tensor.data_type not in types:
+            raise wrong_type(node, tensor.data_type)
+        return numbers_of(tensor)
+
+
+def _require_fit(node: onnx.NodeProto, parameters: QuantizationParameters, values: Array) -> None:
+    if not parameters.fits(values.shape):
+        shapes = [list(array.shape) for array in (parameters.scale, parameters.zero_point, values)]
+        raise ModelError(
+            f"{node.op_type} {node.name!r} has scales of shape {shapes[0]}, zero points of"
+            f" {shapes[1]} and axis={parameters.axis}, which do not fit its tensor of shape"
+            f" {shapes[2]}."
+        )
