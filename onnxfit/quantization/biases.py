@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.quantization.integer_weight import IntegerWeight
+from onnxfit.quantization.integer_weights import integer_weights
 from onnxfit.quantization.operators import is_dequantize
 from onnxfit.quantization.parameters import Array
-from onnxfit.quantization.reading import integer_weights
-from onnxfit.quantization.rounding import IntegerWeight
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm")
 # The file's own scale stays where the product is the same but for rounding.

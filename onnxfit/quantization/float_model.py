@@ -9,9 +9,9 @@ import onnx
 
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.reading import ModelSource, load_model
+from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import SUFFIX
 from onnxfit.quantization.parameters import FLOATS, Array
-from onnxfit.quantization.rounding import IntegerWeight
 
 
 def float_values(source: ModelSource, weights: Sequence[IntegerWeight]) -> dict[str, Array]:

@@ -11,9 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
+from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import is_dequantize, is_quantize, numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array
-from onnxfit.quantization.rounding import IntegerWeight
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from onnxfit.editing import protos
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.grids import Grid, quantizers, rounded_values
+from onnxfit.quantization.integer_weights import unused_names
 from onnxfit.quantization.parameters import Array
-from onnxfit.quantization.reading import unused_names
 
 MAX_FACTOR = 128  # by which a learned scale may leave that of the file
 # Every number between these two, times 2**83, is a float32 of at least 2**23: a whole number.

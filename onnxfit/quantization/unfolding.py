@@ -31,6 +31,8 @@ from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
 from onnxfit.quantization.grids import Grid, grids, grids_to_write
+from onnxfit.quantization.integer_weight import IntegerWeight, with_numbers
+from onnxfit.quantization.integer_weights import integer_weights, refuse_float_twins, unused_names
 from onnxfit.quantization.learning import (
     learned_bounds,
     learned_names,
@@ -42,8 +44,6 @@ from onnxfit.quantization.observing import next_ranges, observed_grids, observed
 from onnxfit.quantization.operators import is_conversion
 from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.qoperators import to_qdq
-from onnxfit.quantization.reading import integer_weights, refuse_float_twins, unused_names
-from onnxfit.quantization.rounding import IntegerWeight, with_numbers
 from onnxfit.quantization.settings import Quantization
 
 

@@ -12,6 +12,7 @@ from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph import names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
+from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
     SUFFIX,
     is_conversion,
@@ -20,7 +21,6 @@ from onnxfit.quantization.operators import (
     wrong_type,
 )
 from onnxfit.quantization.parameters import FLOATS, LIMITS, QuantizationParameters
-from onnxfit.quantization.rounding import IntegerWeight
 from onnxfit.registry import matching_names
 
 # element types of ONNX's own DequantizeLinear -> the first opset that has them

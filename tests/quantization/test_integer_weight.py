@@ -8,9 +8,9 @@ import pytest
 from onnx import numpy_helper
 
 from onnxfit import DivergenceError
+from onnxfit.quantization.integer_weight import IntegerWeight, with_integers
+from onnxfit.quantization.integer_weights import integer_weights
 from onnxfit.quantization.operators import numbers_of
-from onnxfit.quantization.reading import integer_weights
-from onnxfit.quantization.rounding import IntegerWeight, with_integers
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import ALL_GRAINS, ALL_KINDS, LIMITS, SYMMETRIC
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfit import ModelError, OnnxfitError, Quantization, SettingError, Trainer, UnknownNameError
-from onnxfit.quantization.reading import integer_weights
+from onnxfit.quantization.integer_weights import integer_weights
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import integer_file
 
