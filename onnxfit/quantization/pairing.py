@@ -23,11 +23,15 @@ WITHOUT_EFFECT = {"Constant", "Dropout", "Identity"}
 class QuantizedActivation:
     """A value of the float model, and how the integer model rounds it.
 
-    It is rounded by each of the `parameters`, one after the other.
+    - `tensor`: the value.
+    - `parameters`: those of its roundings, one after the other.
+    - `used`: what its readers use of it: the value behind the Relu that alone reads it in both
+      models, else `tensor`. It is no loss if the rounding cuts off what the Relu cuts off.
     """
 
     tensor: str
     parameters: tuple[QuantizationParameters, ...]
+    used: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +58,8 @@ class PairedLayer:
     - `index`: the number of the node in the float model.
     - `name`: the node's name, or that of its output if it has none.
     - `operator`: its operator.
-    - `output`: the value of the float model that the layer computes. If the integer model rounds it
-      behind a Relu, it is the value behind the Relu.
+    - `output`: the value of the float model that the layer computes. It is the value behind a Relu
+      that alone reads it, if the integer model has that Relu or rounds behind it.
     - `integer_output`: the value of the integer model that stands for it, after its rounding.
     - `constants`: the number of an input -> its weight or bias.
     - `activations`: the values that it reads or writes in integers.
@@ -118,11 +122,9 @@ class _Pairer:
         self.rounded_values = quantized.rounded_values()
         # a value of the integer model, with its parameters -> the value after the rounding
         self.rounded = {(o.name, o.parameters): n for n, o in self.rounded_values.items()}
-        self.rounded_names = {origin.name for origin in self.rounded_values.values()}
-        self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in quantized.graph.node:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
+        self.rounded_by_name = {o.name: name for name, o in self.rounded_values.items()}
+        self.float_readers = _readers(graph)
+        self.readers = _readers(quantized.graph)
         self.float_names = self._float_names()
         self.known: dict[tuple[str, tuple[QuantizationParameters, ...]], QuantizedActivation] = {}
 
@@ -151,12 +153,15 @@ class _Pairer:
             read = [a for (n, _), a in reads.items() if n == index]
             own = [a for name in raw for a in written.get(self._float_name(name), [])]
             rounded = [self.rounded.get((raw[0], a.parameters), raw[0]) for a in own]
+            output, integer_output = self._behind_relu(
+                self._float_name(raw[0]), rounded[0] if rounded else raw[0]
+            )
             layer = PairedLayer(
                 index,
                 name=self.graph.node[index].name or self.graph.node[index].output[0],
                 operator=node.op_type,
-                output=self._float_name(raw[0]),
-                integer_output=rounded[0] if rounded else raw[0],
+                output=output,
+                integer_output=integer_output,
                 constants={i: c for (n, i), c in constants.items() if n == index},
                 activations=list(dict.fromkeys([*read, *own])),
             )
@@ -175,12 +180,27 @@ class _Pairer:
         is returned as it is.
         """
         behind = name
-        while behind not in self.rounded_names:
-            readers = self.readers.get(behind, [])
-            if len(readers) != 1 or readers[0].op_type not in CLIPPING:
+        while behind not in self.rounded_by_name:
+            clipped = _clipped(behind, self.readers)
+            if clipped is None:
                 return name
-            behind = readers[0].output[0]
+            behind = clipped
         return behind
+
+    def _behind_relu(self, name: str, rounded: str) -> tuple[str, str]:
+        """Return a value of the float model and its partner behind activations that clip.
+
+        A quantizer may round in front of a Relu, to a range without the negative numbers that the
+        Relu would cut off. Values that others read too are returned as they are.
+
+        - `rounded`: the value of the integer model, after its rounding.
+        """
+        while True:
+            clipped = _clipped(name, self.float_readers)
+            partner = _clipped(rounded, self.readers)
+            if clipped is None or partner is None:
+                return name, rounded
+            name, rounded = clipped, self.rounded_by_name.get(partner, partner)
 
     def _is_layer(
         self,
@@ -204,7 +224,9 @@ class _Pairer:
         if tensor not in self.producers and tensor not in self.inputs:
             names = [*self.inputs, *self.producers]
             raise ModelError(_stranger("quantizes the value", tensor, names))
-        activation = QuantizedActivation(tensor, origin.parameters)
+        rounded = self.rounded.get((origin.name, origin.parameters), origin.name)
+        used, _ = self._behind_relu(tensor, rounded)
+        activation = QuantizedActivation(tensor, origin.parameters, used)
         return self.known.setdefault((tensor, origin.parameters), activation)
 
     def _constant(self, index: int, position: int, origin: Origin) -> QuantizedConstant:
@@ -300,9 +322,7 @@ class _Pairer:
         ]
         if missing:
             named = [f"{node.op_type} {node.name or node.output[0]!r}" for node in missing]
-            folded = any(node.op_type == "BatchNormalization" for node in missing)
-            hint = " It was folded before quantization." if folded else ""
-            raise ModelError(f"The integer model lacks {listed_names(named)}.{hint} {FIX}")
+            raise ModelError(f"The integer model lacks {listed_names(named)}. {FIX}")
 
 
 FIX = (
@@ -326,6 +346,23 @@ def _unique_names(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
     nodes = list(nodes)
     counts = Counter(node.name for node in nodes)
     return {n.name: i for i, n in enumerate(nodes) if n.name and counts[n.name] == 1}
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """Return value -> the nodes that read it."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
+def _clipped(name: str, readers: Mapping[str, list[onnx.NodeProto]]) -> str | None:
+    """Return the output of the activation that alone reads a value and clips it; None for none."""
+    nodes = readers.get(name, [])
+    if len(nodes) == 1 and nodes[0].op_type in CLIPPING:
+        return str(nodes[0].output[0])
+    return None
 
 
 def _by_tensor(

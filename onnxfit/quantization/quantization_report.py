@@ -19,6 +19,7 @@ from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.loss_meter import LossMeter
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
 from onnxfit.quantization.parameters import FLOATS, Array
+from onnxfit.quantization.preparation import optimize_float_model
 from onnxfit.quantization.report import QuantizationReport, QuantizedLayer
 from onnxfit.quantization.switched_model import SwitchedModel, run_arrays
 from onnxfit.registry import check_arguments, shortened
@@ -59,8 +60,8 @@ def quantization_report(
     All sums run over all rows of the data, batch by batch. The float model and its n layers alone
     are one compiled graph, which runs n + 1 times a batch; the integer model runs as it is.
 
-    - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. If it was
-      prepared, as `quant_pre_process` does, it is the prepared one.
+    - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. Where the
+      integer model has no BatchNormalization, those of the float model are folded first.
     - `int_model`: the same model with QuantizeLinear and DequantizeLinear, as
       `onnxruntime.quantization.quantize_static` writes it in the format QDQ.
     - `data`: a tuple `(x,)`, `(x, y)` or `(x, y, sample_weight)`, or anything else that
@@ -90,7 +91,8 @@ def quantization_report(
     """
     if verbose not in (0, 1, "auto"):
         raise SettingError(f"verbose must be 0, 1 or 'auto', got {shortened(verbose)}.")
-    floats, integers = load_model(float_model), load_model(int_model)
+    integers = load_model(int_model)
+    floats = _folded(load_model(float_model), integers)
     pairing = pair_layers(floats, integers)
     meter = None if loss is None else LossMeter(floats, loss)
     with _source(floats, meter, data, batch_size) as source:
@@ -105,6 +107,15 @@ def quantization_report(
                 for _ in analysis.runs(batch):
                     progress.update()
     return analysis.report()
+
+
+def _folded(floats: onnx.ModelProto, integers: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the float model, without the BatchNormalizations that were folded for the integers."""
+    normalizes = [
+        any(node.op_type == "BatchNormalization" for node in model.graph.node)
+        for model in (floats, integers)
+    ]
+    return optimize_float_model(floats) if normalizes == [True, False] else floats
 
 
 def _source(model: onnx.ModelProto, meter: LossMeter | None, data: Any, batch_size: int) -> Source:
@@ -192,7 +203,7 @@ class _Analysis:
             values = rounded[layer.integer_output]
             _compare(computed, exact[layer.output], values, "integer model", layer.output)
         for activation, counts in self.clipped.items():
-            floats = {**inputs, **exact}[activation.tensor]
+            floats = {**inputs, **exact}[activation.used]
             counts[0] += activation.parameters[0].clipped(floats)
             counts[1] += floats.size
         yield

@@ -93,7 +93,7 @@ class _SwitchedGraph:
         self._insert(inserted)
         computed = {name for node in self.graph.node for name in node.output}
         wanted = [layer.output for layer in pairing.layers]
-        wanted += [activation.tensor for activation in pairing.activations()]
+        wanted += [activation.used for activation in pairing.activations()]
         self.observed = [name for name in dict.fromkeys(wanted) if name in computed]
         self._set_outputs()
         self._remove_unused_initializers()

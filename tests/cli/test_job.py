@@ -32,8 +32,8 @@ def test_a_request_to_terminate(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_second_signal_stops_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         job.Interruption,
-        "_raise_signal",
-        lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)],
+        "_raise",
+        lambda self, number: [signal.raise_signal(signal.SIGINT) for _ in range(2)],
     )
     result = call(*LONG, "--checkpoint", "c/")
     assert result.exit_code == 130

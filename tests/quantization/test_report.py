@@ -116,6 +116,30 @@ def test_figures_of_all_layers_are_those_of_the_integer_file() -> None:
         assert layer.output_snr == pytest.approx(decibels(x, q), abs=0.05)
 
 
+def test_a_rounding_in_front_of_a_relu_loses_nothing_by_cutting_off_negatives() -> None:
+    model = network()
+    int8 = onnxfit.quantize(model, X, verbose=0)
+    made = report(model, int8)
+    floats = values_of(model, "a0", "a1", "y")
+    integers = values_of(int8, "a0_DequantizeLinear_Output", "a1_DequantizeLinear_Output", "y")
+    for layer, x, q in zip(made.layers, floats, integers):
+        assert layer.output_snr == pytest.approx(decibels(x, q), abs=0.05)
+        assert layer.output_snr > 25
+        assert layer.clipped_activations == pytest.approx(0, abs=0.01)
+
+
+def test_a_normalization_that_quantize_folds_is_folded_for_the_report() -> None:
+    model = convolutional()
+    images = np.random.default_rng(1).normal(size=(8, 1, 8, 8)).astype(np.float32)
+    int8 = onnxfit.quantize(model, images, verbose=0)
+    operators = [node.op_type for node in model.graph.node]
+    assert "BatchNormalization" in operators
+    made = onnxfit.quantization_report(model, int8, (images,))
+    assert len(made.layers) == sum(name in ("Conv", "Gemm") for name in operators)
+    exact, rounded = (outputs_of(m, {m.graph.input[0].name: images})[0] for m in (model, int8))
+    assert made.output_snr == pytest.approx(decibels(exact, rounded), abs=0.05)
+
+
 @pytest.mark.parametrize("weight_type", ["QInt8", "QUInt8", "QInt16"])
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("model", [mlp(activation="Relu"), convolutional(batch_norm=False)])
@@ -512,8 +536,8 @@ def test_files_of_strangers(kind: str) -> None:
         report(network(), int8)
 
 
-def test_a_folded_normalization_is_named() -> None:
-    with pytest.raises(ModelError, match=r"lacks BatchNormalization.*folded before"):
+def test_a_normalization_of_another_model_is_no_partner() -> None:
+    with pytest.raises(ModelError, match="The integer model lacks Conv"):
         report(*folded(), rng.normal(size=(2, 1, 8, 8)), loss=None)
 
 

@@ -14,6 +14,8 @@ from onnxfit.data import Batch, Source
 from onnxfit.errors import SettingError
 from onnxfit.registry import shortened
 
+__all__ = ["shown_batches"]
+
 
 def shown_batches(
     source: Source, steps: int | None, verbose: int | str, title: str, shows: bool = True
