@@ -213,7 +213,7 @@ class World:
 
     @contextmanager
     def _refusing(self, why: str, fix: str) -> Iterator[None]:
-        if self.size == 1:  # there is nobody to wait for
+        if self.communicator is None:  # there is nobody to wait for
             yield
             return
         outer, self._alone = self._alone, (why, fix)
