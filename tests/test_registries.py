@@ -246,6 +246,7 @@ def with_from_logits(module: str, base: type) -> list[Any]:
         pytest.param(cls, id=name)
         for name, cls in sorted(classes.items())
         if "from_logits" in {f.name for f in dataclasses.fields(cls)}
+        and cls is not losses.CausalLM  # CrossEntropy of outputs of another rank
     ]
 
 
@@ -359,6 +360,8 @@ def test_settings_of_older_checkpoints_have_no_from_logits(name: str) -> None:
 def test_a_metric_takes_outputs_as_their_loss_does(
     cls: type, outputs: int, end: str, loss: str
 ) -> None:
+    if cls is metrics.Perplexity and outputs == 1:
+        pytest.skip("is of several classes")
     y = CLASSES if outputs == 3 else (CLASSES > 0).astype(np.float32)
     if cls is metrics.BinaryAccuracy and outputs == 3:
         loss, y = "kl_divergence", LABELS[1]
