@@ -227,8 +227,9 @@ class Loss(ChecksArguments, ABC):
     ) -> tuple[Array, Array | None]:
         """Return labels and sample weights as metrics compare them with the outputs.
 
-        `y_true` is what `prepare` returned. By default both stay as they are; a loss that leaves
-        out or moves labels overrides it. A negative class counts in no metric.
+        `y_true` is what `prepare` returned; `sample_weight` has a weight for each row or label, or
+        is None. By default both stay as they are; a loss that leaves out or moves labels overrides
+        it. A negative class counts in no metric.
         """
         return y_true, sample_weight
 
