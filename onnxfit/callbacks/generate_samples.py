@@ -38,7 +38,7 @@ class GenerateSamples(StatefulCallback):
     - `top_p` in (0, 1]: draw from the fewest likeliest tokens whose probabilities add up to `top_p`
       (Holtzman et al. 2019, arXiv:1904.09751); None draws from all.
     - `eos_token_id`: the id that ends a text; None ends it after `max_new_tokens`.
-    - `every` >= 1: show samples after every so many epochs, counted from the first.
+    - `every` >= 1: show samples after every so many epochs.
     - `seed`: decides what is drawn.
     - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the one
       with a loss.
@@ -102,7 +102,7 @@ class GenerateSamples(StatefulCallback):
         self.samples: dict[str, list[str]] = {}
 
     def on_epoch_end(self, epoch: int, logs: Logs) -> None:
-        if epoch % self.every:
+        if (epoch + 1) % self.every:
             return
         texts = [self._text(ids) for ids in self._continued(epoch)]
         self.samples[str(epoch)] = texts

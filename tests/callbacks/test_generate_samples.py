@@ -69,9 +69,9 @@ def test_training_goes_on_as_without_samples(tmp_path: Path) -> None:
 
 def test_samples_come_every_so_many_epochs_and_end_at_the_end_of_text() -> None:
     samples = GenerateSamples([[1], [2]], every=2, eos_token_id=4, max_new_tokens=5)
-    trainer = trained(samples, epochs=3)
-    assert list(samples.samples) == ["0", "2"]
-    for prompt, text in zip([[1], [2]], samples.samples["2"]):
+    trainer = trained(samples, epochs=4)
+    assert list(samples.samples) == ["1", "3"]
+    for prompt, text in zip([[1], [2]], samples.samples["3"]):
         ids = likeliest(trainer, prompt, 5)
         end = ids.index(4) + 1 if 4 in ids else len(ids)
         assert text == as_text(ids[:end])
