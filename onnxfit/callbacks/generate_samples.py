@@ -174,7 +174,7 @@ class GenerateSamples(StatefulCallback):
                     f" the outputs are {', '.join(map(repr, outputs))}. Set output=."
                 )
             outputs = outputs[name]
-        shape = getattr(outputs, "shape", ())  # there is none where batches differ
+        shape: tuple[int, ...] = getattr(outputs, "shape", ())  # there is none if batches differ
         if len(shape) != 3 or shape[1] != width:
             raise SettingError(
                 f"GenerateSamples needs logits of shape (batch, {width}, vocabulary) for"
@@ -194,7 +194,7 @@ class GenerateSamples(StatefulCallback):
         if self.top_p is not None:
             kept = int(np.searchsorted(odds.cumsum(), self.top_p)) + 1
             order, odds = order[:kept], odds[:kept] / odds[:kept].sum()
-        place = np.searchsorted(odds.cumsum(), generator.random(), side="right")
+        place = int(np.searchsorted(odds.cumsum(), generator.random(), side="right"))
         return int(order[min(place, len(order) - 1)])
 
 
