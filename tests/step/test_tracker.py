@@ -462,3 +462,15 @@ def test_states_of_other_trackers_are_not_merged(change, message) -> None:
     one = tracker({"a": 1.0, "b": 1.0}, OutputMetric("mae", "a", MeanAbsoluteError()))
     with pytest.raises(CheckpointError, match=message):
         one.merged([one.state_dict(), {**one.state_dict(), **change}])
+
+
+def test_metrics_leave_out_the_labels_that_the_loss_ignores() -> None:
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+    labels = np.arange(ROWS) % 3
+    loss = losses.CrossEntropy(ignore_index=1)
+    trainer = Trainer(mlp((4, 3)), loss=loss, metrics=["accuracy", "perplexity"])
+    figures = trainer.evaluate(x, labels)
+    counts = labels != 1
+    right = (trainer.predict(x).argmax(axis=1) == labels)[counts]
+    assert figures["accuracy"] == pytest.approx(right.mean())
+    assert figures["perplexity"] == pytest.approx(np.exp(figures["loss"]), rel=1e-6)
