@@ -4,7 +4,15 @@ back.
 
 import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
-from onnxfit.data import Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch
+from onnxfit.data import (
+    Bucket,
+    DataLoader,
+    ImageFolder,
+    Pad,
+    ParquetLoader,
+    Prefetch,
+    TextLoader,
+)
 from onnxfit.drawing import draw
 from onnxfit.editing import add_biases, dynamic_batch, replace_head, tie, untie
 from onnxfit.errors import (
@@ -59,6 +67,7 @@ __all__ = [
     "QuantizationReport",
     "SettingError",
     "StepError",
+    "TextLoader",
     "Trainer",
     "UnknownNameError",
     "UnsupportedError",

@@ -69,6 +69,7 @@ __all__ = [
     "NLL",
     "BinaryCrossEntropy",
     "BinaryCrossEntropyWithLogits",
+    "CausalLM",
     "CosineSimilarity",
     "CrossEntropy",
     "Elastic",
@@ -220,6 +221,17 @@ class Loss(ChecksArguments, ABC):
         low, high = self.label_range
         check_range(_name(self), labels, low, high, expected.dtype, y_pred)
         return labels.astype(expected.dtype, copy=False)
+
+    def metric_labels(
+        self, y_true: Array, sample_weight: Array | None
+    ) -> tuple[Array, Array | None]:
+        """Return labels and sample weights as metrics compare them with the outputs.
+
+        `y_true` is what `prepare` returned; `sample_weight` has a weight for each row or label, or
+        is None. By default both stay as they are; a loss that leaves out or moves labels overrides
+        it. A negative class counts in no metric.
+        """
+        return y_true, sample_weight
 
     @final
     def reduce(
@@ -1007,6 +1019,13 @@ class ClassLoss(Loss):
             hint = f" With ignore_index={labels[wrong][0]} such labels count nothing."
         refuse_where(_name(self), labels, wrong, expected, y_pred, hint)
 
+    def metric_labels(
+        self, y_true: Array, sample_weight: Array | None
+    ) -> tuple[Array, Array | None]:
+        if self.ignore_index is not None and self.ignore_index >= 0 and y_true.dtype.kind == "i":
+            y_true = np.where(y_true == self.ignore_index, -1, y_true)
+        return y_true, sample_weight
+
     def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
         if not _is_index(y_true):
             return None
@@ -1073,7 +1092,7 @@ class CrossEntropy(ClassLoss):
     [2, -100]
     """
 
-    aliases = (
+    aliases: ClassVar[tuple[str, ...]] = (
         "crossentropy",
         "cross_entropy_loss",
         "categorical_crossentropy",
@@ -1119,6 +1138,93 @@ class CrossEntropy(ClassLoss):
             inverse = [1 / w if w else 0.0 for w in self.class_weights]
             uniform = uniform * self._of_label(op, y_true, inverse, uniform.dtype)
         return (1 - self.label_smoothing) * loss + self.label_smoothing * uniform
+
+
+@dataclass(frozen=True)
+class CausalLM(CrossEntropy):
+    r"""Cross entropy of the next token, $-\log p_t(y_{t+1})$: the loss of a causal language model
+    (`transformers`' ForCausalLM, `torch.nn.functional.cross_entropy(logits[:, :-1], labels[:,
+    1:])`).
+
+    Labels are token ids of shape `(batch, tokens)`, in the places of the input ids: usually the
+    same array. The loss moves them itself. The last output of a row has no next token and counts
+    nothing. Outputs have shape `(batch, tokens, vocabulary)`; SettingError for another rank.
+
+    - `ignore_index`: labels equal to this, such as those of padding, count nothing. "mean" divides
+      by the number of the others.
+    - `from_logits`, `label_smoothing`, `class_weights`, `axis`, `reduction`: those of
+      `CrossEntropy`. A sample weight of a single token weighs that token as a label.
+
+    Metrics of the output get the moved labels: `"accuracy"` is that of next tokens.
+
+    >>> loss = CausalLM()
+    >>> loss.metric_labels(np.array([[5, 6, -100]]), None)[0].tolist()
+    [[6, -100, -100]]
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("causal_lm", "causal_lm_loss")
+
+    ignore_index: int | None = field(default=-100, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "an ignore_index", self.ignore_index, lambda v: v is not None)
+
+    def target(self, y_pred: TensorSpec) -> TensorSpec:
+        if y_pred.shape is not None and len(y_pred.shape) != 3:
+            raise SettingError(
+                f"CausalLM needs an output of shape (batch, tokens, vocabulary), got {y_pred}. For"
+                " one class a row use CrossEntropy."
+            )
+        return super().target(y_pred)
+
+    def prepare(self, y: npt.ArrayLike, y_pred: TensorSpec) -> Array:
+        return ClassLoss.prepare(self, y, y_pred)
+
+    def metric_labels(
+        self, y_true: Array, sample_weight: Array | None
+    ) -> tuple[Array, Array | None]:
+        if sample_weight is not None and sample_weight.ndim > 1:
+            weights = sample_weight.reshape(sample_weight.shape[:2])
+            sample_weight = np.pad(weights[:, 1:], ((0, 0), (0, 1)))
+        fill = self.ignore_index
+        assert fill is not None
+        moved = np.pad(y_true[:, 1:], ((0, 0), (0, 1)), constant_values=fill)
+        return super().metric_labels(moved, sample_weight)
+
+    def element_weights(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value | None:
+        return super().element_weights(op, self._moved(op, y_true), y_pred)
+
+    def __call__(self, op: GraphBuilder, y_true: Value, y_pred: Value) -> Value:
+        return super().__call__(op, self._moved(op, y_true), y_pred)
+
+    def _costs(
+        self,
+        op: GraphBuilder,
+        y_true: Value,
+        y_pred: Value,
+        sample_weight: Value | None,
+        soft_targets: SoftTargets | None = None,
+    ) -> tuple[Value, Value | None, Value | None]:
+        if sample_weight is not None and sample_weight.rank == 2 and y_pred.shape is not None:
+            adopt_sizes(sample_weight, y_pred.shape[:2])
+            sample_weight = self._next(op, sample_weight, 0)
+        return super()._costs(op, y_true, y_pred, sample_weight, soft_targets)
+
+    def _moved(self, op: GraphBuilder, y_true: Value) -> Value:
+        assert self.ignore_index is not None
+        return self._next(op, y_true, self.ignore_index)
+
+    def _next(self, op: GraphBuilder, of_tokens: Value, fill: float) -> Value:
+        """Return in each token's place the value of its next one, and `fill` for the last token.
+
+        Moving the labels copies less than cutting the outputs.
+        """
+        later = op.Slice(of_tokens, [1], [np.iinfo(np.int64).max], [1])
+        last = op.Slice(of_tokens, [0], [1], [1]) * 0 + fill
+        moved = op.Concat(later, last, axis=1)
+        moved.ir.shape = of_tokens.ir.shape  # inference does not see that the sizes are the same
+        return moved
 
 
 @dataclass(frozen=True)

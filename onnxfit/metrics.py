@@ -42,6 +42,7 @@ __all__ = [
     "MeanAbsoluteError",
     "MeanSquaredError",
     "Metric",
+    "Perplexity",
     "Precision",
     "Recall",
     "RootMeanSquaredError",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+LEAST_PROBABILITY = 1e-30  # as in the losses
 # infinite outputs make NaN figures, and the loss says so already
 _quiet = np.errstate(invalid="ignore", over="ignore")
 MetricLike = Union[str, "Metric", Callable[[Array, Array], Any]]
@@ -493,6 +495,7 @@ class SparseCategoricalAccuracy(MeanMetric):
     """
 
     mode = "max"
+    aliases = ("token_accuracy",)
 
     def values(self, y_true: Array, y_pred: Array) -> Array:
         if y_true.shape == y_pred.shape:
@@ -572,6 +575,45 @@ class TopKAccuracy(MeanMetric):
         earlier = np.arange(scores.shape[-1]) < known
         rank = ((scores > own) | ((scores == own) & earlier)).sum(axis=-1)
         return np.ma.MaskedArray((rank < self.k) & ~np.isnan(scores).any(axis=-1), classes < 0)
+
+
+@dataclass
+class Perplexity(MeanMetric):
+    r"""Perplexity $\exp(-\frac1n \sum_i \log p_i)$, where $p_i$ is the probability that the model
+    gives the label: 1 where it is sure and right, the number of classes where it guesses.
+
+    The mean is over all labels of the data set that count, not over batches. With the loss
+    CausalLM, and CrossEntropy without label smoothing or weights, it is the exponential of the
+    loss. Labels are integers without the class axis, or one-hot. A probability below 1e-30 counts
+    as 1e-30 where the outputs are probabilities.
+
+    - `from_logits`: True where $p$ is the softmax of the outputs, False where they are $p$, or None
+      as in `Metric`.
+    - `weighted`, `name`: those of `Metric`.
+
+    >>> metric = Perplexity()
+    >>> metric.update(np.array([0, 1]), np.array([[0.5, 0.5], [0.875, 0.125]]))
+    >>> metric.result()
+    4.0
+    """
+
+    from_logits: bool | None = None
+
+    def values(self, y_true: Array, y_pred: Array) -> Array:
+        classes, scores = _classes(self, y_true, y_pred)
+        own = np.take_along_axis(scores, np.maximum(classes, 0)[..., None], axis=-1)[..., 0]
+        own = own.astype(np.float64)
+        if self.from_logits:
+            largest = scores.max(axis=-1, keepdims=True)
+            odds = np.exp(scores - largest).sum(axis=-1, dtype=np.float64)
+            costs = np.log(odds) + (largest[..., 0] - own)
+        else:
+            costs = -np.log(np.maximum(own, LEAST_PROBABILITY))
+        return np.ma.MaskedArray(costs, classes < 0)
+
+    def result(self) -> float:
+        with np.errstate(over="ignore"):
+            return float(np.exp(super().result()))
 
 
 # ---------------------------------------------------------------------- precision, recall, F1

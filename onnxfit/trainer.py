@@ -25,7 +25,6 @@ from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
 from onnxfit.quantization.settings import Quantization
-from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import check_arguments, checks_names, shortened
 from onnxfit.runtime.backends import get_backend
 from onnxfit.runtime.backends.manual import ManualTraining
@@ -35,6 +34,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
 from onnxfit.training.epoch_iterator import EpochIterator
+from onnxfit.training.forms import trainable_form
 from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
@@ -139,7 +139,7 @@ class Trainer(SavedTrainer):
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
         model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
-        trainable = unfold(model, quantization)
+        trainable = trainable_form(model, quantization)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(
             trainable,

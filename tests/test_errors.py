@@ -301,6 +301,16 @@ def function_cases() -> dict[str, Case]:
             name: (lambda kind=kind, **a: list(kind(**a)), kind, {"X": [[1, 2], [3]], "y": [0, 1]})
             for name, kind in (("Pad", onnxfit.Pad), ("Bucket", onnxfit.Bucket))
         },
+        "TextLoader": (
+            lambda **a: list(onnxfit.TextLoader(**a)),
+            onnxfit.TextLoader,
+            {"data": [[1, 2], [3]], "length": 2},
+        ),
+        "TextLoader.split": (
+            onnxfit.TextLoader([[1], [2, 3]], 2).split,
+            onnxfit.TextLoader([[1]], 2).split,
+            {"fraction": 0.5},
+        ),
         "Pad.split": (
             onnxfit.Pad([[1], [2, 3]]).split,
             onnxfit.Pad([[1]]).split,

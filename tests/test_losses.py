@@ -26,6 +26,7 @@ from onnxfit.losses import (
     NLL,
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
+    CausalLM,
     ClassLoss,
     CosineSimilarity,
     CrossEntropy,
@@ -66,6 +67,7 @@ VARIANTS = [
     CrossEntropy(class_weights=(1.0, 0.0, 2.0, 0.5)),
     CrossEntropy(class_weights=(1.0, 3.0, 2.0, 0.5), label_smoothing=0.3, ignore_index=1),
     CrossEntropy(ignore_index=2),
+    CausalLM(ignore_index=2, label_smoothing=0.1, class_weights=(1.0, 3.0, 2.0, 0.5)),
     NLL(class_weights=(1.0, 3.0, 2.0, 0.5), ignore_index=0),
     Focal(gamma=0.5, alpha=(0.1, 0.2, 0.3, 0.4)),
     Focal(gamma=0.0, from_logits=False, ignore_index=3),
@@ -85,10 +87,20 @@ def takes_logits(loss):
     return loss.assumes_logits if setting is None else setting
 
 
-def draw(loss, shape=(6, 4), dtype=np.float64, seed=0):
+def shape_for(loss, rows=6):
+    """The smallest shape of outputs with 4 numbers in their last axis that a loss takes."""
+    return (rows, 3, 4) if isinstance(loss, CausalLM) else (rows, 4)
+
+
+def spec_for(loss, dtype):
+    return TensorSpec("y", np.dtype(dtype), ("batch", *shape_for(loss)[1:]))
+
+
+def draw(loss, shape=None, dtype=np.float64, seed=0):
     """Labels, as `prepare` gives them, and outputs, both at random: what kind of labels a loss
     takes, it says by refusing the others.
     """
+    shape = shape or shape_for(loss)
     rng = np.random.default_rng(seed)
     spec = TensorSpec("y", np.dtype(dtype), shape)
     return labels_for(loss, spec, rng), outputs_for(loss, rng.normal(size=shape)).astype(dtype)
@@ -207,7 +219,13 @@ def _gaussian(loss, y, p):
     return 0.5 * (np.log(variance) + (y - mean) ** 2 / variance)
 
 
+def _next(loss, y):
+    """The label of each place: that of the next one, and none at the end of a row."""
+    return np.concatenate([y[:, 1:], np.full((len(y), 1), loss.ignore_index)], axis=1)
+
+
 FORMULAS = {
+    "CausalLM": _cross_entropy,
     "BinaryCrossEntropy": _binary_cross_entropy,
     "BinaryCrossEntropyWithLogits": _binary_cross_entropy,
     "CosineSimilarity": _cosine,
@@ -236,6 +254,7 @@ def formula(loss, y, p, s=None):
     """The loss of a batch, as `Loss` describes it, from the costs (each times what its label
     counts) and those counts.
     """
+    y = _next(loss, y) if isinstance(loss, CausalLM) else y
     cost = FORMULAS[type(loss).__name__](loss, y, p)
     counts = np.broadcast_to(_counts(loss, y, p), cost.shape)
     s = (
@@ -336,6 +355,8 @@ def test_every_loss_has_a_formula_here():
     ids=str,
 )
 def test_value_and_gradient_in_float64(loss, shape, symbolic):
+    if isinstance(loss, CausalLM):
+        shape = (3, 5, 4) if len(shape) < 4 else (2, 1 + len(shape), 4)
     y, p = draw(loss, shape)
     s = np.random.default_rng(1).uniform(0.5, 2, len(p)).astype(np.float32)
     result = Graph(loss, y, p, s, gradient=True, symbolic=symbolic)(y, p, s)
@@ -446,7 +467,7 @@ def test_rows_of_one_value_or_without_an_axis_are_the_same(loss):
     if isinstance(loss, ClassLoss) and not isinstance(loss, Focal):
         y, p = draw(loss)
         np.testing.assert_array_equal(
-            loss.prepare(y[:, None], TensorSpec("y", p.dtype, p.shape)), y
+            loss.prepare(y[..., None], TensorSpec("y", p.dtype, p.shape)), y
         )
         return
     if isinstance(loss, (GaussianNLL, KLDivergence, CosineSimilarity)):
@@ -469,8 +490,8 @@ PROBABILITIES = [0.0, 1.0, 1e-38, 1e-20, 1 - 2**-24, 0.5]
 @every_loss
 def test_finite_at_extremes(loss):
     rng = np.random.default_rng(3)
-    shape = (200, 4)
-    spec = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
+    shape = shape_for(loss, 200)
+    spec = spec_for(loss, np.float32)
     p = rng.choice(PROBABILITIES if takes_logits(loss) is False else RAW, size=shape).astype(
         np.float32
     )
@@ -521,11 +542,11 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
     y, p = draw(loss)
     y = y.astype(float)
     y[4] = np.nan
-    spec = TensorSpec("y", p.dtype, ("batch", 4))
+    spec = spec_for(loss, p.dtype)
     with pytest.raises(
         DataError,
         match=(
-            rf"^{type(loss).__name__} expects .* for output y: float64\[batch, 4\]; got nan at"
+            rf"^{type(loss).__name__} expects .* for output y: float64\[batch, .*4\]; got nan at"
             r" row 4"
         ),
     ):
@@ -538,15 +559,15 @@ def test_labels_that_are_nan_or_no_numbers_are_refused_by_row(loss):
 def test_labels_of_another_shape_are_refused(loss):
     with pytest.raises(
         DataError,
-        match=r"of shape \(batch,.*\) for output y: float64\[batch, 4\]; got shape \(6, 3, 2\)",
+        match=r"of shape \(batch,.*\) for output y: float64\[batch, .*4\]; got shape \(6, 3, 2\)",
     ):
-        loss.prepare(np.zeros((6, 3, 2)), TensorSpec("y", np.dtype(float), ("batch", 4)))
+        loss.prepare(np.zeros((6, 3, 2)), spec_for(loss, float))
 
 
 @every_loss
 def test_prepare_twice_is_prepare_once_and_copies_nothing_the_second_time(loss):
     y, p = draw(loss)
-    assert loss.prepare(y, TensorSpec("y", p.dtype, ("batch", 4))) is y
+    assert loss.prepare(y, spec_for(loss, p.dtype)) is y
 
 
 # ---------------------------------------------------------------------- values known by hand
@@ -750,6 +771,55 @@ def _compare(torch, loss, other, y, p, rtol=1e-9):
     result = Graph(loss, y, p, gradient=True)(y, p)
     assert result["loss"] == pytest.approx(expected.item(), rel=rtol)
     np.testing.assert_allclose(result["gradient"], leaf.grad.numpy(), rtol=100 * rtol, atol=rtol)
+
+
+def _token_ids(rng, shape, masked=0.3):
+    """Ids of tokens, of which some are left out, but never all of a row."""
+    ids = rng.integers(0, 4, shape)
+    ids[:, 2:][rng.random((shape[0], shape[1] - 2)) < masked] = -100
+    return ids
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_torch_gives_the_same_loss_of_next_tokens(reduction):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    y, p = _token_ids(rng, (5, 7)), rng.normal(size=(5, 7, 4))
+
+    def of_next_tokens(logits, labels):  # as transformers computes it
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].reshape(-1, 4), labels[:, 1:].reshape(-1), reduction=reduction
+        )
+
+    _compare(torch, CausalLM(reduction=reduction), of_next_tokens, y, p)
+
+
+def test_a_weight_of_a_token_weighs_that_token_as_a_label():
+    rng = np.random.default_rng(4)
+    y, p = _token_ids(rng, (3, 5)), rng.normal(size=(3, 5, 4))
+    s = rng.uniform(0.5, 2, y.shape).astype(np.float32)
+    cost = special.logsumexp(p[:, :-1], axis=-1)
+    cost -= np.take_along_axis(p[:, :-1], np.maximum(y[:, 1:, None], 0), -1)[..., 0]
+    counts = y[:, 1:] != -100
+    expected = (cost * counts * s[:, 1:]).sum() / counts.sum()
+    assert value(CausalLM(), y, p, s) == pytest.approx(expected, rel=1e-6)
+    s[:, 2] = 0  # the output before that label does not matter
+    graph = Graph(CausalLM(), y, p, s, gradient=True)
+    before = graph(y, p, s)
+    assert not before["gradient"][:, 1].any()
+    assert before["gradient"][:, 0].any()
+    p[:, 1] = np.nan
+    np.testing.assert_array_equal(graph(y, p, s)["gradient"], before["gradient"])
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_last_output_of_a_row_counts_nothing(length):
+    y, p = np.ones((2, length), np.int64), np.random.default_rng(5).normal(size=(2, length, 4))
+    result = Graph(CausalLM(), y, p, gradient=True)(y, p)
+    assert result["count"] == 2 * (length - 1)
+    assert not result["gradient"][:, -1].any()
+    assert (result["loss"] > 0) == (length > 1)
 
 
 # ---------------------------------------------------------------------- labels

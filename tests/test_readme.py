@@ -22,6 +22,7 @@ PAGES = [
     "docs/callbacks.md",
     "docs/coming-from.md",
     "docs/data.md",
+    "docs/language-models.md",
     "docs/quantization-report.md",
     "docs/quantization.md",
     "docs/tensorboard.md",

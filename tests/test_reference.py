@@ -19,6 +19,7 @@ from onnxfit import (
     Pad,
     ParquetLoader,
     Prefetch,
+    TextLoader,
     Trainer,
     callbacks,
     losses,
@@ -45,7 +46,7 @@ ENTRIES = {
     for kind in registry(module.__name__, base).values()
     if kind is not base
 }
-LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch)
+LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch, TextLoader)
 ENTRIES |= {kind.__name__: kind for kind in LOADERS}
 
 

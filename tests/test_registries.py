@@ -25,7 +25,13 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 4)).astype(np.float32)
 CLASSES = (X @ RNG.normal(size=(4, 3))).argmax(1)
 # what labels may look like; the first that a loss accepts is taken
-LABELS = (CLASSES, np.eye(3, dtype=np.float32)[CLASSES], np.abs(X[:, :3]), np.abs(X[:, :1]))
+LABELS = (
+    CLASSES,
+    np.eye(3, dtype=np.float32)[CLASSES],
+    np.abs(X[:, :3]),
+    np.abs(X[:, :1]),
+    np.stack([CLASSES, CLASSES], axis=1),
+)
 SCHEDULES = [
     schedules.Constant(0.01),
     schedules.Exponential(0.01, decay_steps=3, decay_rate=0.9),
@@ -69,6 +75,8 @@ def test_a_loss_of_any_name_trains_and_comes_back(name: str, tmp_path) -> None:
     sizes = (4, 8, 6) if "gaussian" in name else (4, 8, 3)
     takes_log = isinstance(losses.get_loss(name), losses.NLL)
     model = ending("LogSoftmax") if takes_log else mlp(sizes)
+    if isinstance(losses.get_loss(name), losses.CausalLM):
+        model = of_two_tokens()
     trainer = Trainer(model, loss=name, optimizer="adam")
     (target,) = trainer._recipe.targets.values()
     for labels in LABELS:
@@ -246,6 +254,7 @@ def with_from_logits(module: str, base: type) -> list[Any]:
         pytest.param(cls, id=name)
         for name, cls in sorted(classes.items())
         if "from_logits" in {f.name for f in dataclasses.fields(cls)}
+        and cls is not losses.CausalLM  # CrossEntropy of outputs of another rank
     ]
 
 
@@ -265,6 +274,17 @@ def ending(op_type: str, outputs: int = 3) -> onnx.ModelProto:
         last = model.graph.output[0].name
         model.graph.node.append(oh.make_node(end, [last], [f"y{i}"], name=f"end{i}"))
         model.graph.output[0].name = f"y{i}"
+    return model
+
+
+def of_two_tokens() -> onnx.ModelProto:
+    """Return a network with 3 classes for each of two tokens."""
+    model = mlp((4, 8, 6))
+    output = model.graph.output[0]
+    shape = onnx.numpy_helper.from_array(np.array([-1, 2, 3]), "tokens")
+    model.graph.initializer.append(shape)
+    model.graph.node.append(oh.make_node("Reshape", [output.name, "tokens"], ["of_tokens"]))
+    output.CopyFrom(oh.make_tensor_value_info("of_tokens", 1, ["N", 2, 3]))
     return model
 
 
@@ -359,6 +379,8 @@ def test_settings_of_older_checkpoints_have_no_from_logits(name: str) -> None:
 def test_a_metric_takes_outputs_as_their_loss_does(
     cls: type, outputs: int, end: str, loss: str
 ) -> None:
+    if cls is metrics.Perplexity and outputs == 1:
+        pytest.skip("is of several classes")
     y = CLASSES if outputs == 3 else (CLASSES > 0).astype(np.float32)
     if cls is metrics.BinaryAccuracy and outputs == 3:
         loss, y = "kl_divergence", LABELS[1]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from onnxfit.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from onnxfit.callbacks.freezing import Freeze as Freeze
     from onnxfit.callbacks.freezing import Unfreeze as Unfreeze
+    from onnxfit.callbacks.generate_samples import GenerateSamples as GenerateSamples
     from onnxfit.callbacks.gradient_norm import GradientNorm as GradientNorm
     from onnxfit.callbacks.history import History as History
     from onnxfit.callbacks.lambda_callback import LambdaCallback as LambdaCallback

@@ -24,6 +24,7 @@ from onnxfit.data.mapped import map_array
 from onnxfit.data.npy import READ_ERRORS, read_header
 from onnxfit.errors import DataError
 from onnxfit.files import write_atomically
+from onnxfit.graph.caches import without_caches
 from onnxfit.graph.names import SAMPLE_WEIGHT
 from onnxfit.graph.spec import TensorSpec
 
@@ -55,9 +56,10 @@ Data = tuple[dict[str, Array], "dict[str, Array] | None", "Array | None"]
 
 
 def inputs_of(model: onnx.ModelProto) -> list[TensorSpec]:
-    """Return the model's inputs. DataError for an input that is no tensor."""
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    return [_spec_of(value) for value in model.graph.input if value.name not in initializers]
+    """Return the model's inputs without caches. DataError for an input that is no tensor."""
+    graph = without_caches(model).graph
+    initializers = {tensor.name for tensor in graph.initializer}
+    return [_spec_of(value) for value in graph.input if value.name not in initializers]
 
 
 def _spec_of(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -8,6 +8,7 @@ import click
 
 from onnxfit.cli import arrays, models, options
 from onnxfit.cli.config import config_option
+from onnxfit.graph.caches import without_caches
 
 __all__ = ["predict"]
 
@@ -47,7 +48,7 @@ def predict(
     \b
     onnxfit predict trained.onnx --data new.csv --output predictions.npy
     """
-    proto = models.model_of(model)
+    proto = without_caches(models.model_of(model))
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays.check_output(output, names)

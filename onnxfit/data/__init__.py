@@ -16,6 +16,7 @@ from onnxfit.data.padding import Bucket, Pad
 from onnxfit.data.parquet import ParquetLoader
 from onnxfit.data.prefetch import Prefetch
 from onnxfit.data.source import Source
+from onnxfit.data.text import TextLoader
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "Prefetch",
     "Source",
     "Target",
+    "TextLoader",
     "permutation",
     "validation_split",
 ]

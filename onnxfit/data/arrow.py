@@ -134,6 +134,27 @@ def column_files(paths: Sequence[str | os.PathLike[str]], columns: list[str]) ->
     return files
 
 
+def lists(file: ColumnFile, group: int, max_rows: int) -> Iterator[tuple[Array, Array]]:
+    """Yield the lists in the only column of a group, whatever their lengths.
+
+    They come in tables of about `max_rows` lists, as the values of all lists and the length of
+    each. DataError for a column without lists, and for nulls.
+    """
+    compute = import_optional("pyarrow.compute", "parquet", "pyarrow")
+    (name,) = file.columns
+    title = f"column {name!r} of {str(file.path)!r}"
+    with file_errors(file.path):
+        for batch in file.record_batches(group, max_rows):
+            column = batch.column(name)
+            if not _is_list(column):
+                raise DataError(f"{title} has {column.type}, expected a list in each row.")
+            values = column.flatten()
+            if column.null_count or values.null_count:
+                raise DataError(f"{title} has nulls: fill them, or leave these rows out.")
+            lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
+            yield as_array(values.to_numpy(zero_copy_only=False), title), lengths
+
+
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
     """Raise pyarrow's errors as a DataError that names the file."""

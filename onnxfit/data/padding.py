@@ -346,15 +346,28 @@ class Bucket(Pad):
     def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
         if seed is None:
             return super().batch_rows(epoch, skip, seed)
-        size = self.batch_size
-        order = permutation(seed, epoch, self.rows)[: len(self) * size]
-        pools = [order[i : i + size * self.pool] for i in range(0, len(order), size * self.pool)]
-        sorted_rows = np.concatenate(
-            [pool[np.argsort(self._lengths[pool], kind="stable")] for pool in pools]
+        return bucketed_rows(
+            self._lengths, self.batch_size, len(self), self.pool, seed, epoch, skip
         )
-        full = len(order) // size
-        numbers = [*permutation(seed, epoch, full, 1).tolist(), *range(full, len(self))]
-        return (sorted_rows[number * size : (number + 1) * size] for number in numbers[skip:])
+
+
+def bucketed_rows(
+    lengths: Array, size: int, steps: int, pool: int, seed: int, epoch: int, skip: int
+) -> Iterator[Array]:
+    """Return the row numbers of each batch of an epoch, in batches of similar lengths.
+
+    The first `skip` batches are left out. The other arguments are as `Bucket` describes them.
+
+    - `lengths`: the length of each row.
+    - `size`: rows of a batch.
+    - `steps`: batches in an epoch.
+    """
+    order = permutation(seed, epoch, len(lengths))[: steps * size]
+    pools = [order[i : i + size * pool] for i in range(0, len(order), size * pool)]
+    sorted_rows = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools])
+    full = len(order) // size
+    numbers = [*permutation(seed, epoch, full, 1).tolist(), *range(full, steps)]
+    return (sorted_rows[number * size : (number + 1) * size] for number in numbers[skip:])
 
 
 def _read_columns(data: Any, name: str) -> dict[str, RaggedColumn]:

@@ -7,7 +7,7 @@ training model has other initializers than the file.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,11 +22,12 @@ from onnxfit.graph.values import GraphBuilder, Value
 class TrainableModel:
     """A file, the model that is trained in its place, and the way back to the file.
 
-    This class is for a file that is trained as it is; a subclass overrides `to_file`. Both models
-    have the same inputs and outputs.
+    This class is for a file that is trained as it is; a subclass overrides `to_file`.
 
     - `file`: the model as it was given, which the user gets back with other numbers.
     - `model`: the model that every step is built upon. The trained weights are its initializers.
+    - `view`: the file with the inputs and outputs of `model`, and with the same initializers; None
+      for the file itself.
     """
 
     # Whether only the file itself computes what it computes, with trained weights as constants. If
@@ -35,6 +36,7 @@ class TrainableModel:
 
     file: onnx.ModelProto
     model: onnx.ModelProto
+    view: onnx.ModelProto | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, file: onnx.ModelProto) -> TrainableModel:
@@ -79,6 +81,10 @@ class TrainableModel:
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""
         return with_tensors(self.file, self.to_file(arrays))
+
+    def deployed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+        """Return a model with the inputs of `model` that computes what the exported file does."""
+        return with_tensors(self.file if self.view is None else self.view, self.to_file(arrays))
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise ModelError or SettingError if the form cannot train these tensors.

@@ -187,7 +187,7 @@ def deployed_graph(recipe: Recipe, arrays: Mapping[str, np.ndarray[Any, Any]]) -
     onnxruntime optimizes it as it does the exported file.
     """
     if recipe.trainable is not None:
-        return _only_tensors(recipe.trainable.exported(arrays), recipe)
+        return _only_tensors(recipe.trainable.deployed(arrays), recipe)
     op = GraphBuilder(ir.from_proto(with_initializers(ir.to_proto(recipe.model), arrays)).graph)
     to_evaluation_form(op)
     return finish(op)

@@ -94,6 +94,7 @@ class Tracker:
             self._weights = {output: one.weight for output, one in objectives.items()}
         self._sums = {name for name, one in objectives.items() if one.loss.reduction == "sum"}
         self._counts = {output: names.count(output) for output in self._weights}
+        self._losses = {output: one.loss for output, one in objectives.items()}
         self._metrics = metrics
         self.reset()
 
@@ -216,11 +217,13 @@ class Tracker:
         predictions, arrays = result.prediction(), result.fed(batch)
         weight = arrays.get(names.SAMPLE_WEIGHT)
         for metric in self._metrics:
-            labels = read_only(arrays[names.target(metric.output)])
+            loss = self._losses[metric.output]
+            labels, weights = loss.metric_labels(arrays[names.target(metric.output)], weight)
+            labels = read_only(labels)
             outputs = read_only(predictions[metric.output])
             row_weights = None
-            if metric.metric.weighted and weight is not None:
-                row_weights = read_only(weight)
+            if metric.metric.weighted and weights is not None:
+                row_weights = read_only(weights)
             change = f"Metric {metric.name!r} changes its arguments"
             with self._refusing(metric.name), refusing_writes(change):
                 metric.metric.update(labels, outputs, row_weights)

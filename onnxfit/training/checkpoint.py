@@ -55,9 +55,9 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.quantization.settings import Quantization
-from onnxfit.quantization.unfolding import unfold
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
+from onnxfit.training.forms import trainable_form
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.state import COUNTER_TYPES
@@ -128,7 +128,7 @@ class Contents:
         """Return the model with the trained weights, which `model` lacks where floats are trained
         in the place of its integers.
         """
-        trainable = unfold(self.model, self.settings.get("quantization"))
+        trainable = trainable_form(self.model, self.settings.get("quantization"))
         return self.model if trainable.is_file else trainable.exported(self.state["weights"])
 
 

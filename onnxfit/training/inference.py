@@ -15,6 +15,7 @@ from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.progress.batches import shown_batches
 from onnxfit.data import Batch, Source
 from onnxfit.errors import DataError, SettingError
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.runtime.values import join_batches
 from onnxfit.step.tracker import Figures, Tracker
@@ -27,6 +28,11 @@ Array = npt.NDArray[Any]
 
 class InferenceTrainer(BaseTrainer):
     """Evaluates and predicts, over a data set or for one batch."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Name, type and shape of each input that data is matched with."""
+        return self._recipe.inputs
 
     @check_arguments
     def evaluate(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnxfit.gradients.inspection import Inspection, inspect_model
 from onnxfit.graph.reading import ModelSource, read_model
-from onnxfit.quantization.unfolding import unfold
+from onnxfit.training.forms import trainable_form
 
 
 def inspect(
@@ -43,5 +43,5 @@ def inspect(
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """
-    model = unfold(read_model(model_onnx)).model
+    model = trainable_form(read_model(model_onnx)).model
     return inspect_model(model, weights, outputs=outputs, gradient=gradient)

@@ -27,6 +27,7 @@ MINIMAL = {
     "BackupAndRestore": ("backup",),
     "CSVLogger": ("log.csv",),
     "Freeze": ("fc0.*",),
+    "GenerateSamples": ([[1]],),
     "GradientAccumulationScheduler": ({1: 3},),
     "JSONLLogger": ("log.jsonl",),
     "LearningRateScheduler": (float,),
@@ -40,6 +41,7 @@ MINIMAL = {
 SETTINGS = {
     "BatchSizeFinder": {"min_gain": None, "steps_per_trial": 1, "init_val": 4},  # no clock decides
     "EarlyStopping": {"monitor": "loss"},
+    "GenerateSamples": {"every": 1000},  # the models here are no language models
     "LearningRateFinder": {"steps": 4},
     "ModelCheckpoint": {"monitor": "loss"},
     "OptunaPruning": {"monitor": "loss"},

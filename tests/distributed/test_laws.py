@@ -92,10 +92,38 @@ def test_every_optimizer(name):
     require_same_as_alone(loss="cross_entropy", optimizer=optimizer(), fit=ONE_SIZE)
 
 
+TOKENS = RNG.integers(0, 3, (ROWS, 8))
+TOKENS[RNG.random(TOKENS.shape) < 0.4] = -100  # so that ranks count different numbers of tokens
+
+
+def of_tokens():
+    """A network with 3 classes for each of 8 tokens."""
+    model = network(
+        "s1 = Add(p1, b1)  u = Unsqueeze(s1, one)  v = Unsqueeze(h, two)  y = Add(u, v)",
+        "double[N, 8, 3] y",
+    )
+    for name, axis in {"one": 1, "two": 2}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([axis]), name))
+    return model
+
+
+@pytest.mark.parametrize("backend", ["full", "forward_backward"])
+def test_next_tokens_in_windows_count_alike_on_all_ranks(backend):
+    require_same_as_alone(
+        model=of_tokens(),
+        y=TOKENS,
+        loss="causal_lm",
+        metrics=["perplexity", "accuracy"],
+        optimizer="adam",
+        accumulate=2,
+        backend=backend,
+    )
+
+
 LABELS = {
     "CrossEntropy": CLASSES, "NLL": CLASSES, "Focal": (CLASSES[:, None] == np.arange(3)).astype(float),
     "Hinge": np.sign(X[:, :3]), "SquaredHinge": np.sign(X[:, :3]), "BinaryCrossEntropy": (X[:, :3] > 0) * 1.0,
-    "BinaryCrossEntropyWithLogits": (X[:, :3] > 0) * 1.0, "GaussianNLL": X[:, :1],
+    "BinaryCrossEntropyWithLogits": (X[:, :3] > 0) * 1.0, "GaussianNLL": X[:, :1], "CausalLM": TOKENS,
 }  # fmt: skip
 
 
@@ -117,6 +145,8 @@ def test_every_loss(name):
             model.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.array(value, np.int64), key)
             )
+    if name == "CausalLM":
+        model = of_tokens()
     labels = LABELS.get(name, np.abs(X[:, :3]) / 4 + 0.1)
     loss = getattr(losses, name)()
     require_same_as_alone(model=model, y=labels, loss=loss, optimizer=0.1, fit=ONE_SIZE)

@@ -15,10 +15,11 @@ import pytest
 from onnx import helper
 from onnx.numpy_helper import from_array
 
-from onnxfit import Trainer
+from onnxfit import Trainer, inspect
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.model import with_initializers
 from onnxfit.losses import CrossEntropy
+from onnxfit.optimizers import Adam
 from tests.gradients.rules.cases.packed_weights import IS_LATER
 
 LAYERS, HEADS, GROUPS, SIZE, VOCABULARY, LENGTH = 2, 4, 2, 16, 12, 6
@@ -192,6 +193,51 @@ def test_what_is_trained_on_the_view_runs_in_the_file_with_caches(packed: bool) 
     assert np.abs(before - expected).max() > 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:.*quantized")
+@pytest.mark.parametrize("packed", [False, True], ids=["float", "4 bits"])
+def test_a_trainer_takes_a_file_with_caches_and_exports_it_with_them(
+    packed: bool, tmp_path: Any
+) -> None:
+    file = Decoder(packed).model
+    before = file.SerializeToString()
+    weights = ["*.A", "*.B"] if packed else None
+    trainer = Trainer(file, weights, loss="causal_lm", metrics="perplexity", threads=1)
+    feeds, _ = counting()
+    history = trainer.fit(feeds, feeds["input_ids"], epochs=3, batch_size=4, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    np.testing.assert_allclose(history["perplexity"], np.exp(history["loss"]), rtol=1e-5)
+    assert trainer.model.SerializeToString() == before == file.SerializeToString()
+    exported = trainer.export()
+    assert sizes(exported.graph.input) == sizes(file.graph.input)
+    assert sizes(exported.graph.output) == sizes(file.graph.output)
+    expected = trainer.predict(feeds)
+    for steps in ([LENGTH], [LENGTH - 2, 1, 1]):
+        found = decode(exported, feeds["input_ids"], steps)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    loaded = Trainer.load(trainer.save(tmp_path / "t.onnxfit"))
+    np.testing.assert_array_equal(loaded.predict(feeds), expected)
+    assert loaded.export().SerializeToString(deterministic=True) == exported.SerializeToString(
+        deterministic=True
+    )
+    assert inspect(file, weights).trains
+
+
+def test_integers_in_a_file_with_caches_are_trained() -> None:
+    """Both forms at once: the view without caches, and floats in the place of integers."""
+    file = onnx.parser.parse_model(INTEGERS)
+    trainer = Trainer(file, loss="mse", optimizer=Adam(0.1))
+    x = np.random.default_rng(0).normal(size=(4, 5, 8)).astype(np.float32)
+    losses = trainer.fit(x, x, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    exported = trainer.export()
+    assert sizes(exported.graph.input) == sizes(file.graph.input)
+    (w,) = [t for t in exported.graph.initializer if t.name == "w"]
+    assert w.data_type == onnx.TensorProto.INT8
+    empty = np.zeros((4, 2, 0, 4), np.float32)
+    (y,) = session(exported).run(["y"], {"x": x, "k": empty, "v": empty})
+    np.testing.assert_allclose(y, trainer.predict(x), rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_and_outputs_of_caches_go_and_lengths_become_one() -> None:
     file = Decoder(False, softcap=0.0, sliding_window_cache=1).model
     before = file.SerializeToString()
@@ -229,6 +275,13 @@ ONNX = """<ir_version: 10, opset_import: ["": 23]> g
     <float[8] w = {1, 2, -1, 1, 0.5, 2, 1, 3}>
     { q = Mul(x, w)
       y, nk, nv = Attention<q_num_heads=2, kv_num_heads=2, is_causal=1>(q, x, x, , k, v) }"""
+INTEGERS = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g
+    (float[N,T,8] x, float[N,2,P,4] k, float[N,2,P,4] v)
+    => (float[N,T,8] y, float[N,2,S,4] nk, float[N,2,S,4] nv)
+    <int8[8] w = {1, 20, -90, 100, 50, 25, 10, 30}, float scale = {0.02}, int8 zero = {0}>
+    { floats = DequantizeLinear(w, scale, zero) q = Mul(x, floats)
+      y, nk, nv = com.microsoft.MultiHeadAttention<num_heads=2, unidirectional=1>
+          (q, x, x, , , , k, v) }"""
 OTHERS = {
     "no cache": "g (float[N,T,8] q) => (float[N,T,8] y) { y = Relu(q) }",
     "a cache that something else reads": """g (float[N,T,8] q, float[N,2,P,4] k, float[N,2,P,4] v)

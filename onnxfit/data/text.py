@@ -1,0 +1,288 @@
+"""Token ids of documents in batches, packed into rows of one length or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any, ClassVar
+
+import numpy as np
+
+from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.batch import Array
+from onnxfit.data.convert import is_float
+from onnxfit.data.corpus import MAX_ID, read_corpus
+from onnxfit.data.fingerprint import fingerprint_of
+from onnxfit.data.loader import Loader
+from onnxfit.data.memory import count_training_rows
+from onnxfit.data.order import batch_indices
+from onnxfit.data.padding import MASK, MAX_MULTIPLE, TOKENS, bucketed_rows
+from onnxfit.data.source import Splittable
+from onnxfit.errors import DataError, SettingError
+from onnxfit.graph.spec import TensorSpec
+from onnxfit.registry import check_arguments, shortened
+
+__all__ = ["TextLoader"]
+
+POSITIONS = "position_ids"
+LABELS = "labels"
+INPUTS = (TOKENS, MASK, POSITIONS)
+MAX_LENGTH = 2**24  # longer rows would not fit into memory
+IGNORED = -100  # the label that CausalLM leaves out
+
+
+class TextLoader(Loader, Splittable):
+    """Token ids of documents in batches for a causal language model.
+
+    Packing cuts the documents, one after the other, into rows of `length` tokens, without padding
+    but in the last row. Padding gives each document a row of its own, in batches of similar
+    lengths. Every token comes once an epoch.
+
+    - `data`: the ids of all documents in one array (`np.memmap`, or the path of a .npy file, which
+      is mapped and never read whole); the path of a Parquet or Arrow file, of a folder of them, or
+      a list of paths, with a list of ids in each row; or an iterable of sequences, or of dicts with
+      such a `column`. All but mapped arrays are kept in memory, 4 bytes a token.
+    - `length`: tokens of a row. With `pack=False`, longer documents are cut into pieces, and None
+      cuts none.
+    - `pack`: pack the documents into rows; False pads them.
+    - `eos_token_id`: the id that ends each document of an array; without it, the array is one
+      document. Documents that are given one by one get it at their end if they lack it.
+    - `column`: the column of files and of dicts with the ids.
+    - `pad_token_id`: the id in the places of padding.
+    - `pad_to_multiple_of`: make padded rows as long as a multiple of this number.
+    - `pool`: batches whose padded rows are sorted by length together, as in `Bucket`.
+    - `input_names`: the names of the model's inputs, where they are not `input_ids`,
+      `attention_mask` and `position_ids`, such as `{"input_ids": "tokens"}`.
+    - `batch_size`, `shuffle`, `seed`, `drop_last`, `prefetch`: those of `DataLoader`. The order
+      depends on `(seed, epoch)` only.
+
+    A batch is `(inputs, labels)`. The inputs are those of these that the model takes:
+
+    - `input_ids`, shape `(batch, tokens)`. A model with one other input may call it anything.
+    - `attention_mask`: of shape `(batch, tokens)`, 1 for tokens and 0 for padding. A model whose
+      mask has 3 or 4 axes gets one for each pair of tokens, shape `(batch, 1, tokens, tokens)`: a
+      token sees itself and the earlier ones of its document. If it has floats, 0 stands for yes,
+      and the least number for no.
+    - `position_ids`: they begin at 0 with each document, and with each row.
+
+    The labels are the ids, in their places, for the loss `CausalLM`. They are -100 in the place of
+    padding and of a document's first token, so that no loss crosses the end of a document. A model
+    with an input `labels` of its own gets them there. `predict` ignores them.
+
+    DataError: no ids, ids that are no integers from 0 to 2**31 - 1, or a document without tokens.
+    SettingError: an impossible setting.
+
+    >>> loader = TextLoader([[1, 2, 3], [4, 5]], 4, eos_token_id=0, shuffle=False)
+    >>> x, labels = next(iter(loader))
+    >>> x["input_ids"].tolist()
+    [[1, 2, 3, 0], [4, 5, 0, 0]]
+    >>> labels.tolist()
+    [[-100, 2, 3, 0], [-100, 5, 0, -100]]
+    """
+
+    _reads_share: ClassVar[bool] = True
+
+    @check_arguments
+    def __init__(
+        self,
+        data: Any,
+        length: int | None = None,
+        *,
+        pack: bool = True,
+        eos_token_id: int | None = None,
+        column: str = TOKENS,
+        pad_token_id: int = 0,
+        pad_to_multiple_of: int | None = None,
+        pool: int = 50,
+        input_names: Mapping[str, str] | None = None,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        seed: int | None = None,
+        drop_last: bool = False,
+        prefetch: int = 0,
+    ) -> None:
+        if length is None and pack:
+            raise SettingError(
+                "TextLoader packs documents into rows of one length: say which,"
+                " TextLoader(data, 1024), or pad them with pack=False."
+            )
+        if length is not None and not 2 <= length <= MAX_LENGTH:
+            raise SettingError(
+                f"TextLoader needs a length from 2 to {MAX_LENGTH}, got {shortened(length)}."
+            )
+        for name, token in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
+            if token is not None and not 0 <= token <= MAX_ID:
+                raise SettingError(f"{name} is from 0 to {MAX_ID}, got {shortened(token)}.")
+        if pad_to_multiple_of is not None and not 1 <= pad_to_multiple_of <= MAX_MULTIPLE:
+            raise SettingError(
+                f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got"
+                f" {shortened(pad_to_multiple_of)}."
+            )
+        if pool < 1:
+            raise SettingError(f"TextLoader needs pool >= 1, got {pool}.")
+        self.length = length
+        self.pack = pack
+        self.pad_token_id = pad_token_id
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.pool = pool
+        self._names = {**dict.fromkeys(INPUTS, ""), **_checked_names(input_names)}
+        self._names = {name: own or name for name, own in self._names.items()}
+        self._specs: dict[str, TensorSpec] | None = None  # of the inputs that a model takes
+        self._labels_inside = False
+        self._corpus = read_corpus(data, column, eos_token_id)
+        size = len(self._corpus.tokens)
+        if pack:
+            assert length is not None
+            self._bounds: Array | None = None  # row i begins at token i * length
+            rows = -(-size // length)
+        else:
+            self._bounds = _cut(self._corpus.document_starts(), size, length)
+            rows = len(self._bounds) - 1
+        self._first = 0  # the row with which the rows of this loader begin
+        super().__init__(rows, batch_size, shuffle, seed, drop_last, prefetch)
+
+    def fingerprint(self) -> dict[str, Any]:
+        columns = [("tokens", self._corpus.tokens)]
+        if self._bounds is not None:
+            columns.append(("rows", self._bounds))
+        return fingerprint_of(columns) | {"length": self.length, "first": self._first}
+
+    def bind(self, adapter: DataAdapter) -> TextLoader:
+        loader = copy(self)
+        specs = {spec.name: spec for spec in adapter.inputs}
+        names = dict(self._names)
+        others = [n for n in specs if n not in (names[MASK], names[POSITIONS], LABELS)]
+        if names[TOKENS] not in specs and len(others) == 1:
+            names[TOKENS] = others[0]
+        loader._names = names
+        loader._specs = {name: specs[own] for name, own in names.items() if own in specs}
+        loader._labels_inside = LABELS in specs and not adapter.targets
+        return loader
+
+    @check_arguments
+    def split(self, fraction: float) -> tuple[TextLoader, TextLoader]:
+        """Return two loaders, for training and for validation: the last rows validate, in order.
+
+        `fit(loader, validation_split=0.1)` does the same.
+
+        - `fraction`: the fraction of the rows that validates, above 0 and below 1.
+
+        SettingError: a fraction that leaves no row on one side.
+        """
+        train_rows = count_training_rows(self.rows, fraction)
+        training, validation = copy(self), copy(self)
+        training._begin_anew(train_rows)
+        validation._first += train_rows
+        validation.shuffle = validation.drop_last = False
+        validation._begin_anew(self.rows - train_rows)
+        return training, validation
+
+    def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
+        for rows in self._batch_rows(epoch, skip, seed):
+            starts, stops = self._spans(rows)
+            own_starts, own_stops = self._spans(self._share.select_rows(rows))
+            yield self._make_batch(own_starts, own_stops, self._width(stops - starts))
+
+    def _batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
+        if seed is None or self._bounds is None:
+            numbers = np.arange(self.rows)
+            indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
+            return (numbers[index] for index in indices)
+        starts, stops = self._spans(np.arange(self.rows))
+        return bucketed_rows(
+            stops - starts, self.batch_size, len(self), self.pool, seed, epoch, skip
+        )
+
+    def _spans(self, rows: Array) -> tuple[Array, Array]:
+        """Return the places of the first tokens of rows, and those after their last ones."""
+        rows = rows + self._first
+        if self._bounds is not None:
+            return self._bounds[rows], self._bounds[rows + 1]
+        assert self.length is not None
+        starts = rows * self.length
+        return starts, np.minimum(starts + self.length, len(self._corpus.tokens))
+
+    def _width(self, lengths: Array) -> int:
+        if self.pack:
+            assert self.length is not None
+            return self.length
+        multiple = self.pad_to_multiple_of or 1
+        return -(-int(lengths.max()) // multiple) * multiple
+
+    def _make_batch(self, starts: Array, stops: Array, width: int) -> tuple[Any, ...]:
+        ids = np.full((len(starts), width), self.pad_token_id, np.int64)
+        begins = np.zeros(ids.shape, bool)
+        for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist())):
+            ids[row, : stop - start] = self._corpus.read(start, stop)
+            begins[row, : stop - start] = self._corpus.begins(start, stop)
+        is_token = np.arange(width) < (stops - starts)[:, None]
+        labels = np.where(is_token & ~begins, ids, IGNORED)
+        arrays = {TOKENS: ids}
+        if self._takes(MASK):
+            arrays[MASK] = self._mask(begins, is_token)
+        if self._takes(POSITIONS):
+            arrays[POSITIONS] = np.where(is_token, _positions(begins), 0)
+        x = {self._names[name]: self._typed(name, array) for name, array in arrays.items()}
+        if self._labels_inside:
+            return ({**x, LABELS: labels},)
+        return x, labels
+
+    def _takes(self, name: str) -> bool:
+        return self._specs is None or name in self._specs
+
+    def _typed(self, name: str, array: Array) -> Array:
+        """Return an array of ids in the type of the model's input."""
+        if self._specs is None or name not in self._specs or array.dtype.kind == "f":
+            return array
+        return array.astype(self._specs[name].dtype, copy=False)
+
+    def _mask(self, begins: Array, is_token: Array) -> Array:
+        spec = None if self._specs is None else self._specs[MASK]
+        axes = 2 if spec is None or spec.shape is None else len(spec.shape)
+        if axes == 2:
+            return is_token.astype(np.int64)
+        if axes not in (3, 4):
+            raise DataError(
+                f"TextLoader makes masks of 2, 3 or 4 axes, and the model's input is {spec}: make"
+                " batches of your own."
+            )
+        document = begins.cumsum(axis=1)
+        sees = np.tril(document[:, :, None] == document[:, None, :])
+        sees &= is_token[:, None, :] & is_token[:, :, None]
+        # Padding sees itself: a softmax over nothing is NaN.
+        sees |= np.eye(is_token.shape[1], dtype=bool)
+        mask: Array = sees if axes == 3 else sees[:, None]
+        if spec is not None and is_float(spec.dtype):
+            return np.where(mask, 0, np.finfo(spec.dtype).min).astype(spec.dtype)
+        return mask
+
+
+def _positions(begins: Array) -> Array:
+    """Return the position of each token after the beginning of its document in the row."""
+    places = np.arange(begins.shape[1])
+    return places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+
+
+def _cut(starts: Array, size: int, length: int | None) -> Array:
+    """Return where each row begins, and where the last one ends.
+
+    Each document is a row, or several of at most `length` tokens.
+    """
+    bounds = np.append(starts, size)
+    if length is None:
+        return bounds
+    pieces = -(-np.diff(bounds) // length)
+    first = np.repeat(starts, pieces)
+    number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return np.append(first + number * length, size)
+
+
+def _checked_names(names: Mapping[str, str] | None) -> dict[str, str]:
+    given = dict(names or {})
+    unknown = [name for name in given if name not in INPUTS]
+    if unknown or not all(isinstance(own, str) and own for own in given.values()):
+        raise SettingError(
+            f"input_names maps {', '.join(map(repr, INPUTS))} to names of inputs, got"
+            f" {shortened(given)}."
+        )
+    return given
