@@ -4,6 +4,7 @@ back.
 
 import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
+from onnxfit.adapters.lora import LoRA
 from onnxfit.data import (
     Bucket,
     DataLoader,
@@ -57,6 +58,7 @@ __all__ = [
     "GraphBuilder",
     "ImageFolder",
     "InstallationError",
+    "LoRA",
     "MissingAttributeError",
     "ModelError",
     "OnnxfitError",

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
 
+from onnxfit.adapters.lora import LoRA
 from onnxfit.callbacks.callback import Callback
 from onnxfit.callbacks.callback_list import CallbackList, as_list
 from onnxfit.callbacks.history import History
@@ -34,7 +35,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from onnxfit.training import checkpoint
 from onnxfit.training.epoch_iterator import EpochIterator
-from onnxfit.training.forms import trainable_form
+from onnxfit.training.forms import stored_settings, trainable_form
 from onnxfit.training.inference import check_steps, refuse_number
 from onnxfit.training.loop import FitLoop, Validation, validation_due
 from onnxfit.training.ranks import (
@@ -86,6 +87,8 @@ class Trainer(SavedTrainer):
       `onnxfit.distributed.MPI()`; None, this process alone.
     - `quantization`: for a file of integers, those that are trained and how; see
       `onnxfit.Quantization`. None trains every integer initializer behind a DequantizeLinear.
+    - `adapters`: adapters of low rank, which train in the place of the weights they stand beside;
+      see `onnxfit.LoRA`. Then `weights` names those that train besides, and None adds none.
 
     Threads: only one thread at a time may train, by `fit`, `train_on_batch`, `apply_gradients`,
     `set_state`, `restore` or `revert_step`; a second thread gets a SettingError. Other threads may
@@ -133,13 +136,14 @@ class Trainer(SavedTrainer):
         dynamic_batch: bool = False,
         distribute: Any = "auto",
         quantization: Quantization | None = None,
+        adapters: LoRA | Sequence[LoRA] | None = None,
     ) -> None:
         arguments = locals()
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
         model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
-        trainable = trainable_form(model, quantization)
+        trainable = trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(
             trainable,
@@ -147,11 +151,11 @@ class Trainer(SavedTrainer):
             needs_loss=backend_class.needs_loss,
             distillation=distillation,
         )
-        if weights is None and quantization is None:  # who chooses knows which ones train
+        # who chooses weights knows which ones train
+        if weights is None and quantization is None and adapters is None:
             warn_of_quantized(recipe.model)
         arrays = initializer_arrays(trainable.model, recipe.state)
-        if quantization is not None:
-            settings["quantization"] = quantization.without_files()
+        settings = stored_settings(settings)
         world = world_of(distribute)
         teacher = None if distillation is None else distillation.teacher
         require_same_trainers(world, model, arrays, settings, teacher)

@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # A fit makes a History, a CallbackList and a ProgressBar itself, and no callback imports the
     # trainer. So the callbacks stand below the loop, not above the trainer.
     "callbacks": ("callbacks",),
-    "quantization": ("quantization",),
+    "quantization and adapters": ("quantization", "adapters"),
     "training": ("training",),
     "trainer": ("trainer",),
     "entry points": ("cli", "sklearn", "torch", "flower"),

@@ -277,6 +277,13 @@ def function_cases() -> dict[str, Case]:
             DataLoader,
             {"X": X, "y": Y},
         ),
+        "LoRA": (lambda **a: train(adapters=onnxfit.LoRA(**a)), onnxfit.LoRA, {"rank": 1}),
+        "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"folder": "nowhere"}),
+        "export_adapter": (
+            Trainer(model(), loss="mse", adapters=onnxfit.LoRA(rank=1)).export_adapter,
+            Trainer.export_adapter,
+            {"folder": "adapter"},
+        ),
         "Quantization": (
             lambda **a: Trainer(integer_file(), loss="mse", quantization=onnxfit.Quantization(**a)),
             onnxfit.Quantization,

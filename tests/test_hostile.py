@@ -468,7 +468,9 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize(
         "settings",
-        [{"threads": 1 << 24}, {"threads": "2"}, {"seed": None}, {"accumulate": 0}, {"weights": "no"}, {"unheard_of": 1}, {"clip_norm": "x"}],
+        [{"threads": 1 << 24}, {"threads": "2"}, {"seed": None}, {"accumulate": 0}, {"weights": "no"}, {"unheard_of": 1}, {"clip_norm": "x"},
+         {"adapters": 3}, {"adapters": {"rank": 2}}, {"adapters": [{"onnxfit:class": {"name": "LoRA", "settings": {"rank": -1}}}]},
+         {"adapters": {"onnxfit:class": {"name": "LoRA", "settings": {"matrices": {"w": [1, 2]}}}}}],
         ids=str,
     )  # fmt: skip
     def test_settings_that_no_trainer_takes(

@@ -79,9 +79,11 @@ def is_large(model: onnx.ModelProto) -> bool:
     return sum(map(nbytes, model.graph.initializer)) > MAX_MODEL_BYTES
 
 
-def write_safetensors(file: BinaryIO, arrays: Mapping[str, Array]) -> None:
+def write_safetensors(
+    file: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write arrays as `safetensors.numpy.save` does, without a copy of all of them in memory."""
-    file.write(_header(arrays))
+    file.write(_header(arrays, metadata))
     for array in arrays.values():
         _write(file, array)
 
@@ -100,6 +102,13 @@ def read_safetensors(data: bytes) -> dict[str, Array]:
         name: np.frombuffer(entry["data"], TYPES[entry["dtype"]]).reshape(entry["shape"])
         for name, entry in safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     }
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata in the bytes of a safetensors file that `read_safetensors` has read."""
+    size = int.from_bytes(data[:8], "little")
+    metadata: dict[str, str] = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+    return metadata
 
 
 def detached(
@@ -215,10 +224,10 @@ def nbytes(tensor: onnx.TensorProto) -> int:
     return (bits + 7) // 8
 
 
-def _header(arrays: Mapping[str, Array]) -> bytes:
+def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the header of a safetensors file."""
     type_names = {np.dtype(dtype): name for name, dtype in TYPES.items()}
-    header = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, array in arrays.items():
         header[name] = {

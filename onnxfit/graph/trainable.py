@@ -6,7 +6,7 @@ training model has other initializers than the file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -70,6 +70,10 @@ class TrainableModel:
         Returns the next value of each statistic, by name.
         """
         return {}
+
+    def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str] | str | None:
+        """Return the names and patterns of the trained weights, by the user's `weights=`."""
+        return patterns
 
     def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, onnx.TensorProto]:
         """Return initializer of the file -> its value for the trained weights `arrays`."""

@@ -129,15 +129,16 @@ class Recipe:
         _refuse_half_precision([outputs[name] for name in objectives])
         metrics = get_output_metrics(settings.metrics, objectives)
         differentiated = list(objectives) or [name for name in outputs if name == names.LOSS]
+        patterns = trainable.selected(settings.weights)
         trains = bool(differentiated) or not needs_loss
         if not differentiated:
             differentiated = [name for name, spec in outputs.items() if spec.dtype.kind == "f"]
         if trains:
-            weights = _trained_weights(normalized, settings.weights, differentiated)
-        elif settings.weights is None:
+            weights = _trained_weights(normalized, patterns, differentiated)
+        elif patterns is None:
             weights = all_weights(normalized)  # a model without weights predicts, too
         else:
-            weights = select_weights(normalized, settings.weights)
+            weights = select_weights(normalized, patterns)
         initializers = graph.initializers
         dtypes = {name: spec_of(initializers[name]).dtype for name in weights}
         own = trainable.bounds
@@ -304,8 +305,8 @@ def _trained_weights(
     unreached = [name for name in selected if name not in reaching]
     if patterns is not None and unreached:
         raise SettingError(
-            f"No loss depends on {listed_names(unreached)}: leave them out of weights=, or give the"
-            " output they lead to a loss."
+            f"No loss depends on {listed_names(unreached)}: leave them out of weights=, or out of"
+            " the target of adapters=, or give the output they lead to a loss."
         )
     return trained
 

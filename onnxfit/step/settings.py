@@ -14,6 +14,7 @@ from onnxfit.registry import is_finite, is_number, shortened
 from onnxfit.step.objectives import Losses, Metrics
 
 if TYPE_CHECKING:
+    from onnxfit.adapters.lora import LoRA
     from onnxfit.quantization.settings import Quantization
 
 
@@ -42,6 +43,7 @@ class TrainerSettings:
     threads: int | None = None
     dynamic_batch: bool = False
     quantization: Quantization | None = None
+    adapters: LoRA | Sequence[LoRA] | None = None
 
     @property
     def device_kind(self) -> str:

@@ -5,8 +5,9 @@ No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so t
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
 `model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. A model of integers
 is there as it was given, and the state holds the weights: floats are trained in the place of the
-integers. Weights go from memory to the disk one after another, so a checkpoint may be larger than
-the 2 GB that one message of ONNX can hold.
+integers. So is a model with adapters, which are trained beside its weights. Weights go from memory
+to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
+can hold.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from onnxfit.files import (
     TEXT,
     list_of,
     mapping_of,
+    refusing_misfits,
     require_path,
     require_types,
     write_atomically,
@@ -70,6 +72,7 @@ REGISTRIES = tuple(
     f"onnxfit.{name}"
     for name in (
         "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
+        "adapters.lora",
     )
 )  # fmt: skip
 DAMAGE = (  # the errors of readers that meet damaged bytes
@@ -126,10 +129,14 @@ class Contents:
 
     def trained_model(self) -> onnx.ModelProto:
         """Return the model with the trained weights, which `model` lacks where floats are trained
-        in the place of its integers.
+        in the place of its integers, or adapters beside its weights.
         """
-        trainable = trainable_form(self.model, self.settings.get("quantization"))
-        return self.model if trainable.is_file else trainable.exported(self.state["weights"])
+        # the seed decides the first values of adapters, which the state replaces
+        trainable = trainable_form(self.model, {**self.settings, "seed": 0})
+        if trainable.is_file:
+            return self.model
+        with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
+            return trainable.exported(self.state["weights"])
 
 
 class Snapshot:
@@ -343,7 +350,7 @@ def _divided(
     """Return the weights that the model of the checkpoint has, and those that the state has.
 
     The model has all of them, or stays as it was given: where floats are trained in the place of
-    its integers.
+    its integers, or adapters beside its weights.
     """
     types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
     if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in weights.items()):

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import onnx
 
+from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.trainable import TrainableModel
-from onnxfit.quantization.settings import Quantization
 from onnxfit.quantization.unfolding import unfold
 
 
-def trainable_form(
-    file: onnx.ModelProto, quantization: Quantization | None = None
-) -> TrainableModel:
+def stored_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Trainer` as a checkpoint holds them: without what comes of files."""
+    stored = dict(settings)
+    if settings["quantization"] is not None:
+        stored["quantization"] = settings["quantization"].without_files()
+    if settings["adapters"] is not None:
+        several = [one.without_matrices() for one in listed(settings["adapters"])]
+        stored["adapters"] = several if len(several) > 1 else several[0]
+    return stored
+
+
+def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> TrainableModel:
     """Return the model that is trained in the place of a file, and the way back to the file.
 
-    A file with caches is trained as the model for whole sequences, and a file of integers in
-    floats. Each form is built on the model of the one before.
+    A file with caches is trained as the model for whole sequences, a file of integers in floats,
+    and adapters in branches beside the layers. Each form is built on the model of the one before.
 
     - `file`: a model that `read_model` returned.
-    - `quantization`: the user's settings; None for the defaults.
+    - `settings`: the arguments of `Trainer`; those that are missing have their defaults.
 
     Raises ModelError, SettingError or UnknownNameError.
     """
     view = without_caches(file)
-    form = unfold(view, quantization)
+    form = unfold(view, settings.get("quantization"))
+    form = adapt(form, settings.get("adapters"), settings.get("seed", 0))
     return form if view is file else replace(form, file=file, view=view)

@@ -43,5 +43,5 @@ def inspect(
     <BLANKLINE>
     Trains: 1 weight, differentiated by the table of rules.
     """
-    model = trainable_form(read_model(model_onnx)).model
+    model = trainable_form(read_model(model_onnx), {}).model
     return inspect_model(model, weights, outputs=outputs, gradient=gradient)

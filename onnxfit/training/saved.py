@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from onnxfit.adapters.adapted import AdaptedModel
+from onnxfit.adapters.peft import write_adapters
 from onnxfit.callbacks.history import History
 from onnxfit.errors import (
     SettingError,
     UnsupportedError,
+    listed_names,
     warn_user,
 )
 from onnxfit.files import refusing_misfits, require_path
@@ -93,7 +96,9 @@ class SavedTrainer(InferenceTrainer):
         """Return the original model with the trained weights, for inference; write it to `path`.
 
         `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
-        2 GB the tensors are in a file `<path>.data` beside it. Of several processes, only rank 0
+        2 GB the tensors are in a file `<path>.data` beside it. Adapters are merged: the file has
+        W + s A B in the place of W. Those of packed integers (MatMulNBits) stay beside them, as
+        nodes. Of several processes, only rank 0
         writes. CheckpointError if it cannot be written.
         """
         if averaged and self.optimizer.ema_momentum is None:
@@ -112,6 +117,40 @@ class SavedTrainer(InferenceTrainer):
         if path is not None and self.is_main:
             write_model(path, model, self._recipe.state)
         return model
+
+    def export_adapter(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the adapters alone to `folder`, in the format of PEFT, and return the folder.
+
+        `onnxfit.LoRA.load(folder)` reads them, and so does `PeftModel.from_pretrained` for the
+        torch model that the file was exported from. The files are adapter_model.safetensors and
+        adapter_config.json. Of several processes, only rank 0 writes. SettingError for a trainer
+        without adapters, CheckpointError if they cannot be written. A UserWarning names weights
+        that are trained besides, which are in `export` alone, and a table that is also the weight
+        of a linear layer, whose adapter PEFT cannot read.
+        """
+        require_path(folder)
+        form = self._trainable
+        if not isinstance(form, AdaptedModel):
+            raise SettingError(
+                "export_adapter writes adapters, and this trainer has none:"
+                " Trainer(..., adapters=onnxfit.LoRA(rank=8)) trains them."
+            )
+        self._require_equal_ranks("export_adapter")
+        arrays = self.get_weights()
+        own = {name for one in form.adapters for name in (one.a, one.b)}
+        others = [name for name in arrays if name not in own]
+        if others:
+            warn_user(
+                f"The folder does not hold {listed_names(others)}, which train besides the"
+                " adapters: export(path) writes the whole model."
+            )
+        tied = [one.weight.module for one in form.adapters if one.weight.is_tied]
+        if tied:
+            warn_user(
+                f"PEFT cannot read the adapter of {listed_names(tied)}, a table that is also the"
+                " weight of a linear layer: onnxfit.LoRA.load alone does."
+            )
+        return write_adapters(folder, form.saved(arrays)) if self.is_main else Path(folder)
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
         """Write every graph of this trainer, and a checkpoint, to `folder`.

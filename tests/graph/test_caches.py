@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 from onnx.numpy_helper import from_array
 
-from onnxfit import Trainer, inspect
+from onnxfit import LoRA, Trainer, inspect
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.model import with_initializers
 from onnxfit.losses import CrossEntropy
@@ -220,6 +220,26 @@ def test_a_trainer_takes_a_file_with_caches_and_exports_it_with_them(
         deterministic=True
     )
     assert inspect(file, weights).trains
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["float", "4 bits"])
+def test_adapters_train_on_the_view_and_come_into_the_file_with_caches(
+    packed: bool, tmp_path: Any
+) -> None:
+    file = Decoder(packed).model
+    lora = LoRA(rank=2, target="*", dropout=0.1)
+    trainer = Trainer(file, adapters=lora, loss="causal_lm", optimizer=Adam(0.01), threads=1)
+    feeds, _ = counting()
+    losses = trainer.fit(feeds, feeds["input_ids"], epochs=4, batch_size=4, verbose=0).history
+    assert losses["loss"][-1] < losses["loss"][0]
+    exported, expected = trainer.export(), trainer.predict(feeds)
+    assert sizes(exported.graph.input) == sizes(file.graph.input)
+    for steps in ([LENGTH], [LENGTH - 2, 1, 1]):
+        found = decode(exported, feeds["input_ids"], steps)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(decode(file, feeds["input_ids"], [LENGTH]) - expected).max() > 1e-3
+    loaded = Trainer.load(trainer.save(tmp_path / "t.onnxfit"))
+    np.testing.assert_array_equal(loaded.predict(feeds), expected)
 
 
 def test_integers_in_a_file_with_caches_are_trained() -> None:

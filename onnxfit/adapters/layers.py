@@ -1,0 +1,300 @@
+"""Find the weights of a model that adapters of low rank can stand beside.
+
+Each is read by linear layers (MatMul, Gemm, MatMulNBits), as the table of an embedding (Gather), or
+by convolutions. Transpose and Identity may lie between the weight and its readers.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxfit.graph.sharing import MODULES
+from onnxfit.graph.subgraphs import read_by
+from onnxfit.graph.weights import FOLDED_FROM, NO_PARAMETER
+
+FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
+MICROSOFT = "com.microsoft"
+# onnxruntime's quantizer calls packed integers after the floats, whose notes stay in the file.
+PACKED_END = re.compile(r"_Q\d+(G\d+)?$")
+# the end of a weight's name behind that of its module: of torch, of quantizers, and of genai
+ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant)?$")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A node that multiplies by a weight, or takes rows of it.
+
+    - `index`: the position of the node in the graph.
+    - `op_type`: its operator.
+    - `flipped`: whether it reads rows of outputs: (outputs, inputs), as the weight is stored.
+    - `factor`: a number that it multiplies the product with, `alpha` of a Gemm.
+    """
+
+    index: int
+    op_type: str
+    flipped: bool = False
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class AdaptableWeight:
+    """A weight that adapters can stand beside.
+
+    - `name`: its initializer; that of the packed integers for a MatMulNBits.
+    - `module`: the module that it belongs to, by the name before the export.
+    - `names`: every name that a target may call it by.
+    - `shape`: its shape as it is stored; (inputs, outputs) for a MatMulNBits.
+    - `element_type`: that of the layer's input and output, a number of `onnx.TensorProto`.
+    - `readers`: the nodes that read it.
+    - `is_packed`: whether its numbers are packed, so that nothing can be added to them.
+    """
+
+    name: str
+    module: str
+    names: frozenset[str]
+    shape: tuple[int, ...]
+    element_type: int
+    readers: tuple[Reader, ...]
+    is_packed: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of layer: "linear", "embedding" or "conv".
+
+        A table that is also the weight of a linear layer counts as "linear".
+        """
+        kinds = {reader.op_type for reader in self.readers}
+        if "Conv" in kinds:
+            return "conv"
+        return "linear" if kinds & LINEAR else "embedding"
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether it is the table of an embedding and the weight of a linear layer."""
+        kinds = {reader.op_type for reader in self.readers}
+        return "Gather" in kinds and bool(kinds & LINEAR)
+
+    @property
+    def is_flipped(self) -> bool:
+        """Whether the weight is stored as (outputs, inputs)."""
+        linear = [reader.flipped for reader in self.readers if reader.op_type in LINEAR]
+        return linear[0] if linear else False
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The numbers of inputs and outputs of a layer; of rows and columns of an embedding."""
+        if self.kind == "conv":
+            return math.prod(self.shape[1:]), self.shape[0]
+        rows, columns = self.shape
+        return (columns, rows) if self.is_flipped else (rows, columns)
+
+
+@dataclass
+class _Graph:
+    """The values of a graph, and the nodes that read them.
+
+    `elsewhere` are the values that bodies of nodes read, and the outputs of the graph.
+    """
+
+    proto: onnx.GraphProto
+    readers: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    elsewhere: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tensors = {tensor.name: tensor for tensor in self.proto.initializer}
+        for index, node in enumerate(self.proto.node):
+            for position, name in enumerate(node.input):
+                self.readers[name].append((index, position))
+            self.elsewhere |= read_by(node).difference(node.input)
+        self.elsewhere |= {value.name for value in self.proto.output}
+
+
+def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
+    """Return the weights that adapters can stand beside, in the model's order.
+
+    A weight that something else reads, too, is left out: it would not change by the adapter.
+
+    - `model`: a model without functions.
+    """
+    graph = _Graph(model.graph)
+    notes = _notes(model.graph)
+    found = []
+    for name, tensor in graph.tensors.items():
+        readers = _readers(graph, name)
+        if readers is None:
+            continue
+        first = model.graph.node[readers[0].index]
+        is_packed = first.op_type == "MatMulNBits"
+        element_type = tensor.data_type
+        shape: tuple[int, ...] = tuple(tensor.dims)
+        if is_packed:
+            element_type = graph.tensors[first.input[2]].data_type
+            shape = (_attribute(first, "K", 0), _attribute(first, "N", 0))
+        nodes = [model.graph.node[reader.index] for reader in readers]
+        noted = notes.get(name) or notes.get(PACKED_END.sub("", name), {})
+        module = _module(name, noted, nodes)
+        names = {name, module, module.rpartition(".")[2], *_origins(noted)}
+        names |= {node.name for node in nodes}
+        found.append(
+            AdaptableWeight(
+                name=name,
+                module=module,
+                names=frozenset(names - {""}),
+                shape=shape,
+                element_type=element_type,
+                readers=tuple(readers),
+                is_packed=is_packed,
+            )
+        )
+    return _with_unique_modules(found)
+
+
+def output_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set[str]:
+    """Return the names of the weights whose layers no other linear layer follows."""
+    graph = model.graph
+    linear = {reader.index for weight in weights for reader in weight.readers}
+    linear = {index for index in linear if graph.node[index].op_type in LINEAR}
+    leading: set[str] = set()  # the values that a linear layer depends on
+    followed = set()
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
+        leads = not leading.isdisjoint(node.output)
+        if leads and index in linear:
+            followed.add(index)
+        if leads or index in linear:
+            leading |= read_by(node)
+    return {
+        weight.name
+        for weight in weights
+        if not any(reader.index in followed for reader in weight.readers)
+    }
+
+
+def _readers(graph: _Graph, name: str) -> list[Reader] | None:
+    """Return the readers of an initializer; None if it is no weight that can have an adapter."""
+    tensor = graph.tensors[name]
+    readers = []
+    waiting = [(name, False)]
+    while waiting:
+        value, flipped = waiting.pop()
+        if value in graph.elsewhere:
+            return None
+        for index, position in graph.readers[value]:
+            node = graph.proto.node[index]
+            if _moves_a_matrix(node, tensor):
+                waiting.append((node.output[0], flipped != (node.op_type == "Transpose")))
+                continue
+            reader = _reader(graph, tensor, index, position, flipped)
+            if reader is None:
+                return None
+            readers.append(reader)
+    readers.sort(key=lambda reader: reader.index)
+    return readers or None
+
+
+def _moves_a_matrix(node: onnx.NodeProto, tensor: TensorProto) -> bool:
+    """Return whether a node passes a matrix on as it is, or transposed."""
+    if node.domain or len(tensor.dims) != 2 or tensor.data_type not in FLOATS:
+        return False
+    return node.op_type == "Identity" or (
+        node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
+    )
+
+
+def _reader(
+    graph: _Graph, tensor: TensorProto, index: int, position: int, flipped: bool
+) -> Reader | None:
+    """Return how a node reads a weight at an input; None if an adapter cannot follow it there."""
+    node = graph.proto.node[index]
+    if node.op_type == "MatMulNBits" and node.domain == MICROSOFT:
+        scales = graph.tensors.get(node.input[2])
+        known = scales is not None and scales.data_type in FLOATS
+        return Reader(index, node.op_type) if position == 1 and known else None
+    if node.domain or tensor.data_type not in FLOATS or 0 in tensor.dims:
+        return None
+    rank = len(tensor.dims)
+    if node.op_type == "MatMul" and (position, rank) == (1, 2):
+        return Reader(index, node.op_type, flipped)
+    if node.op_type == "Gemm" and (position, rank) == (1, 2) and not _attribute(node, "transA", 0):
+        flipped = flipped != bool(_attribute(node, "transB", 0))
+        return Reader(index, node.op_type, flipped, float(_attribute(node, "alpha", 1.0)))
+    if node.op_type == "Gather" and (position, rank) == (0, 2) and not _attribute(node, "axis", 0):
+        return Reader(index, node.op_type, flipped)
+    if node.op_type == "Conv" and position == 1 and rank > 2 and _attribute(node, "group", 1) == 1:
+        return Reader(index, node.op_type)
+    return None
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return helper.get_attribute_value(attribute)
+    return default
+
+
+# Names
+# --------------------------------------------------------------------------------------------------
+
+
+def _notes(graph: onnx.GraphProto) -> dict[str, dict[str, str]]:
+    """Return the metadata of initializers, which exporters write beside them or in value_info."""
+    notes: dict[str, dict[str, str]] = defaultdict(dict)
+    for entry in (*graph.value_info, *graph.initializer):
+        for prop in entry.metadata_props:
+            notes[entry.name][prop.key] = prop.value
+    return notes
+
+
+def _origins(notes: Mapping[str, str]) -> list[str]:
+    """Return the parameters that the exporter computed a tensor from."""
+    names = re.findall(r"'([^']*)'", notes.get(FOLDED_FROM, ""))
+    return [name for name in names if not NO_PARAMETER.fullmatch(name)]
+
+
+def _module(name: str, notes: Mapping[str, str], nodes: list[onnx.NodeProto]) -> str:
+    """Return the module that a weight belongs to: the name before the export, if it is known."""
+    origins = _origins(notes)
+    if len(origins) == 1:
+        return ENDS.sub("", origins[0])
+    if ENDS.sub("", name) != name and not NO_PARAMETER.fullmatch(ENDS.sub("", name)):
+        return ENDS.sub("", name)
+    for module in _modules_of(nodes[0]):
+        return module
+    return name
+
+
+def _modules_of(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the module around a node, as torch's exporters note it."""
+    for prop in node.metadata_props:
+        if prop.key == MODULES:
+            try:
+                scopes = ast.literal_eval(prop.value)
+                if len(scopes) > 1 and isinstance(scopes[-2], str) and scopes[-2]:
+                    yield scopes[-2]
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                pass
+    if node.name.startswith("/") and node.name.count("/") > 1:  # "/layers.0/fc1/MatMul"
+        yield node.name[1:].rpartition("/")[0].replace("/", ".")
+
+
+def _with_unique_modules(weights: list[AdaptableWeight]) -> list[AdaptableWeight]:
+    """Return the weights; those whose module has several are called after their initializers."""
+    counts: dict[str, int] = defaultdict(int)
+    for weight in weights:
+        counts[weight.module] += 1
+    return [
+        weight
+        if counts[weight.module] == 1
+        else AdaptableWeight(**{**vars(weight), "module": weight.name})
+        for weight in weights
+    ]

@@ -1,0 +1,118 @@
+"""The setting of `Trainer` for adapters of low rank."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from onnxfit.adapters.peft import Matrices, read_adapters
+from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.registry import ChecksArguments, check_arguments, check_number, name_list, shortened
+
+__all__ = ["LoRA"]
+
+SCALINGS = ("alpha/r", "alpha/sqrt(r)")
+INITIALIZERS = ("kaiming", "gaussian")
+
+
+@dataclass(frozen=True)
+class LoRA(ChecksArguments):
+    r"""Adapters of low rank: two small matrices train beside each weight, which is frozen.
+
+    A linear layer $y = x W + b$ with $W$ of (inputs, outputs) computes
+    $y = x W + b + s\,\mathrm{dropout}(x) A B$, with $A$ of (inputs, rank), $B$ of (rank, outputs)
+    and $s = \alpha / r$ (Hu et al. 2021, arXiv:2106.09685). The table of an embedding and the
+    weights of a Conv get the same. $B$ begins with zeros, so that the model computes at first what
+    the file does; in an embedding $A$ does.
+
+    - `rank`: $r$, a whole number from 1 up to the smaller side of each weight.
+    - `alpha`: $\alpha$, a finite number > 0.
+    - `target`: names and fnmatch patterns of the weights, where `"!pattern"` excludes. They are
+      compared with the names of the initializer, of the parameter and the module that it was
+      exported from, and of the node that reads it. None takes every linear layer but those that no
+      other linear layer follows, as "all-linear" of PEFT leaves out the output layer.
+    - `dropout`: the fraction of the elements of $x$ that a training step drops for the adapter,
+      in [0, 1). Layers that read the same $x$ share its dropout; an embedding has none.
+    - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which the updates do
+      not become smaller with the rank (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
+    - `init`: the first values of $A$: "kaiming", uniform in $\pm 1 / \sqrt{\text{inputs}}$, or
+      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1.
+    - `matrices`: module -> the first values of $A$ and $B$, as `LoRA.load` reads them; None for
+      those of `init`. Checkpoints do not hold it.
+
+    Raises SettingError for a value out of range. `Trainer` raises UnknownNameError for a pattern
+    that matches no weight, and SettingError for a rank that is too large, or for a weight that two
+    of several adapters match.
+
+    >>> LoRA(rank=4, alpha=8, target=["*attn*", "!*out_proj*"]).scale
+    2.0
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    target: Sequence[str] | str | None = None
+    dropout: float = 0.0
+    scaling: str = "alpha/r"
+    init: str = "kaiming"
+    matrices: Mapping[str, Matrices] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_number(self, "rank", at_least=1, whole=True)
+        check_number(self, "alpha", above=0)
+        check_number(self, "dropout", at_least=0, below=1)
+        if self.target is not None:
+            patterns = tuple(name_list("target", self.target))
+            if not patterns:
+                raise SettingError("target=[] names no weight: leave it out for all linear layers.")
+            object.__setattr__(self, "target", patterns)
+        for name, known in (("scaling", SCALINGS), ("init", INITIALIZERS)):
+            if getattr(self, name) not in known:
+                raise SettingError(
+                    f"{name} of LoRA is {' or '.join(map(repr, known))}, got"
+                    f" {shortened(getattr(self, name))}."
+                )
+
+        given = {} if self.matrices is None else self.matrices
+        values = given.values() if isinstance(given, Mapping) else [None]
+        if not all(isinstance(value, Matrices) for value in values):
+            raise SettingError(
+                "matrices of LoRA are those that LoRA.load(folder) reads, or None, got"
+                f" {shortened(self.matrices)}."
+            )
+
+    @classmethod
+    @check_arguments
+    def load(cls, folder: str | os.PathLike[str]) -> tuple[LoRA, ...]:
+        """Return the adapters in a `folder` that `Trainer.export_adapter` or PEFT wrote.
+
+        There is one for each rank and alpha. `Trainer(model, adapters=LoRA.load(folder))` goes on
+        with their training, or applies them: it predicts, and exports the merged file.
+        CheckpointError for a folder without adapters, or with others than LoRA. The Trainer raises
+        UnknownNameError or SettingError for adapters of another model, and warns where they were
+        trained beside weights with other values.
+        """
+        groups: dict[tuple[int, float], dict[str, Matrices]] = {}
+        for module, one in read_adapters(folder).items():
+            groups.setdefault((one.rank, one.alpha), {})[module] = one
+        loaded = []
+        for (rank, alpha), matrices in groups.items():
+            first = next(iter(matrices.values()))
+            try:
+                settings = cls(rank, alpha, tuple(matrices), first.dropout, first.scaling)
+            except SettingError as error:
+                raise CheckpointError(
+                    f"{os.fspath(folder)!r} has settings that no adapter takes: {error}"
+                ) from None
+            loaded.append(replace(settings, matrices=matrices))
+        return tuple(loaded)
+
+    def without_matrices(self) -> LoRA:
+        """Return the settings that a checkpoint holds."""
+        return replace(self, matrices=None)
+
+    @property
+    def scale(self) -> float:
+        """The factor $s$ of the product of the two matrices."""
+        return self.alpha / (self.rank if self.scaling == "alpha/r" else math.sqrt(self.rank))

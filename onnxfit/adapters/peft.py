@@ -1,0 +1,233 @@
+"""Folders of adapters in the format of PEFT: adapter_model.safetensors and adapter_config.json.
+
+PEFT (https://github.com/huggingface/peft) stores A as (rank, inputs) and B as (outputs, rank),
+under the names of the modules. The metadata of adapter_model.safetensors also holds checksums of
+the weights that the adapters were trained beside, which PEFT ignores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+
+from onnxfit.errors import CheckpointError, listed_names
+from onnxfit.files import (
+    COUNT,
+    FLAG,
+    MAPPING,
+    RATE,
+    TEXT,
+    optional,
+    require_path,
+    require_types,
+    write_atomically,
+)
+from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safetensors
+
+Array = npt.NDArray[Any]
+
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PICKLE = "adapter_model.bin"  # of older versions of PEFT
+CHECKSUMS = "onnxfit.base"  # in the metadata of the tensors
+KEY = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<table>embedding_)(?P<t>[AB])"
+    r"|(?P<part>[AB])\.weight)"
+)
+LITERAL = re.compile(r"[\w.-]+")
+CONFIG_TYPES = {
+    "peft_type": TEXT,
+    "r": COUNT,
+    "lora_alpha": RATE,
+    "lora_dropout": RATE,
+    "use_rslora": FLAG,
+    "use_dora": FLAG,
+    "alpha_pattern": optional(MAPPING),
+}
+DEFAULTS = {"lora_dropout": 0.0, "use_rslora": False, "use_dora": False, "alpha_pattern": None}
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """The two matrices of an adapter as PEFT stores them, and its settings.
+
+    - `a`, `b`: A of (rank, inputs), B of (outputs, rank); those of a Conv have its kernel besides.
+    - `alpha`, `dropout`, `scaling`: as in `LoRA`.
+    - `is_embedding`: whether they stand beside the table of an embedding.
+    - `checksum`: the checksum of the weight that they were trained beside, if it is known.
+    """
+
+    a: Array
+    b: Array
+    alpha: float
+    dropout: float
+    scaling: str
+    is_embedding: bool = False
+    checksum: int | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
+    """Write a folder of adapters that PEFT reads; each of its files is replaced atomically.
+
+    - `adapters`: module -> its matrices.
+
+    Raises CheckpointError where the disk refuses.
+    """
+    require_path(folder)
+    tensors: dict[str, Array] = {}
+    for module, one in adapters.items():
+        for part, array in (("A", one.a), ("B", one.b)):
+            name = f"embedding_{part}" if one.is_embedding else f"{part}.weight"
+            tensors[f"base_model.model.{module}.lora_{name}"] = np.ascontiguousarray(array)
+    sums = {module: one.checksum for module, one in adapters.items()}
+    metadata = {"format": "pt", CHECKSUMS: json.dumps(sums)}
+    path = Path(folder)
+    write_atomically(path / TENSORS, lambda file: write_safetensors(file, tensors, metadata))
+    text = json.dumps(_config(adapters), indent=2).encode()
+    write_atomically(path / CONFIG, lambda file: file.write(text))
+    return path
+
+
+def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
+    """Return adapter_config.json; modules with another rank or alpha than the first are listed."""
+    first = next(iter(adapters.values()))
+    is_rooted = first.scaling == "alpha/sqrt(r)"
+    alphas = {}
+    for module, one in adapters.items():
+        alpha = one.alpha
+        if one.scaling != first.scaling:  # the config has one scaling for all
+            alpha = alpha / math.sqrt(one.rank) if is_rooted else alpha * math.sqrt(one.rank)
+        alphas[module] = int(alpha) if alpha == int(alpha) else alpha
+    alpha = next(iter(alphas.values()))
+    return {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "r": first.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": first.dropout,
+        "use_rslora": is_rooted,
+        "target_modules": sorted(adapters),
+        "rank_pattern": {m: one.rank for m, one in adapters.items() if one.rank != first.rank},
+        "alpha_pattern": {m: value for m, value in alphas.items() if value != alpha},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+
+
+def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
+    """Return module -> its matrices, from a folder that PEFT or `write_adapters` wrote.
+
+    Raises CheckpointError for anything else. Nothing in the files is executed.
+    """
+    require_path(folder)
+    path = Path(folder)
+    if (path / PICKLE).exists() and not (path / TENSORS).exists():
+        raise CheckpointError(
+            f"{str(path)!r} holds a pickle, {PICKLE}, which may run code, so that it is not read."
+            " Save the adapter again by PEFT's save_pretrained(folder), which writes safetensors."
+        )
+    config = _read_config(path / CONFIG)
+    try:
+        data = (path / TENSORS).read_bytes()
+        arrays = read_safetensors(data)
+        sums = json.loads(read_metadata(data).get(CHECKSUMS, "{}"))
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no {TENSORS} in {str(path)!r}.") from None
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{str(path / TENSORS)!r} is not whole: {error}") from None
+    pairs: dict[str, dict[str, Array]] = {}
+    tables = set()
+    for name, array in arrays.items():
+        match = KEY.fullmatch(name)
+        if match is None or array.dtype.kind not in "fV":
+            raise CheckpointError(
+                f"{str(path / TENSORS)!r} holds {name!r}, which is no matrix of LoRA. Adapters are"
+                " read alone: without DoRA, biases and modules_to_save."
+            )
+        pairs.setdefault(match["module"], {})[match["part"] or match["t"]] = array
+        if match["table"]:
+            tables.add(match["module"])
+    if not pairs:
+        raise CheckpointError(f"{str(path / TENSORS)!r} holds no adapter.")
+    sums = sums if isinstance(sums, dict) else {}
+    return {
+        module: _matrices(path, module, pair, config, module in tables, sums.get(module))
+        for module, pair in sorted(pairs.items())  # safetensors reads in any order
+    }
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"There is no {CONFIG} in {str(path.parent)!r}: name the folder that"
+            " trainer.export_adapter, or save_pretrained of PEFT, wrote."
+        ) from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from None
+    config = {**DEFAULTS, **config} if isinstance(config, dict) else config
+    require_types(repr(str(path)), config, CONFIG_TYPES)
+    if config["peft_type"] != "LORA" or config["use_dora"]:
+        kind = "DoRA" if config["peft_type"] == "LORA" else config["peft_type"]
+        raise CheckpointError(f"{str(path)!r} describes an adapter of the kind {kind}, not LoRA.")
+    return dict(config)
+
+
+def _matrices(
+    path: Path,
+    module: str,
+    pair: Mapping[str, Array],
+    config: Mapping[str, Any],
+    is_embedding: bool,
+    checksum: Any,
+) -> Matrices:
+    shapes = {part: array.shape for part, array in pair.items()}
+    a, b = shapes.get("A", ()), shapes.get("B", ())
+    if len(a) < 2 or len(a) != len(b) or a[0] != b[1] or 0 in a or 0 in b:
+        raise CheckpointError(
+            f"{str(path / TENSORS)!r} holds for {module!r} matrices of the shapes {shapes},"
+            " expected A of (rank, inputs) and B of (outputs, rank)."
+        )
+    return Matrices(
+        a=pair["A"],
+        b=pair["B"],
+        alpha=_alpha(path, module, config),
+        dropout=float(config["lora_dropout"]),
+        scaling="alpha/sqrt(r)" if config["use_rslora"] else "alpha/r",
+        is_embedding=is_embedding,
+        checksum=checksum if isinstance(checksum, int) else None,
+    )
+
+
+def _alpha(path: Path, module: str, config: Mapping[str, Any]) -> float:
+    """Return the alpha of a module; names in `alpha_pattern` may lack the outer modules."""
+    patterns = config["alpha_pattern"] or {}
+    expressions = [pattern for pattern in patterns if not LITERAL.fullmatch(pattern)]
+    if expressions:
+        raise CheckpointError(
+            f"{str(path / CONFIG)!r} has an alpha_pattern with regular expressions,"
+            f" {listed_names(expressions)}: write the names of the modules instead."
+        )
+    alpha = config["lora_alpha"]
+    for name, value in patterns.items():
+        if module == name or module.endswith(f".{name}"):
+            alpha = value
+            break
+    require_types(repr(str(path / CONFIG)), {"alpha": alpha}, {"alpha": RATE})
+    return float(alpha)

@@ -1,0 +1,93 @@
+"""Match the weights of a model with the targets of its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import onnx
+
+from onnxfit.adapters.branches import Adapter
+from onnxfit.adapters.layers import AdaptableWeight, adaptable_weights, output_layers
+from onnxfit.adapters.lora import LoRA
+from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
+
+
+def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Adapter]:
+    """Return an adapter for each weight that a target matches, in the model's order.
+
+    - `model`: a model without functions.
+    - `settings`: the adapters' settings, of which each weight may match one.
+
+    Raises ModelError for a model without such weights, UnknownNameError for a pattern that matches
+    nothing, and SettingError for a weight that two match, or a rank above its smaller side.
+    """
+    weights = adaptable_weights(model)
+    if not weights:
+        raise ModelError(
+            "The model has no weight that an adapter can stand beside: a float initializer that"
+            " MatMul, Gemm, Conv (with group=1) or Gather alone reads, or the integers of a"
+            " MatMulNBits. Train its weights by Trainer(..., weights=...) instead."
+        )
+    chosen: dict[str, LoRA] = {}
+    for one in settings:
+        for weight in _matching(model, weights, one):
+            if weight.name in chosen:
+                raise SettingError(
+                    f"Two adapters match the weight {weight.name!r}: {chosen[weight.name]} and"
+                    f" {one}. Exclude it from one of them by target=[..., '!{weight.name}']."
+                )
+            _require_rank(weight, one)
+            chosen[weight.name] = one
+    return [Adapter(weight, chosen[weight.name]) for weight in weights if weight.name in chosen]
+
+
+def _matching(
+    model: onnx.ModelProto, weights: list[AdaptableWeight], settings: LoRA
+) -> list[AdaptableWeight]:
+    patterns = list(settings.target or ())
+    exclusions = [p for p in patterns if p.startswith("!")]
+    inclusions = [p for p in patterns if p not in exclusions]
+    selected = set() if inclusions else _linear_layers(model, weights)
+    for pattern in inclusions:
+        selected |= _names_of(pattern, weights)
+    for pattern in exclusions:
+        selected -= _names_of(pattern[1:], weights)
+    if not selected:
+        raise SettingError(
+            f"target={settings.target!r} leaves no weight; those that an adapter can stand beside"
+            f" are {listed_names(weight.name for weight in weights)}."
+        )
+    return [weight for weight in weights if weight.name in selected]
+
+
+def _linear_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set[str]:
+    """Return the weights of all linear layers but the last ones, or of all if no other is left."""
+    linear = {weight.name for weight in weights if weight.kind == "linear"}
+    return linear - output_layers(model, weights) or linear
+
+
+def _names_of(pattern: str, weights: Sequence[AdaptableWeight]) -> set[str]:
+    """Return the initializers that a name or a pattern matches.
+
+    A name of one weight, or of its module, is no pattern. Else each name of a weight may match.
+    """
+    exact = {weight.name for weight in weights if pattern in (weight.name, weight.module)}
+    matches = exact or {
+        weight.name
+        for weight in weights
+        if any(name == pattern or fnmatchcase(name, pattern) for name in weight.names)
+    }
+    if not matches:
+        known = {name for weight in weights for name in (weight.name, weight.module)}
+        raise UnknownNameError("weight that an adapter can stand beside", pattern, known)
+    return matches
+
+
+def _require_rank(weight: AdaptableWeight, settings: LoRA) -> None:
+    if settings.rank > min(weight.sides):
+        raise SettingError(
+            f"An adapter of rank {settings.rank} is larger than the weight {weight.name!r}, whose"
+            f" smaller side is {min(weight.sides)}: choose a smaller rank, or exclude the weight"
+            f" by target=[..., '!{weight.name}']."
+        )

@@ -1,0 +1,241 @@
+"""Folders of adapters in the format of PEFT are written, read, and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from onnxfit import CheckpointError, LoRA, SettingError, Trainer, UnknownNameError
+from tests import models
+from tests.adapters.files import KINDS, file_of, initializers, rows_of, run
+from tests.adapters.test_adapted import X, fitted, mlp_trainer, trainer_of
+
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trainer:
+    return fitted(trainer_of(models.mlp((4, 8, 8, 3)), LoRA(rank=2, dropout=0.1)), X)
+
+
+@pytest.fixture
+def folder(trained: Trainer, tmp_path: Path) -> Path:
+    return trained.export_adapter(tmp_path / "adapter")
+
+
+def test_the_tensors_have_the_names_and_layout_of_peft(trained: Trainer, folder: Path) -> None:
+    weights = trained.get_weights()
+    expected = {
+        f"base_model.model.fc{i}.lora_{part}.weight": weights[f"fc{i}.weight.lora_{part}"].T
+        for i in (0, 1)
+        for part in "AB"
+    }
+    tensors = load_file(folder / TENSORS)
+    assert tensors.keys() == expected.keys()
+    assert all(np.array_equal(tensors[name], array) for name, array in expected.items())
+    config = json.loads((folder / CONFIG).read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 16)
+    assert config["target_modules"] == ["fc0", "fc1"]
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG, TENSORS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaded_adapters_compute_what_was_exported(kind: str, tmp_path: Path) -> None:
+    file, x = file_of(kind), rows_of(kind)
+    trainer = fitted(trainer_of(file), x)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.export_adapter(tmp_path)
+    assert [str(w.message)[:37] for w in caught] == ["PEFT cannot read the adapter of w, a "] * (
+        kind == "tied"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = Trainer(file, adapters=LoRA.load(tmp_path))
+    assert np.array_equal(loaded.predict(x), trainer.predict(x))
+    assert initializers(loaded.export()) == initializers(trainer.export())
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["alpha/r first", "alpha/sqrt(r) first"])
+def test_several_ranks_and_scales_come_back(tmp_path: Path, order: int) -> None:
+    layers = ("fc0", "fc1", "fc2")[::order]
+    loras = [
+        LoRA(rank=2, alpha=8, target=layers[1]),
+        LoRA(rank=3, alpha=7, target=layers[0], scaling="alpha/sqrt(r)"),
+        LoRA(rank=2, alpha=4, target=layers[2]),
+    ]
+    trainer = fitted(trainer_of(models.mlp((4, 8, 8, 3)), loras), X)
+    loaded = LoRA.load(trainer.export_adapter(tmp_path))
+    scales = {one.target: (one.rank, one.scale) for one in loaded}
+    assert scales == {
+        (layers[0],): (3, pytest.approx(7 / math.sqrt(3))),
+        (layers[1],): (2, pytest.approx(4)),
+        (layers[2],): (2, pytest.approx(2)),
+    }
+    again = Trainer(models.mlp((4, 8, 8, 3)), adapters=loaded)
+    np.testing.assert_allclose(again.predict(X), trainer.predict(X), rtol=1e-6)
+
+
+def test_training_goes_on_from_a_folder_and_its_checkpoint(
+    trained: Trainer, folder: Path, tmp_path: Path
+) -> None:
+    again = trainer_of(models.mlp((4, 8, 8, 3)), LoRA.load(folder))
+    assert again.settings["adapters"] == LoRA(rank=2, dropout=0.1, target=["fc0", "fc1"])
+    assert again.settings["adapters"].matrices is None
+    before = trained.get_weights()
+    assert all(np.array_equal(w, before[name]) for name, w in again.get_weights().items())
+    fitted(again, X)
+    shutil.rmtree(folder)
+    loaded = Trainer.load(again.save(tmp_path / "a.ckpt"))
+    assert initializers(loaded.export()) == initializers(again.export())
+
+
+def test_weights_that_train_besides_are_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"does not hold fc2\.weight, fc2\.bias, which train"):
+        mlp_trainer(weights="fc2.*").export_adapter(tmp_path)
+
+
+def test_a_trainer_without_adapters_has_none_to_export(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"this trainer has none: Trainer\(\.\.\., adapters="):
+        Trainer(models.mlp()).export_adapter(tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+# ---------------------------------------------------------------------- other models
+
+
+def test_a_base_with_other_values_is_warned_of(folder: Path) -> None:
+    with pytest.warns(UserWarning, match="fc0, fc1 were trained beside weights with other values"):
+        Trainer(models.mlp((4, 8, 8, 3), seed=1), adapters=LoRA.load(folder))
+
+
+def test_adapters_of_another_model_are_refused(folder: Path) -> None:
+    loaded = LoRA.load(folder)
+    with pytest.raises(
+        SettingError, match=r"'fc0' has matrices of \(4, 2\).*needs \(4, 2\) and \(2, 9\)"
+    ):
+        Trainer(models.mlp((4, 9, 8, 3)), adapters=loaded)
+    with pytest.raises(UnknownNameError, match="'fc0'"):
+        Trainer(models.linear(4, 3), adapters=loaded)
+
+
+# ---------------------------------------------------------------------- damaged folders
+
+
+def with_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / CONFIG
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def with_tensors(changes: dict[str, np.ndarray]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        save_file({**load_file(folder / TENSORS), **changes}, folder / TENSORS)
+
+    return change
+
+
+def as_pickle(folder: Path) -> None:
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "There is no adapter_config"),
+    "no tensors": (lambda folder: (folder / TENSORS).unlink(), "There is no adapter_model"),
+    "pickle": (as_pickle, "holds a pickle"),
+    "cut": (
+        lambda folder: (folder / TENSORS).write_bytes((folder / TENSORS).read_bytes()[:-4]),
+        "is not whole",
+    ),
+    "empty": (lambda folder: (folder / TENSORS).write_bytes(b""), "is not whole"),
+    "no JSON": (lambda folder: (folder / CONFIG).write_text("{"), "cannot be read as JSON"),
+    "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "expected an object"),
+    "alpha": (with_config(lora_alpha="16"), "lora_alpha = '16'"),
+    "negative alpha": (with_config(lora_alpha=0), "settings that no adapter takes"),
+    "dropout": (with_config(lora_dropout=2), "settings that no adapter takes"),
+    "kind": (with_config(peft_type="IA3"), "of the kind IA3"),
+    "DoRA": (with_config(use_dora=True), "of the kind DoRA"),
+    "expression": (with_config(alpha_pattern={"(a+)+b": 3}), "regular expressions"),
+    "alpha of a module": (with_config(alpha_pattern={"fc1": "x"}), "has alpha = 'x'"),
+    "other tensor": (
+        with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
+        "which is no matrix of LoRA",
+    ),
+    "integers": (
+        with_tensors({"base_model.model.fc0.lora_A.weight": np.zeros((2, 4), np.int64)}),
+        "which is no matrix of LoRA",
+    ),
+    "one matrix": (
+        with_tensors({"base_model.model.fc2.lora_A.weight": np.zeros((2, 4), np.float32)}),
+        "for 'fc2' matrices of the shapes",
+    ),
+    "two ranks": (
+        with_tensors({"base_model.model.fc0.lora_A.weight": np.zeros((3, 4), np.float32)}),
+        "for 'fc0' matrices of the shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_refused(folder: Path, damage: str) -> None:
+    change, message = DAMAGES[damage]
+    change(folder)
+    with pytest.raises(CheckpointError, match=message):
+        LoRA.load(folder)
+
+
+def test_short_names_in_alpha_pattern_are_those_of_the_inner_modules(folder: Path) -> None:
+    with_config(alpha_pattern={"fc1": 3})(folder)
+    assert {one.target: one.alpha for one in LoRA.load(folder)} == {("fc0",): 16, ("fc1",): 3}
+    prefixed = {
+        name.replace("fc", "encoder.fc"): array
+        for name, array in load_file(folder / TENSORS).items()
+    }
+    save_file(prefixed, folder / TENSORS)
+    assert {one.target: one.alpha for one in LoRA.load(folder)} == {
+        ("encoder.fc0",): 16,
+        ("encoder.fc1",): 3,
+    }
+
+
+def test_an_adapter_predicts_as_the_merged_file(trained: Trainer, folder: Path) -> None:
+    loaded = Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder))
+    assert np.array_equal(loaded.predict(X), run(trained.export())(X))
+
+
+def test_peft_itself_loads_the_folder(trained: Trainer, folder: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for tensor in models.mlp((4, 8, 8, 3)).graph.initializer:
+                name, _, kind = tensor.name.partition(".")
+                array = onnx.numpy_helper.to_array(tensor)
+                if kind == "weight":
+                    self.add_module(name, torch.nn.Linear(*array.shape))
+                parameter = torch.tensor(array.T.copy())
+                setattr(getattr(self, name), kind, torch.nn.Parameter(parameter))
+
+        def forward(self, x: Any) -> Any:
+            return self.fc2(torch.tanh(self.fc1(torch.tanh(self.fc0(x)))))
+
+    network = peft.PeftModel.from_pretrained(Network(), folder).eval()
+    with torch.no_grad():
+        expected = network(torch.tensor(X)).numpy()
+    np.testing.assert_allclose(trained.predict(X), expected, atol=1e-5)
+    network.save_pretrained(folder / "again")
+    loaded = Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder / "again"))
+    assert np.array_equal(loaded.predict(X), trained.predict(X))
