@@ -30,7 +30,7 @@ PATTERNS, SIZE, BATCH = 6, 32, 64
 TRAINED, TESTED, CALIBRATING = 1920, 1200, 256  # images
 FLOAT_EPOCHS = 5
 UNEQUAL = 16  # the largest channel of a layer is so many times the smallest
-RATES = {"int8": 5e-4, "int4": 1e-3}
+RATE = 5e-4  # of Adam at the start
 # weights and whether each channel has a scale
 KINDS = {"int8, one scale": ("int8", False), "int4, by channel": ("int4", True)}
 
@@ -44,6 +44,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--epochs", type=int, default=3, help="of training with integers")
     arguments.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    arguments.add_argument("--scales", choices=["fixed", "learned"], default="fixed")
     arguments.add_argument("--folder", type=Path, default=Path("mobilenet"))
     options = arguments.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -54,10 +55,10 @@ def main() -> None:
         if not file.exists():
             export_trained(file, seed)
         for kind in options.kinds:
-            print(row(file, seed, kind, options.epochs), flush=True)
+            print(row(file, seed, kind, options.epochs, options.scales), flush=True)
 
 
-def row(file: Path, seed: int, kind: str, epochs: int) -> str:
+def row(file: Path, seed: int, kind: str, epochs: int, scales: str) -> str:
     """Quantize a float file, train the result, and return the line of the table."""
     x, y = drawn(TRAINED, seed)
     test = drawn(TESTED, seed + 1000)
@@ -68,8 +69,8 @@ def row(file: Path, seed: int, kind: str, epochs: int) -> str:
     trainer = Trainer(
         quantized,
         loss="cross_entropy",
-        optimizer=onnxfit.optimizers.Adam(Cosine(RATES[weights], epochs * len(x) // BATCH)),
-        quantization=Quantization(float_model=file),
+        optimizer=onnxfit.optimizers.Adam(Cosine(RATE, epochs * len(x) // BATCH)),
+        quantization=Quantization(float_model=file, scales=scales),
         threads=1,
         seed=seed,
     )
