@@ -42,7 +42,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments.add_argument("--epochs", type=int, default=3, help="of training with integers")
+    arguments.add_argument("--epochs", type=int, default=5, help="of training with integers")
     arguments.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     arguments.add_argument("--scales", choices=["fixed", "learned"], default="fixed")
     arguments.add_argument("--folder", type=Path, default=Path("mobilenet"))
