@@ -67,6 +67,31 @@ def convolutional(seed: int = 0) -> onnx.ModelProto:
     )
 
 
+def with_unequal_channels(model: onnx.ModelProto, largest: float, seed: int = 0) -> onnx.ModelProto:
+    """Return `convolutional` with channels of different size, and the same results.
+
+    Each channel of a convolution is multiplied by a number from 1 / `largest` to 1, and the weights
+    that read it are divided by the number: Relu and MaxPool pass positive factors on. Networks with
+    BatchNormalization have channels like these once it is folded into the convolutions (Nagel et
+    al. 2019, arXiv:1906.04721).
+    """
+    rng = np.random.default_rng(seed)
+    weights = {t.name: numpy_helper.to_array(t).copy() for t in model.graph.initializer}
+    for layer, reader in (("conv1", "conv2"), ("conv2", "fc")):
+        channels = len(weights[f"{layer}.bias"])
+        factors = rng.permutation(np.geomspace(1 / largest, 1, channels)).astype(np.float32)
+        weights[f"{layer}.weight"] *= factors[:, None, None, None]
+        weights[f"{layer}.bias"] *= factors
+        read = weights[f"{reader}.weight"]
+        by_channel = read.reshape(len(read), channels, -1) / factors[:, None]
+        weights[f"{reader}.weight"] = by_channel.reshape(read.shape)
+    unequal = onnx.ModelProto()
+    unequal.CopyFrom(model)
+    for tensor in unequal.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    return unequal
+
+
 def two_headed(seed: int = 0) -> onnx.ModelProto:
     """One hidden layer and two outputs:
 

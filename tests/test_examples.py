@@ -25,6 +25,7 @@ FIGURES = {
     "mlp_regression": (r"^largest difference +(\S+)", 0.0, 1e-3),
     "numpy_against_onnxruntime": (r"^largest difference +(\S+)", 0.0, 1e-4),
     "onnx_layer_in_torch": (r"^largest difference +(\S+)", 0.0, 1e-4),
+    "quantization": (r"^int8 trained +([\d.]+)%", 92.0, 100.0),
     "several_outputs": (r"^side +([\d.]+)%", 97.0, 100.0),
     "step_graphs": (r"^pictures +(\d+)", 6, 6),
     "training_benchmark": (r"^largest difference +(\S+)", 0.0, 1e-3),
@@ -42,11 +43,12 @@ NEEDS = {
     "mlp_regression": ["sklearn", "matplotlib"],
     "numpy_against_onnxruntime": ["matplotlib"],
     "onnx_layer_in_torch": ["torch", "matplotlib"],
+    "quantization": ["sklearn", "matplotlib"],
     "step_graphs": ["pygraphviz", "matplotlib"],
     "training_benchmark": ["sklearn", "matplotlib"],
     "transformers_from_torch": ["torch", "onnxscript"],
 }
-QUICK = ("numpy_against_onnxruntime", "training_benchmark")  # have the option to be
+QUICK = ("numpy_against_onnxruntime", "quantization", "training_benchmark")  # have the option to be
 
 
 def test_every_example_is_tried() -> None:

@@ -108,6 +108,10 @@ LAYER_NORM_OPERATORS = {"ReduceMean", "Sqrt"}
 # Optimizers that write FusedMatMul, which has no kernel for float64 on the CPU. onnxruntime 1.19
 # does not look at the type and then finds no kernel.
 FUSIONS_OF_PRODUCTS = ("MatMulScaleFusion", "MatmulTransposeFusion")
+# Rewrites that remove a Relu or Clip before a QuantizeLinear that cuts off the same numbers. The
+# value before takes the name of the value after: if it was an output of the graph, onnxruntime 1.19
+# returns nothing for that output.
+REMOVALS_OF_ACTIVATIONS = ("ReluQuantRewrite", "ClipQuantRewrite")
 
 
 def useless_optimizers(model: onnx.ModelProto) -> list[str]:
@@ -126,6 +130,8 @@ def useless_optimizers(model: onnx.ModelProto) -> list[str]:
     useless += [n for n, pattern in PATTERN_OPERATORS.items() if pattern.isdisjoint(operators)]
     if _multiplies_float64(model.graph):
         useless += FUSIONS_OF_PRODUCTS
+    if "QuantizeLinear" in operators and _cuts_an_output_off(model.graph):
+        useless += REMOVALS_OF_ACTIVATIONS
     if len(model.graph.node) >= MIN_NODES_TO_COMPARE and not _has_equal_nodes(model.graph):
         useless.append("CommonSubexpressionElimination")
     return useless
@@ -136,6 +142,12 @@ def _has_cubic_gelu(graph: onnx.GraphProto) -> bool:
     scalars = [tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1]
     floats = [onnx.numpy_helper.to_array(t) for t in scalars if t.data_type in _FLOATS]
     return any(math.isclose(array.item(), CUBIC_FACTOR, rel_tol=0.01) for array in floats)
+
+
+def _cuts_an_output_off(graph: onnx.GraphProto) -> bool:
+    """Return whether a Relu or Clip of the main graph reads an output of the graph."""
+    outputs = {value.name for value in graph.output}
+    return any(node.input[0] in outputs for node in graph.node if node.op_type in ("Relu", "Clip"))
 
 
 def _multiplies_float64(graph: onnx.GraphProto) -> bool:

@@ -698,3 +698,17 @@ def test_a_progress_bar_counts_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "10/10" in capsys.readouterr().err
     report(model, quantized(model))
     assert capsys.readouterr().err == ""
+
+
+def test_activations_that_quantize_leaves_in_the_file() -> None:
+    """onnxruntime 1.19 removed a Relu, and with it the value before, which the report observes."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 4] x) => (float[N, 3] y) { h = Gemm(x, w, b) a = Relu(h) y = Gemm(a, v, c) }""")
+    for name, shape in {"w": (4, 8), "b": (8,), "v": (8, 3), "c": (3,)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = rng.standard_normal((40, 4)).astype(np.float32)
+    report = onnxfit.quantization_report(model, onnxfit.quantize(model, x, verbose=0), x, verbose=0)
+    assert len(report.layers) == 2
+    assert report.output_snr > 20

@@ -26,6 +26,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfit.gradients.blocker import TYPED
@@ -34,6 +35,10 @@ from onnxfit.gradients.rules.convolution import conv
 from onnxfit.gradients.rules.linear import matmul
 from onnxfit.gradients.table import Gradients, NoGradientError, decompose, gradient
 from onnxfit.graph.values import GraphBuilder, Value
+
+Array = npt.NDArray[Any]
+# Of smaller scales, the distance of two floats may be too small to be told from 0.
+SMALLEST_SCALE = 1e-25
 
 
 @gradient("QuantizeLinear")
@@ -50,11 +55,13 @@ def quantize(
 ) -> Gradients:
     s = _expand_scale(op, scale, x, axis, block_size)
     v = op.cast(x, scale.dtype) / s
-    rounded = op.Round(v)
-    if zero_point is not None:
-        zero = _as_float(op, zero_point, scale.dtype)
-        rounded = rounded + _expand_scale(op, zero, x, axis, block_size)
-    in_range = op.cast(op.Clip(rounded, *_limits(y.dtype)) == rounded, scale.dtype)
+    in_range = _constant_range(op, x, scale, zero_point, y.dtype, axis, block_size)
+    if in_range is None:
+        rounded = op.Round(v)
+        if zero_point is not None:
+            zero = _as_float(op, zero_point, scale.dtype)
+            rounded = rounded + _expand_scale(op, zero, x, axis, block_size)
+        in_range = op.cast(op.Clip(rounded, *_limits(y.dtype)) == rounded, scale.dtype)
     dv = op.cast(dy, scale.dtype) * in_range
     dx = dv / s
     return (
@@ -155,6 +162,58 @@ def _limits(dtype: np.dtype[np.generic]) -> tuple[float, float]:
     # ml_dtypes has no annotations
     limits: Any = ml_dtypes.iinfo(dtype) if is_integer else ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return float(limits.min), float(limits.max)
+
+
+def _constant_range(
+    op: GraphBuilder,
+    x: Value,
+    scale: Value,
+    zero_point: Value | None,
+    dtype: np.dtype[np.generic],
+    axis: int,
+    block_size: int,
+) -> Value | None:
+    """1 where a float32 is rounded to an integer in range, 0 where it is clamped.
+
+    None unless scale and zero point are constants: then each clamped number lies beyond a constant.
+    This takes a fifth of the time of rounding once more to compare the integers (64 images of 32
+    channels, 8x8, one thread).
+    """
+    s, zero = known(scale), np.zeros((), dtype) if zero_point is None else known(zero_point)
+    if s is None or zero is None or x.dtype != np.float32 or s.dtype != np.float32:
+        return None
+    if "int" not in dtype.name:
+        return None
+    limits = [limit - zero.astype(np.float64) for limit in _limits(dtype)]
+    ends = [_last_rounded_to(limit, s, sign) for limit, sign in zip(limits, (-1, 1))]
+    if not all(np.isfinite(end).all() for end in ends) or not (s > SMALLEST_SCALE).all():
+        return None
+    low, high = (_expand_scale(op, op.constant(end), x, axis, block_size) for end in ends)
+    inside = op.Min(op.Max(x, low), high) if low.rank else op.Clip(x, low, high)
+    distance = op.Abs(inside - x)
+    # 0 becomes 1, and anything else 0: faster than Equal and Cast
+    return op.HardSigmoid(distance, alpha=-1e38, beta=1.0)
+
+
+def _last_rounded_to(limit: Array, scale: Array, sign: int) -> Array:
+    """Return the largest float32 (`sign` 1) or least one (-1) that is not rounded beyond a limit.
+
+    - `limit`: the last integer, without the zero point.
+    - `scale`: float32; the rounded number is a float32 divided by it.
+    """
+    end = ((limit + sign * 0.5) * scale).astype(np.float32)
+    outwards = np.float32(sign * np.inf)
+
+    def within(x: Array) -> Array:
+        return sign * np.rint(x / scale) <= sign * limit
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(4):  # the product is rounded, and so is the quotient
+            end = np.where(within(end), end, np.nextafter(end, -outwards))
+        for _ in range(4):
+            beyond = np.nextafter(end, outwards)
+            end = np.where(within(beyond), beyond, end)
+    return np.asarray(end, np.float32)
 
 
 def _as_float(op: GraphBuilder, q: Value, dtype: np.dtype[np.generic]) -> Value:

@@ -378,3 +378,29 @@ def test_what_rounds_again_inside_is_refused() -> None:
     )
     with pytest.raises(GradientError, match=r"QLinearMatMul.*train the model in floats"):
         built(model, ["y"], ["x"], {"y_grad": numbers(2, 2, spread=1.0)}, runs="")
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("int8", 0), ("int8", 127), ("uint8", 3), ("int16", 9)])
+@pytest.mark.parametrize("per_axis", [True, False])
+def test_the_last_float_in_range_has_a_gradient(kind: str, zero: int, per_axis: bool) -> None:
+    """The three floats around each end: constants of scale know what a division says."""
+    low, high = RANGES[kind]
+    scales = (10.0 ** np.random.default_rng(1).uniform(-6, 4, 50)).astype(np.float32)
+    ends = np.float32([low - zero - 0.5, high - zero + 0.5])
+    middle = scales[:, None] * ends
+    x = np.concatenate([np.nextafter(middle, -np.inf), middle, np.nextafter(middle, np.inf)], 1)
+    x = np.concatenate([x, [[np.inf, -np.inf]] * len(x)], 1, dtype=np.float32)
+    rows = [(x, scales)] if per_axis else [(x[i], scales[i]) for i in (0, 1, 2)]
+    for numbers_, s in rows:
+        found = differentiated(
+            f"float[{','.join(map(str, numbers_.shape))}] x",
+            "",
+            "q = QuantizeLinear<axis=0>(x, s, z) y = DequantizeLinear<axis=0>(q, s, z)",
+            {"x": numbers_},
+            "x",
+            arrays={"s": np.asarray(s), "z": np.full(np.shape(s), zero, kind)},
+        )
+        level = np.rint(numbers_ / (s[:, None] if per_axis else s)) + np.float32(zero)
+        inside = (low <= level) & (level <= high)
+        assert 0 < inside.mean() < 1
+        np.testing.assert_array_equal(found["x_grad"] != 0, inside)

@@ -1,0 +1,57 @@
+"""What a compiled graph is allowed to do with its memory."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import compile_model
+
+ROUNDED = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 8] x) => (float[N, 8] y) <float scale = {0.5}, TYPE zero = {0}>
+    { q = QuantizeLinear(NUMBERS) y = DequantizeLinear(q, scale) }"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind", "reuses"),
+    [
+        ("x, scale, zero", "int4", False),
+        ("x, scale, zero", "uint4", False),
+        ("x, scale, zero", "int8", True),
+        ("x, scale, zero", "uint8", True),
+        ("x, scale", "uint8", True),
+    ],
+)
+def test_memory_of_four_bits_is_not_used_again(numbers: str, kind: str, reuses: bool) -> None:
+    """onnxruntime takes it for as large as that of 8 bits (onnxruntime/pull/32611)."""
+    model = onnx.parser.parse_model(ROUNDED.replace("NUMBERS", numbers).replace("TYPE", kind))
+    session = compile_model(model, Device("cpu", 0), 1, "tried")
+    assert session.get_session_options().enable_mem_reuse is reuses
+
+
+def test_a_type_in_an_attribute_counts() -> None:
+    model = onnx.parser.parse_model(ROUNDED.replace("NUMBERS", "x, scale").replace("TYPE", "int8"))
+    model.graph.node[0].attribute.append(
+        onnx.helper.make_attribute("output_dtype", onnx.TensorProto.UINT4)
+    )
+    session = compile_model(model, Device("cpu", 0), 1, "tried")
+    assert not session.get_session_options().enable_mem_reuse
+
+
+def test_a_zero_point_that_is_computed_counts() -> None:
+    text = ROUNDED.replace("NUMBERS", "x, scale, z").replace("TYPE", "int4")
+    model = onnx.parser.parse_model(text.replace("{ q", "{ z = Identity(zero) q"))
+    session = compile_model(model, Device("cpu", 0), 1, "tried")
+    assert not session.get_session_options().enable_mem_reuse
+
+
+def test_constants_of_four_bits_let_memory_be_used_again() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 2] x) => (float[N, 2] y) <float scale = {0.5}>
+        { floats = DequantizeLinear(w, scale) y = MatMul(x, floats) }""")
+    integers = onnx.helper.make_tensor("w", onnx.TensorProto.INT4, [2, 2], [1, 2, 3, 4])
+    model.graph.initializer.append(integers)
+    session = compile_model(model, Device("cpu", 0), 1, "tried")
+    assert session.get_session_options().enable_mem_reuse
