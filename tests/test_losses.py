@@ -219,6 +219,11 @@ def _gaussian(loss, y, p):
     return 0.5 * (np.log(variance) + (y - mean) ** 2 / variance)
 
 
+def labels_of(loss, y):
+    """The label of each output: that of the token after it, for a loss of next tokens."""
+    return _next(loss, y) if isinstance(loss, CausalLM) else y
+
+
 def _next(loss, y):
     """The label of each place: that of the next one, and none at the end of a row."""
     return np.concatenate([y[:, 1:], np.full((len(y), 1), loss.ignore_index)], axis=1)
@@ -254,7 +259,7 @@ def formula(loss, y, p, s=None):
     """The loss of a batch, as `Loss` describes it, from the costs (each times what its label
     counts) and those counts.
     """
-    y = _next(loss, y) if isinstance(loss, CausalLM) else y
+    y = labels_of(loss, y)
     cost = FORMULAS[type(loss).__name__](loss, y, p)
     counts = np.broadcast_to(_counts(loss, y, p), cost.shape)
     s = (

@@ -28,6 +28,11 @@ STAGES = {
 }
 
 
+def range_of(scale: str) -> str:
+    """Return the scope of the range of activations that a scale stands for."""
+    return f"{scale}/range"
+
+
 def loss_of(output: str) -> str:
     """Return the scope of the loss of a model output."""
     return f"{LOSS}/{output}"

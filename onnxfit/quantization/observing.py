@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxfit.errors import ModelError, SettingError
+from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.grids import Grid, rounded_values, shared_zero_points
 
@@ -76,7 +77,7 @@ def next_ranges(
     observing = step < batches
     updated: dict[str, Value] = {}
     for grid in found:
-        with op.scope(f"{grid.scale}/observer"):
+        with op.scope(scopes.range_of(grid.scale)):
             scale = inputs[grid.scale]
             values = [op.wrap(v) for v in rounded_values(op.graph, grid.scale)]
             least = op.Min(0.0, *[op.ReduceMin(value, keepdims=0) for value in values])

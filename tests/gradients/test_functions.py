@@ -17,6 +17,7 @@ from onnxfit.gradients.update import initial_slots
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import (
     BinaryCrossEntropy,
+    CausalLM,
     CrossEntropy,
     GaussianNLL,
     Loss,
@@ -69,9 +70,15 @@ def shape_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
 # ---------------------------------------------------------------------- losses
 
 
+def fitting(loss: Loss, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The shape of outputs, with three tokens and the classes last for a loss of next tokens."""
+    return (shape[0], 3, shape[1]) if isinstance(loss, CausalLM) else shape
+
+
 @every_loss
 @pytest.mark.parametrize("shape", [SYMBOLIC, ("batch", 4), (6, 4)], ids=str)
 def test_a_loss_has_the_value_and_gradient_of_its_formula(loss: Loss, shape) -> None:
+    shape = fitting(loss, shape)
     y, p = test_losses.draw(loss)
     s = np.random.default_rng(1).uniform(0.5, 2, len(p)).astype(np.float32)
     result = run(
@@ -94,14 +101,15 @@ def test_a_loss_has_the_value_and_gradient_of_its_formula(loss: Loss, shape) -> 
 def test_a_loss_is_what_add_loss_adds(loss: Loss, weighted: bool) -> None:
     y, p = test_losses.draw(loss, dtype=np.float32)
     s = np.arange(len(p)).astype(np.float32)
-    identity = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-        same (float[N, 4] x) => (float[N, 4] y) { y = Identity(x) }""")
+    sizes = ", ".join(map(str, fitting(loss, ("N", 4))))
+    identity = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        same (float[{sizes}] x) => (float[{sizes}] y) {{ y = Identity(x) }}""")
     whole = run(
         onnxfit.add_loss(identity, loss, sample_weight=weighted),
         {"x": p, "y_true/y": y, "sample_weight": s},
     )
     alone = run(
-        loss.build_onnx_function(("N", 4), sample_weight=weighted),
+        loss.build_onnx_function(fitting(loss, ("N", 4)), sample_weight=weighted),
         {"y_true": y, "y_pred": p, "sample_weight": s},
     )
     assert list(alone) == ["loss"]
@@ -121,6 +129,7 @@ def test_the_losses_of_rows_are_those_of_the_rows_alone(loss: Loss, reduction: s
         else {}
     )
     loss = dataclasses.replace(loss, reduction=reduction, **plain)
+    shape = fitting(loss, shape)
     y, p = test_losses.draw(loss, shape)
     s = np.arange(len(p)).astype(np.float32)
     symbolic = ("batch", *shape[1:])
@@ -131,7 +140,7 @@ def test_the_losses_of_rows_are_those_of_the_rows_alone(loss: Loss, reduction: s
         {"y_true": y, "y_pred": p, "sample_weight": s},
     )
     assert list(result) == ["loss", "losses", "y_pred_grad"]
-    cost = test_losses.FORMULAS[type(loss).__name__](loss, y, p)
+    cost = test_losses.FORMULAS[type(loss).__name__](loss, test_losses.labels_of(loss, y), p)
     rows = (cost.sum if reduction == "sum" else cost.mean)(axis=tuple(range(1, cost.ndim)))
     np.testing.assert_allclose(result["losses"], s * rows, rtol=1e-9, atol=1e-12)
     if reduction == "sum":
@@ -148,16 +157,17 @@ def test_a_number_for_the_whole_batch_cannot_be_told_by_row() -> None:
 def test_what_a_loss_takes_and_gives_has_always_the_same_name(loss: Loss) -> None:
     for gradient in (False, True):
         for sample_weight in (False, True):
-            model = loss.build_onnx_function(gradient=gradient, sample_weight=sample_weight)
+            shape = fitting(loss, SYMBOLIC)
+            model = loss.build_onnx_function(shape, gradient=gradient, sample_weight=sample_weight)
             assert names(model.graph.input) == [
                 "y_true",
                 "y_pred",
                 *["sample_weight"] * sample_weight,
             ]
             assert names(model.graph.output) == ["loss", *["y_pred_grad"] * gradient]
-            assert shape_of(model.graph.input[1]) == SYMBOLIC
+            assert shape_of(model.graph.input[1]) == shape
             assert shape_of(model.graph.output[0]) == ()
-            again = loss.build_onnx_function(gradient=gradient, sample_weight=sample_weight)
+            again = loss.build_onnx_function(shape, gradient=gradient, sample_weight=sample_weight)
             assert model.SerializeToString(deterministic=True) == again.SerializeToString(
                 deterministic=True
             )
@@ -165,12 +175,13 @@ def test_what_a_loss_takes_and_gives_has_always_the_same_name(loss: Loss) -> Non
 
 @every_loss
 def test_labels_have_the_type_and_shape_that_prepare_gives(loss: Loss) -> None:
-    spec = TensorSpec("y", np.dtype(np.float32), ("batch", 4))
-    y_true, y_pred = loss.build_onnx_function(("batch", 4)).graph.input
+    shape = fitting(loss, ("batch", 4))
+    spec = TensorSpec("y", np.dtype(np.float32), shape)
+    y_true, y_pred = loss.build_onnx_function(shape).graph.input
     wanted = loss.target(spec)
     assert onnx.helper.tensor_dtype_to_np_dtype(y_true.type.tensor_type.elem_type) == wanted.dtype
     assert shape_of(y_true) == wanted.shape
-    assert shape_of(y_pred) == ("batch", 4)
+    assert shape_of(y_pred) == shape
 
 
 def test_a_function_of_ones_own_is_a_function_too() -> None:

@@ -38,7 +38,7 @@ from onnxfit.step.recipe import Recipe
 from onnxfit.step.settings import TrainerSettings
 from tests.builds import every_way
 from tests.distributed.threads import on_ranks
-from tests.test_losses import _counts, draw, every_loss, outputs_for, takes_logits
+from tests.test_losses import _counts, draw, every_loss, labels_of, outputs_for, takes_logits
 
 Array = npt.NDArray[Any]
 
@@ -92,7 +92,8 @@ def distance(loss: Loss, arrays: dict[str, Array], temperature: float) -> Array:
 def test_the_distance_is_its_formula(loss: Loss, temperature: float) -> None:
     arrays = drawn(loss)
     entries = distance(loss, arrays, temperature)
-    weights = np.broadcast_to(_counts(loss, arrays["y_true"], arrays["y_pred"]), entries.shape)
+    labels = labels_of(loss, arrays["y_true"])
+    weights = np.broadcast_to(_counts(loss, labels, arrays["y_pred"]), entries.shape)
     value, _ = distilled(loss, arrays, temperature)
     assert value == pytest.approx((weights * entries).sum() / weights.sum(), rel=1e-9)
 
