@@ -1,11 +1,12 @@
 """Quantization-aware training in onnxfit and in PyTorch (torch.ao.quantization), from the same
 float weights:
 
-    python benchmarks/quantization.py [--seeds 0 1 2] [--epochs 10] [--rate 0.001] [--curves]
+    python benchmarks/quantization.py [--seeds 0 1 2] [--epochs 10] [--rate 0.001] [--cosine]
+        [--curves]
 
 A small convolutional network learns the digits of scikit-learn, and its channels are made unequal.
 Each contender quantizes it, with ranges from the same rows, and trains it with Adam for the same
-epochs on the same batches. Scales are fixed, or follow the batches by a moving average ("moving").
+epochs on the same batches; with `--cosine` the learning rate decays to 0. Scales are fixed, or follow the batches by a moving average ("moving").
 The accuracy is that of the integers: of the exported file, and of PyTorch's converted module where
 there is one (8 bits only). Seconds and milliseconds are CPU time on one thread.
 """
@@ -32,6 +33,7 @@ from torch import nn
 
 import onnxfit
 from onnxfit import Quantization, Trainer
+from onnxfit.schedules import Constant, Cosine, Schedule
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 import models
@@ -57,7 +59,7 @@ class Task:
     kind: str  # int8 (one scale for each weight) or int4 (one for each channel)
     seed: int
     epochs: int
-    rate: float
+    schedule: Schedule  # of the learning rate
     model: onnx.ModelProto  # of floats
     images: np.ndarray
     classes: np.ndarray
@@ -77,7 +79,7 @@ class Task:
         return float(100 * (scores.argmax(axis=1) == self.classes[TRAINED:]).mean())
 
 
-def task(kind: str, seed: int, epochs: int, rate: float) -> Task:
+def task(kind: str, seed: int, epochs: int, schedule: Schedule) -> Task:
     """Train a float network, and make its channels unequal."""
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.images))
@@ -88,7 +90,7 @@ def task(kind: str, seed: int, epochs: int, rate: float) -> Task:
     )
     trainer.fit(images[:TRAINED], classes[:TRAINED], epochs=20, batch_size=BATCH, verbose=0)
     model = models.with_unequal_channels(trainer.export(None), UNEQUAL[kind], seed)
-    return Task(kind, seed, epochs, rate, model, images, classes)
+    return Task(kind, seed, epochs, schedule, model, images, classes)
 
 
 # onnxfit
@@ -106,7 +108,7 @@ def with_onnxfit(task: Task) -> Result:
     trainer = Trainer(
         file,
         loss="cross_entropy",
-        optimizer=onnxfit.optimizers.Adam(task.rate),
+        optimizer=onnxfit.optimizers.Adam(task.schedule),
         quantization=Quantization(float_model=task.model),
         threads=1,
     )
@@ -138,7 +140,8 @@ def in_onnxruntime(file: bytes) -> Predict:
 def with_torch(task: Task, moving: bool) -> Result:
     net = quantized_net(task, moving)
     result = Result([task.accuracy(of_integers(net, task.kind))])
-    optimizer = torch.optim.Adam(net.parameters(), task.rate)
+    optimizer = torch.optim.Adam(net.parameters(), 1.0)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, task.schedule)
     for epoch in range(task.epochs):
         net.train()
         began = time.process_time()
@@ -147,6 +150,7 @@ def with_torch(task: Task, moving: bool) -> Result:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            decay.step()
         result.seconds += time.process_time() - began
         result.accuracies.append(task.accuracy(of_integers(net, task.kind)))
     result.predict = of_integers(net, task.kind)
@@ -246,13 +250,18 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--epochs", type=int, default=10)
     arguments.add_argument("--rate", type=float, default=1e-3)
+    arguments.add_argument("--cosine", action="store_true", help="let the rate decay to 0")
     arguments.add_argument("--curves", action="store_true", help="the accuracy after each epoch")
     options = arguments.parse_args()
     warnings.simplefilter("ignore")  # PyTorch warns that torch.ao will move to torchao
     torch.set_num_threads(1)
     print(f"onnxruntime {onnxruntime.__version__}, PyTorch {torch.__version__}; % of 360 images")
+    schedule: Schedule = Constant(options.rate)
+    if options.cosine:
+        steps = options.epochs * -(-TRAINED // BATCH)
+        schedule = Cosine(options.rate, decay_steps=steps)
     for kind in LIMITS:
-        tasks = [task(kind, seed, options.epochs, options.rate) for seed in options.seeds]
+        tasks = [task(kind, seed, options.epochs, schedule) for seed in options.seeds]
         floats = [t.accuracy(in_onnxruntime(t.model.SerializeToString())) for t in tasks]
         print(f"\n{kind}, channels unequal by {UNEQUAL[kind]}; float {spread(floats)}")
         print(f"  {'':18} {'quantized':>15} {'trained':>15} {'seconds':>8} {'bytes':>7} {'ms':>6}")
