@@ -14,6 +14,7 @@ from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions, with_tensors
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import name_list, shortened
@@ -150,7 +151,7 @@ def listed(adapters: object) -> list[LoRA]:
 
 
 def _require_opset(model: onnx.ModelProto) -> None:
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    version = opset_of(model)
     if version is None or version < FIRST_OPSET:
         raise ModelError(
             f"Adapters need a model of opset {FIRST_OPSET} or later, and this one's is {version}:"

@@ -20,14 +20,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfit.adapters.layers import AdaptableWeight, Reader
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
+from onnxfit.editing import protos
 from onnxfit.errors import SettingError
-from onnxfit.graph import names
-from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS, opset_of
+from onnxfit.graph.model import as_tensors
+from onnxfit.graph.replacement import replace_nodes
 
 Array = npt.NDArray[Any]
 
 RATIO_IS_INPUT = 12  # the first opset in which Dropout has its ratio as an input
-FIRST_IR_VERSION = 4  # in which an initializer need not be an input
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -153,11 +154,10 @@ def with_branches(
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    copy.ir_version = max(copy.ir_version, FIRST_IR_VERSION)
+    copy.ir_version = max(copy.ir_version, FIRST_IR_WITH_OWN_INITIALIZERS)
     writer = _BranchWriter(copy)
     for adapter, (a, b) in zip(adapters, arrays):
-        copy.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(a), adapter.a))
-        copy.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(b), adapter.b))
+        copy.graph.initializer.extend(as_tensors({adapter.a: a, adapter.b: b}).values())
     branches = [(reader, adapter) for adapter in adapters for reader in adapter.weight.readers]
     for reader, adapter in sorted(branches, key=lambda branch: branch[0].index):
         writer.write(adapter, reader, adapter.settings.dropout if dropout else 0.0)
@@ -170,12 +170,8 @@ class _BranchWriter:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
-        self.opset = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
-        self.in_use = {
-            name for node in nodes_of(self.graph) for name in (*node.input, *node.output)
-        }
-        self.in_use |= {tensor.name for tensor in self.graph.initializer}
-        self.in_use |= {value.name for value in self.graph.input}
+        self.opset = opset_of(model) or 0
+        self.in_use = protos.used_names(model)
         self.after: dict[int, list[onnx.NodeProto]] = {}  # position of a layer -> its branch
         self.branch: list[onnx.NodeProto] = []
         self.scope = ""
@@ -186,7 +182,7 @@ class _BranchWriter:
         layer = self.graph.node[reader.index]
         y = layer.output[0]
         self.scope, self.branch = f"{y}/lora", []
-        layer.output[0] = self._unused(f"{self.scope}/frozen")
+        layer.output[0] = protos.unique_name(f"{self.scope}/frozen", self.in_use)
         is_half = adapter.weight.element_type in HALVES
         if reader.op_type == "Conv":
             product = self._convolution(adapter, layer, is_half, dropout)
@@ -196,11 +192,8 @@ class _BranchWriter:
             product = self._product(adapter, layer, reader, is_half, dropout)
         if is_half:
             product = self._node("Cast", [product], to=adapter.weight.element_type)
-        self.branch.append(
-            helper.make_node(
-                "Add", [layer.output[0], product], [y], name=self._unused(f"{self.scope}/Add")
-            )
-        )
+        name = protos.unique_name(f"{self.scope}/Add", self.in_use)
+        self.branch.append(helper.make_node("Add", [layer.output[0], product], [y], name=name))
         self.after[reader.index] = self.branch
 
     def finish(self) -> None:
@@ -208,8 +201,7 @@ class _BranchWriter:
         nodes = []
         for index, node in enumerate(self.graph.node):
             nodes += [node, *self.after.get(index, ())]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        replace_nodes(self.graph, nodes)
 
     def _product(
         self, adapter: Adapter, layer: onnx.NodeProto, reader: Reader, is_half: bool, dropout: float
@@ -272,16 +264,11 @@ class _BranchWriter:
 
     def _node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node to the branch, and return the name of its output."""
-        name = self._unused(f"{self.scope}/{op_type}")
+        name = protos.unique_name(f"{self.scope}/{op_type}", self.in_use)
         self.branch.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
         return name
 
     def _constant(self, value: Array) -> str:
-        name = self._unused(f"{self.scope}/constant")
+        name = protos.unique_name(f"{self.scope}/constant", self.in_use)
         self.graph.initializer.append(numpy_helper.from_array(value, name))
-        return name
-
-    def _unused(self, name: str) -> str:
-        name = names.unused(name, self.in_use.__contains__)
-        self.in_use.add(name)
         return name

@@ -9,22 +9,23 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
+from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.graph.weights import FOLDED_FROM, NO_PARAMETER
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
-MICROSOFT = "com.microsoft"
-# onnxruntime's quantizer calls packed integers after the floats, whose notes stay in the file.
+# onnxruntime's quantizer names packed integers after the float weight, with this ending. The
+# exporter's notes stay under the name of the float weight.
 PACKED_END = re.compile(r"_Q\d+(G\d+)?$")
 # the end of a weight's name behind that of its module: of torch, of quantizers, and of genai
 ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant)?$")
@@ -289,12 +290,8 @@ def _modules_of(node: onnx.NodeProto) -> Iterator[str]:
 
 def _with_unique_modules(weights: list[AdaptableWeight]) -> list[AdaptableWeight]:
     """Return the weights; those whose module has several are called after their initializers."""
-    counts: dict[str, int] = defaultdict(int)
-    for weight in weights:
-        counts[weight.module] += 1
+    counts = Counter(weight.module for weight in weights)
     return [
-        weight
-        if counts[weight.module] == 1
-        else AdaptableWeight(**{**vars(weight), "module": weight.name})
+        weight if counts[weight.module] == 1 else replace(weight, module=weight.name)
         for weight in weights
     ]

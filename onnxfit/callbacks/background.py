@@ -23,13 +23,14 @@ class SavingCallback(Callback):
 
     background = True
     save_freq: Union[str, int] = "epoch"
+    every_n_steps: Union[int, None] = None
     _current_save: _Save | None = None
 
     def saves_after(self, batch: int) -> bool:
         return isinstance(self.save_freq, int) and batch % self.save_freq == 0
 
     def reads_batch(self, batch: int) -> bool:
-        every = getattr(self, "every_n_steps", None)
+        every = self.every_n_steps
         by_step = every is not None and self.trainer.global_step % every == 0
         return by_step or self.saves_after(self.trainer.global_batch)
 

@@ -127,9 +127,7 @@ class BackupAndRestore(SavingCallback):
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         step = self.trainer.global_step
         by_step = self.every_n_steps is not None and step % self.every_n_steps == 0
-        by_batch = (
-            isinstance(self.save_freq, int) and self.trainer.global_batch % self.save_freq == 0
-        )
+        by_batch = self.saves_after(self.trainer.global_batch)
         # With accumulated gradients several batches have the same step.
         if by_batch or (by_step and step != self._last_step):
             self._save()

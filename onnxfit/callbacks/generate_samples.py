@@ -71,9 +71,9 @@ class GenerateSamples(StatefulCallback):
         output: str | None = None,
         input_names: dict[str, str] | None = None,
     ) -> None:
-        require_at_least("GenerateSamples", 1, max_new_tokens=max_new_tokens, every=every)
-        if top_k is not None:
-            require_at_least("GenerateSamples", 1, top_k=top_k)
+        require_at_least(
+            "GenerateSamples", 1, max_new_tokens=max_new_tokens, every=every, top_k=top_k
+        )
         if not (is_finite(temperature) and temperature >= 0):
             raise SettingError(
                 f"GenerateSamples needs a finite temperature >= 0, got {shortened(temperature)}."

@@ -9,7 +9,10 @@ from copy import copy
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from onnxfit.data.adapter import DataAdapter
+from onnxfit.data.batch import Array
 from onnxfit.data.convert import as_array
 from onnxfit.data.mapped import open_paths
 from onnxfit.data.memory import array_source
@@ -90,6 +93,15 @@ class Loader(ABC):
                 f"drop_last=True leaves nothing: {self.rows} rows are fewer than"
                 f" batch_size={self.batch_size}."
             )
+
+    def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
+        """Return the numbers of the rows of each batch of an epoch, without the first `skip`.
+
+        - `epoch`, `seed`: decide the order; with `seed` None the rows keep theirs.
+        """
+        numbers = np.arange(self.rows)
+        indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
+        return (numbers[index] for index in indices)
 
     @abstractmethod
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:

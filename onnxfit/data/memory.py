@@ -74,7 +74,8 @@ def validation_split(
     """Return training and validation data, each as `(x, y, sample_weight)`.
 
     The last rows validate, in their order: of n rows, floor(n (1 - fraction)) are trained on, as
-    in Keras. An `ImageFolder` is divided by its `split`.
+    in Keras. A loader with a method `split`, such as
+    `ImageFolder`, is divided by it.
 
     - `x`, `y`, `sample_weight`: arrays, dicts or lists of arrays, paths of .npy and .npz files;
       `y` and `sample_weight` may be None.

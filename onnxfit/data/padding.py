@@ -15,7 +15,7 @@ from onnxfit.data.convert import as_array, is_float
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
-from onnxfit.data.order import batch_indices, permutation
+from onnxfit.data.order import permutation
 from onnxfit.data.source import Splittable
 from onnxfit.data.structure import common_rows, length_of
 from onnxfit.errors import DataError, SettingError
@@ -98,6 +98,21 @@ class RaggedColumn:
         return array
 
 
+def check_multiple(multiple: int | None) -> None:
+    """Raise SettingError for a `pad_to_multiple_of` out of range."""
+    if multiple is not None and not 1 <= multiple <= MAX_MULTIPLE:
+        raise SettingError(
+            f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got {shortened(multiple)}."
+        )
+
+
+def padded_length(lengths: Array, multiple: int | None) -> int:
+    """Return the length to which rows of these lengths are padded."""
+    multiple = multiple or 1
+    # A row without tokens still needs a place.
+    return -(-max(int(lengths.max()), 1) // multiple) * multiple
+
+
 class Pad(Loader, Splittable):
     """Rows of different lengths in batches, each padded to its longest row.
 
@@ -146,11 +161,7 @@ class Pad(Loader, Splittable):
         pad_token_id: int = 0,
         label_pad_token_id: int = -100,
     ) -> None:
-        if pad_to_multiple_of is not None and not 1 <= pad_to_multiple_of <= MAX_MULTIPLE:
-            raise SettingError(
-                f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got"
-                f" {shortened(pad_to_multiple_of)}."
-            )
+        check_multiple(pad_to_multiple_of)
         self.pad_to_multiple_of = pad_to_multiple_of
         self.pad_token_id = pad_token_id
         self.label_pad_token_id = label_pad_token_id
@@ -222,15 +233,6 @@ class Pad(Loader, Splittable):
                 elements.pop()
             yield tuple(elements)
 
-    def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
-        """Return the numbers of the rows of each batch of an epoch, without the first `skip`.
-
-        - `epoch`, `seed`: decide the order; with `seed` None the rows keep theirs.
-        """
-        numbers = np.arange(self.rows)
-        indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
-        return (numbers[index] for index in indices)
-
     def _find_lengths(self) -> Array:
         """Return the length of each row, in the column that decides it."""
         columns = [c for name, c in self._inputs.items() if name not in (MASK, *LABEL_KEYS)]
@@ -260,9 +262,7 @@ class Pad(Loader, Splittable):
         return {name: c.with_lengths_beside(self._lengths) for name, c in columns.items()}
 
     def _padded_length(self, lengths: Array) -> int:
-        multiple = self.pad_to_multiple_of or 1
-        # A row without tokens still needs a place.
-        return -(-max(int(lengths.max()), 1) // multiple) * multiple
+        return padded_length(lengths, self.pad_to_multiple_of)
 
     def _padded(
         self, columns: Mapping[str, RaggedColumn], rows: Array, own: Array

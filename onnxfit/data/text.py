@@ -15,8 +15,7 @@ from onnxfit.data.corpus import MAX_ID, read_corpus
 from onnxfit.data.fingerprint import fingerprint_of
 from onnxfit.data.loader import Loader
 from onnxfit.data.memory import count_training_rows
-from onnxfit.data.order import batch_indices
-from onnxfit.data.padding import MASK, MAX_MULTIPLE, TOKENS, bucketed_rows
+from onnxfit.data.padding import MASK, TOKENS, bucketed_rows, check_multiple, padded_length
 from onnxfit.data.source import Splittable
 from onnxfit.errors import DataError, SettingError
 from onnxfit.graph.spec import TensorSpec
@@ -113,11 +112,7 @@ class TextLoader(Loader, Splittable):
         for name, token in (("pad_token_id", pad_token_id), ("eos_token_id", eos_token_id)):
             if token is not None and not 0 <= token <= MAX_ID:
                 raise SettingError(f"{name} is from 0 to {MAX_ID}, got {shortened(token)}.")
-        if pad_to_multiple_of is not None and not 1 <= pad_to_multiple_of <= MAX_MULTIPLE:
-            raise SettingError(
-                f"pad_to_multiple_of is from 1 to {MAX_MULTIPLE}, got"
-                f" {shortened(pad_to_multiple_of)}."
-            )
+        check_multiple(pad_to_multiple_of)
         if pool < 1:
             raise SettingError(f"TextLoader needs pool >= 1, got {pool}.")
         self.length = length
@@ -178,16 +173,14 @@ class TextLoader(Loader, Splittable):
         return training, validation
 
     def batches(self, epoch: int, skip: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
-        for rows in self._batch_rows(epoch, skip, seed):
+        for rows in self.batch_rows(epoch, skip, seed):
             starts, stops = self._spans(rows)
             own_starts, own_stops = self._spans(self._share.select_rows(rows))
             yield self._make_batch(own_starts, own_stops, self._width(stops - starts))
 
-    def _batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
+    def batch_rows(self, epoch: int, skip: int, seed: int | None) -> Iterator[Array]:
         if seed is None or self._bounds is None:
-            numbers = np.arange(self.rows)
-            indices = batch_indices(self.rows, self.batch_size, len(self), seed, epoch, skip)
-            return (numbers[index] for index in indices)
+            return super().batch_rows(epoch, skip, seed)
         starts, stops = self._spans(np.arange(self.rows))
         return bucketed_rows(
             stops - starts, self.batch_size, len(self), self.pool, seed, epoch, skip
@@ -206,8 +199,7 @@ class TextLoader(Loader, Splittable):
         if self.pack:
             assert self.length is not None
             return self.length
-        multiple = self.pad_to_multiple_of or 1
-        return -(-int(lengths.max()) // multiple) * multiple
+        return padded_length(lengths, self.pad_to_multiple_of)
 
     def _make_batch(self, starts: Array, stops: Array, width: int) -> tuple[Any, ...]:
         ids = np.full((len(starts), width), self.pad_token_id, np.int64)

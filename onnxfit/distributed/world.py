@@ -51,7 +51,7 @@ class World:
         self.waiting: str | None = None
         self.exchanges = 0
         self._checked = 0  # exchanges until the last one that compared names
-        self._alone: tuple[str, str] | None = None  # why only this rank may be here at the moment
+        self._alone: tuple[str, str] | None = None  # why the ranks may not meet now, and the fix
         self._turn = threading.RLock()  # of the thread whose exchanges are under way
         is_small = self.size <= MAX_RANKS_WITH_SHORT_MESSAGES
         self._message_numbers = MESSAGE_NUMBERS if is_small else 0
@@ -135,7 +135,7 @@ class World:
     def require_same(self, name: str, values: Mapping[str, Any], fix: str = "") -> None:
         """Raise SettingError on all ranks where one has another value than rank 0; it names both.
 
-        A value that only one of the two has differs, too.
+        A value that one of the two lacks counts as different.
 
         - `values`: what is compared -> a JSON value.
         - `fix`: the end of the message, for those who meant the difference.
@@ -203,7 +203,9 @@ class World:
 
     @contextmanager
     def in_step(self, what: str) -> Iterator[None]:
-        """Refuse the same within a step, whose sums have no names that could tell ranks apart.
+        """Refuse whatever needs the other ranks within a step.
+
+        The sums of a step have no names, by which ranks could notice that they differ.
 
         - `what`: the code of the user that runs in the step, for the message.
         """

@@ -316,11 +316,15 @@ def with_initializers(
 
     Everything else is byte-identical. Raises ModelError for a name that is no initializer.
     """
-    tensors = {
+    return with_tensors(model, as_tensors(arrays))
+
+
+def as_tensors(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, onnx.TensorProto]:
+    """Return name -> initializer of that name that holds the array."""
+    return {
         name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
         for name, array in arrays.items()
     }
-    return with_tensors(model, tensors)
 
 
 def with_tensors(

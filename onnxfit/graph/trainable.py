@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 import onnx
 
-from onnxfit.graph.model import with_tensors
+from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.values import GraphBuilder, Value
 
 
@@ -22,7 +21,8 @@ from onnxfit.graph.values import GraphBuilder, Value
 class TrainableModel:
     """A file, the model that is trained in its place, and the way back to the file.
 
-    This class is for a file that is trained as it is; a subclass overrides `to_file`.
+    This class is for a file that is trained as it is; a subclass overrides what differs, such
+    as `to_file`.
 
     - `file`: the model as it was given, which the user gets back with other numbers.
     - `model`: the model that every step is built upon. The trained weights are its initializers.
@@ -30,8 +30,8 @@ class TrainableModel:
       for the file itself.
     """
 
-    # Whether only the file itself computes what it computes, with trained weights as constants. If
-    # so, evaluation compiles it after every update; else it runs `model`.
+    # Whether `model` computes other numbers than the file with the trained weights. If so,
+    # evaluation compiles the file after every update; else it runs `model`.
     evaluates_file: ClassVar[bool] = False
 
     file: onnx.ModelProto
@@ -77,10 +77,7 @@ class TrainableModel:
 
     def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, onnx.TensorProto]:
         """Return initializer of the file -> its value for the trained weights `arrays`."""
-        return {
-            name: onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
-            for name, array in arrays.items()
-        }
+        return as_tensors(arrays)
 
     def exported(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph import names
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
@@ -191,19 +190,6 @@ def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.No
             f" {first} on, and the file has opset {version}. Quantize the float model again in"
             f" opset {first}."
         )
-
-
-def unused_names(graph: onnx.GraphProto) -> Callable[[str], str]:
-    """Return a function that makes of a name one that the graph has not, nor a call before."""
-    in_use = {tensor.name for tensor in graph.initializer}
-    in_use |= {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
-
-    def unused(name: str) -> str:
-        name = names.unused(name, in_use.__contains__)
-        in_use.add(name)
-        return name
-
-    return unused
 
 
 def float_twins(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> Iterator[str]:

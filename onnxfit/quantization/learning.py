@@ -19,7 +19,6 @@ from onnxfit.editing import protos
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.values import GraphBuilder, Value
 from onnxfit.quantization.grids import Grid, quantizers, rounded_values
-from onnxfit.quantization.integer_weights import unused_names
 from onnxfit.quantization.parameters import Array
 
 MAX_FACTOR = 128  # by which a learned scale may leave that of the file
@@ -61,14 +60,14 @@ def with_float_zero_points(model: onnx.ModelProto, zero_points: Mapping[str, Gri
     - `zero_points`: initializer -> its grid.
     """
     graph = model.graph
-    unused = unused_names(graph)
+    used = protos.used_names(model)
     domains = {node.input[2]: node.domain for node in quantizers(graph) if len(node.input) > 2}
-    integers = {name: unused(f"{name}/integers") for name in zero_points}
+    integers = {name: protos.unique_name(f"{name}/integers", used) for name in zero_points}
     protos.rename_inputs(graph, integers)
     nodes = []
     for name, grid in zero_points.items():
         floats = grid.zeros.astype(grid.scales.dtype)
-        one, zero = unused(f"{name}/one"), unused(f"{name}/zero")
+        one, zero = (protos.unique_name(f"{name}/{end}", used) for end in ("one", "zero"))
         tensor = next(t for t in graph.initializer if t.name == name)
         graph.initializer.append(helper.make_tensor(zero, tensor.data_type, [], [0]))
         graph.initializer.append(numpy_helper.from_array(np.ones((), floats.dtype), one))

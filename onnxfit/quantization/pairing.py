@@ -326,8 +326,8 @@ class _Pairer:
 
 
 FIX = (
-    "Fix: give the float model that was quantized (if it was prepared before, as quant_pre_process"
-    " does, the prepared one)."
+    "Fix: give the float model that was quantized. Where a tool changed it first, as"
+    " quant_pre_process does, give the changed one."
 )
 
 

@@ -32,7 +32,7 @@ from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
 from onnxfit.quantization.grids import Grid, grids, grids_to_write
 from onnxfit.quantization.integer_weight import IntegerWeight, with_numbers
-from onnxfit.quantization.integer_weights import integer_weights, refuse_float_twins, unused_names
+from onnxfit.quantization.integer_weights import integer_weights, refuse_float_twins
 from onnxfit.quantization.learning import (
     learned_bounds,
     learned_names,
@@ -253,20 +253,22 @@ def _with_floats(
     for info in (*graph.input, *graph.value_info):
         if info.name in types:
             info.type.tensor_type.elem_type = types[info.name]
-    _round(graph, [weight for weight in weights if not weight.is_bias])
+    _round(model, [weight for weight in weights if not weight.is_bias])
     _read_biases(model, [weight for weight in weights if weight.is_bias])
     return model
 
 
-def _round(graph: onnx.GraphProto, weights: Sequence[IntegerWeight]) -> None:
+def _round(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> None:
     """Let the nodes that read a weight read its integers, in place."""
-    unused = unused_names(graph)
-    integers = {weight.name: unused(f"{weight.name}/integers") for weight in weights}
+    graph, used = model.graph, protos.used_names(model)
+    integers = {
+        weight.name: protos.unique_name(f"{weight.name}/integers", used) for weight in weights
+    }
     nodes = []
     for weight in weights:
         zero_point = weight.zero_point_name
         if not zero_point:  # it says which integers there are
-            zero_point = unused(f"{weight.name}/zero_point")
+            zero_point = protos.unique_name(f"{weight.name}/zero_point", used)
             zeros = np.zeros_like(weight.parameters.zero_point)
             graph.initializer.append(
                 helper.make_tensor(

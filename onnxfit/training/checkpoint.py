@@ -128,8 +128,10 @@ class Contents:
             )
 
     def trained_model(self) -> onnx.ModelProto:
-        """Return the model with the trained weights, which `model` lacks where floats are trained
-        in the place of its integers, or adapters beside its weights.
+        """Return the model with the trained weights.
+
+        `model` lacks them where floats are trained in the place of its integers, or adapters beside
+        its weights.
         """
         # the seed decides the first values of adapters, which the state replaces
         trainable = trainable_form(self.model, {**self.settings, "seed": 0})
@@ -355,7 +357,8 @@ def _divided(
     types = {t.name: ir.DataType(t.data_type) for t in model.graph.initializer}
     if all(types.get(n) == ir.DataType.from_numpy(a.dtype) for n, a in weights.items()):
         return dict(weights), {}
-    # The bounds of learned scales are those of the model as it was given.
+    # All go to the state, also those that the file has: the bounds of learned scales follow from
+    # the scales of the file as it was given.
     return {}, dict(weights)
 
 

@@ -200,8 +200,7 @@ class FitLoop:
         state.current_event = "on_train_batch_end", index, logs
         self.callbacks.on_train_batch_end(index, logs)
         state.current_event = None
-        if self._has_ranks:
-            self._agree("on_train_batch_end")
+        self._agree("on_train_batch_end")
 
     def _agree(self, hook: str) -> None:
         """Let all ranks take over the decisions of rank 0, and stop together."""

@@ -98,8 +98,7 @@ class SavedTrainer(InferenceTrainer):
         `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
         2 GB the tensors are in a file `<path>.data` beside it. Adapters are merged: the file has
         W + s A B in the place of W. Those of packed integers (MatMulNBits) stay beside them, as
-        nodes. Of several processes, only rank 0
-        writes. CheckpointError if it cannot be written.
+        nodes. Of several processes, only rank 0 writes. CheckpointError if it cannot be written.
         """
         if averaged and self.optimizer.ema_momentum is None:
             raise SettingError(
