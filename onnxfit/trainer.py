@@ -86,7 +86,7 @@ class Trainer(SavedTrainer):
       those that mpiexec started with this one; "mpi", "torch", or a communicator such as
       `onnxfit.distributed.MPI()`; None, this process alone.
     - `quantization`: for a file of integers, those that are trained and how; see
-      `onnxfit.Quantization`. None trains every integer initializer behind a DequantizeLinear.
+      `onnxfit.Quantization`. None trains the integers of every form that can train.
     - `adapters`: adapters of low rank, which train in the place of the weights they stand beside;
       see `onnxfit.LoRA`. Then `weights` names those that train besides, and None adds none.
 

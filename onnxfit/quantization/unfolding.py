@@ -120,7 +120,7 @@ class QuantizedModel(TrainableModel):
                 f"The file has integer weights and a BatchNormalization that would follow the"
                 f" batches ({listed_names(others)}): its outputs would leave the ranges that"
                 " the file was quantized for. Fold it into the layer before it is quantized"
-                " (onnxruntime's quant_pre_process does), or set batch_norm='frozen'."
+                " (onnxfit.quantize does), or set batch_norm='frozen'."
             )
         nodes = nodes_of(self.model.graph)
         scales = {name for node in nodes if is_conversion(node) for name in node.input[1:]}
