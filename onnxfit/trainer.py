@@ -19,6 +19,7 @@ from onnxfit.data.weights import balanced_class_weight
 from onnxfit.distributed.find import world_of
 from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.quantized import warn_of_quantized
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
@@ -114,6 +115,7 @@ class Trainer(SavedTrainer):
     """
 
     @checks_names
+    @paused_collection()
     def __init__(
         self,
         model_onnx: ModelSource,

@@ -24,7 +24,6 @@ from onnxfit.gradients.update import (
     optimizer_for,
 )
 from onnxfit.graph import names, tensors
-from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.model import normalize, spec_of, tensor_outputs
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.trainable import TrainableModel
@@ -101,7 +100,6 @@ class Recipe:
         object.__setattr__(self, "large", large)
 
     @classmethod
-    @paused_collection()
     def build(
         cls,
         trainable: TrainableModel,
