@@ -25,6 +25,7 @@ plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
 federating := .venv-federated/bin/python
 recipes := .venv-recipes/bin/python
+documenting := .venv-site/bin/python
 benching := .venv-bench/bin/python
 benching_plain := .venv-bench-plain/bin/python
 
@@ -36,7 +37,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate docs screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:  ## list these targets
@@ -123,8 +124,13 @@ docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) scripts/architecture_pictures.py
 	PYTHONPATH=. $(dev) scripts/document_registries.py
 
+# Warnings are errors: a link that leads nowhere fails.
+site: .venv-site/installed  ## build the documentation site into build/site
+	$(documenting) -m sphinx --fail-on-warning --keep-going --quiet --builder html --doctree-dir build/doctrees docs build/site
+	@echo "Open build/site/index.html"
+
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-recipes .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -188,4 +194,11 @@ python:
 	$(PYTHON) -m venv .venv-recipes
 	$(if $(TORCH),$(recipes) $(pip_install) $(TORCH))
 	$(recipes) $(pip_install) -e '.[recipes]'
+	@touch $@
+
+.venv-site/installed: pyproject.toml | python
+	@echo "Installing onnxfit and Sphinx into .venv-site ..."
+	$(PYTHON) -m venv .venv-site
+	$(if $(TORCH),$(documenting) $(pip_install) $(TORCH))
+	$(documenting) $(pip_install) -e '.[site]'
 	@touch $@
