@@ -89,10 +89,23 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
             continue  # floats of 8 bits
         numbers = onnx.numpy_helper.to_array(tensors[scale])
         zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
-        weight = node.input[0] if node.input[0] in weights else ""
-        grid = Grid(scale, zero_point, data_type, numbers, zeros, weight)
+        grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, makers))
         found.setdefault((scale, zero_point), grid)
     return list(found.values())
+
+
+def _weight_of(
+    node: onnx.NodeProto,
+    weights: Mapping[str, IntegerWeight],
+    makers: Mapping[str, onnx.NodeProto],
+) -> str:
+    """Return the weight that a QuantizeLinear rounds, with its shift or without; "" for none."""
+    value = node.input[0]
+    maker = makers.get(value)
+    if maker is not None and maker.op_type == "Add":
+        weight, shift = maker.input
+        value = weight if weight in weights and weights[weight].shift == shift else value
+    return value if value in weights else ""
 
 
 def quantizers(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -122,7 +135,7 @@ def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[s
     for grid in found:
         if grid.scale in arrays:
             scale = arrays[grid.scale]
-            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale > 0))
+            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale * grid.scales > 0))
             written[grid.scale] = scale
         if grid.zero_point in arrays:
             zeros = arrays[grid.zero_point]
