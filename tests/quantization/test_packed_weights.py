@@ -19,6 +19,7 @@ from tests.quantization.packed_files import (
     BLOCK,
     BLOCKS,
     FORMS,
+    ZEROS,
     K,
     N,
     arrays_of,
@@ -174,7 +175,10 @@ def test_gradients_are_those_of_the_function_passed_straight_through(bits: int, 
 
 
 @pytest.mark.torch
-@ALL_FORMS
+# the kernels of the file do not run here
+@pytest.mark.parametrize(
+    ("bits", "zeros"), [*((4, z) for z in ZEROS), (8, "absent"), (8, "packed")]
+)
 @BOTH_BACKENDS
 @SCALES
 def test_steps_are_those_of_torch_with_a_fake_quantizer(
