@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from onnxfit import OnnxfitError, Quantization, Trainer
+from onnxfit import OnnxfitError, Quantization, Trainer, dequantize
 from onnxfit.cli import main
 from onnxfit.graph import tensors
 from onnxfit.optimizers import SGD
@@ -102,6 +102,30 @@ def test_the_commands_train_scales(tmp_path: Path, setting: str) -> None:
         assert files.stripped(model) == files.stripped(file)
         scales += [t.SerializeToString() for t in model.graph.initializer if t.name == "x_scale"]
     assert len({*scales}) == (3 if setting == "scales=learned" else 2)
+
+
+def test_the_commands_take_the_float_model_and_a_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Trainer does, also after a stop and in another folder."""
+    file = integer_file("int4", "channel")
+    floats = dequantize(file)
+    onnx.save(file, tmp_path / "m.onnx")
+    onnx.save(floats, tmp_path / "floats.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    taught = Quantization(float_model=floats, teacher=floats, teacher_weight=0.9)
+    trainer = Trainer(file, loss="mse", optimizer=SGD(0.1), quantization=taught)
+    trainer.fit(X, Y, epochs=2, verbose=0)
+    monkeypatch.chdir(tmp_path)
+    options = ["--data", "data.npz", "--loss", "mse", "--optimizer", "sgd", "--lr", 0.1, "-q"]
+    options += ["--float-model", "floats.onnx", "--teacher", "floats.onnx"]
+    options += ["--quantization", "teacher_weight=0.9"]
+    call("fit", "m.onnx", *options, "--checkpoint", "run/", "-o", "run/t.onnx")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    call("resume", tmp_path / "run", "--epochs", 2, "-q", "--allow-paths-outside")
+    assert onnx.load(tmp_path / "run" / "t.onnx") == trainer.export()
+    assert trainer.export() != file
 
 
 def test_an_estimator_trains_integers() -> None:
