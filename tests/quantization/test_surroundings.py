@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,27 @@ def test_an_estimator_trains_integers() -> None:
     second = estimator.trainer_.get_weights()["w"]
     start = Trainer(file, loss="mse").get_weights()["w"]
     assert np.abs(second - start).sum() > 1.5 * np.abs(first - start).sum() > 0
+
+
+def test_an_estimator_takes_the_settings_of_integers() -> None:
+    """As Trainer does, and a pickle keeps the teacher."""
+    pytest.importorskip("sklearn")
+    from onnxfit.sklearn import OnnxRegressor
+
+    file = integer_file("int4", "channel")
+    settings = Quantization(scales="learned", teacher=dequantize(file), teacher_weight=0.5)
+    estimator = OnnxRegressor(
+        model=file, optimizer=SGD(1e-3), epochs=2, batch_size=32, quantization=settings
+    )
+    estimator = pickle.loads(pickle.dumps(estimator.fit(X, Y)))
+    seed = estimator.trainer_.seed
+    trainer = Trainer(file, loss="mse", optimizer=SGD(1e-3), quantization=settings, seed=seed)
+    trainer.fit(X, Y, epochs=2, batch_size=32, verbose=0)
+    weights = trainer.get_weights()
+    assert "w_scale" in weights
+    for name, array in estimator.trainer_.get_weights().items():
+        np.testing.assert_allclose(array, weights[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    estimator.partial_fit(X, Y)  # goes on with the teacher
 
 
 def test_floats_that_a_graph_rounds_use_the_kernels_for_integers() -> None:
