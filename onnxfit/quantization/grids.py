@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
 from onnxfit.quantization.integer_weight import IntegerWeight
-from onnxfit.quantization.operators import is_dequantize, is_quantize, numbers_of
+from onnxfit.quantization.operators import integer_type, is_dequantize, is_quantize, numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array
 
 
@@ -84,7 +84,8 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
             _refuse_constant_node(node, name, makers)
         if scale not in tensors or (zero_point and zero_point not in tensors):
             continue  # computed from the batch
-        data_type = _data_type(node, tensors.get(zero_point))
+        own_type = tensors[zero_point].data_type if zero_point else 0
+        data_type = integer_type(own_type, {a.name: a.i for a in node.attribute})
         if data_type not in LIMITS:
             continue  # floats of 8 bits
         numbers = onnx.numpy_helper.to_array(tensors[scale])
@@ -152,14 +153,6 @@ def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> No
             " and finite, and a zero point is a number. Go back to weights without NaN: load an"
             " earlier checkpoint, or train with a smaller learning rate."
         )
-
-
-def _data_type(node: onnx.NodeProto, zero_point: onnx.TensorProto | None) -> int:
-    """Return the type of the integers of a QuantizeLinear."""
-    if zero_point is not None:
-        return int(zero_point.data_type)
-    types = [a.i for a in node.attribute if a.name == "output_dtype" and a.i]
-    return types[0] if types else int(onnx.TensorProto.UINT8)
 
 
 def _refuse_constant_node(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph.completion import opset_of
+from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
@@ -203,7 +203,7 @@ def _weight_of(
 def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.NodeProto) -> None:
     version = opset_of(model) or 0
     first = FIRST_OPSETS.get(tensor.data_type, 0)
-    if node.domain != "com.microsoft" and version < first:
+    if node.domain != MICROSOFT and version < first:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise ModelError(
             f"The integers {tensor.name!r} are {kind}, which DequantizeLinear reads from opset"

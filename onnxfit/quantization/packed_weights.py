@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, listed_names
-from onnxfit.graph.completion import opset_of
+from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
 from onnxfit.graph.subgraphs import read_by
@@ -32,7 +32,7 @@ from onnxfit.quantization.integer_weight import with_integers, with_numbers
 from onnxfit.quantization.learning import MIN_SCALE
 from onnxfit.quantization.parameters import Array
 
-OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
+OPERATOR = "MatMulNBits"
 ACTIVATIONS, WEIGHT, SCALE, ZERO_POINT, GROUPS, BIAS = range(6)  # the inputs
 DEFAULT_BITS = 4
 # bits -> the types of integers with zero points, and of those without, whose middle becomes 0
@@ -180,7 +180,7 @@ def packed_weights(model: onnx.ModelProto) -> list[str]:
 
 
 def _is_product(node: onnx.NodeProto) -> bool:
-    is_operator = (node.op_type, node.domain) == (OPERATOR, DOMAIN)
+    is_operator = (node.op_type, node.domain) == (OPERATOR, MICROSOFT)
     return is_operator and len(node.input) > SCALE and len(node.output) == 1
 
 
