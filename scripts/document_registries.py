@@ -2,8 +2,9 @@
 
     python scripts/document_registries.py [--check]
 
-- docs/reference.md: the Trainer, and every loss, metric, optimizer, schedule, penalty, callback and
-  data loader, with its names, its settings and their defaults, and its docstring.
+- docs/reference.md: the Trainer, quantization, adapters, and every loss, metric, optimizer, schedule,
+  penalty, callback and data loader, with its names, its settings and their defaults, and its
+  docstring.
 - onnxfit/callbacks/__init__.py: the imports for type checkers, which cannot search a folder.
 
 The page has all of a docstring but its examples. With --check nothing is written; the exit status is
@@ -30,8 +31,8 @@ MAX_LINE_LENGTH = 100
 HEAD = """\
 # Reference
 
-The Trainer, and every loss, metric, optimizer, schedule, penalty, callback and data loader of onnxfit, with the settings
-and their defaults. The tables list names in quotes. A name stands for an object with default settings: `loss="mse"`
+The Trainer, quantization and adapters, and every loss, metric, optimizer, schedule, penalty, callback and data loader of
+onnxfit, with the settings and their defaults. The tables list names in quotes. A name stands for an object with default settings: `loss="mse"`
 is `loss=onnxfit.losses.MeanSquaredError()`. To change a setting, pass an object: `loss=onnxfit.losses.Huber(delta=2.0)`.
 Case, underscores, hyphens and a final "loss" do not matter in names: `loss="MSELoss"` is `loss="mse"`.
 In the line below a heading, `…` stands for the settings of the base class, which is the first entry of
@@ -48,6 +49,13 @@ METHODS = (
     "set_weights", "train_on_batch", "test_on_batch", "predict_on_batch", "forward", "backward",
     "apply_gradients", "save_onnx_graph",
 )  # fmt: skip
+QUANTIZATION = """\
+## Quantization and adapters
+
+The settings of `Trainer(model, quantization=..., adapters=...)`, and the functions that make and compare files of integers.
+[The guide to quantization](quantization.md) and [that to adapters](guide.md#adapters-of-low-rank-lora) show them at work.
+"""
+QUANTIZATION_NAMES = ("Quantization", "LoRA", "quantize", "dequantize", "quantization_report")
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ SECTIONS = [
 def page() -> str:
     """Return the reference."""
     sections = (part for section in SECTIONS for part in section_lines(section))
-    return "\n".join([HEAD, *trainer_lines(), *sections]).rstrip("\n") + "\n"
+    return "\n".join([HEAD, *trainer_lines(), *quantization_lines(), *sections]).rstrip("\n") + "\n"
 
 
 def trainer_lines() -> Iterator[str]:
@@ -153,6 +161,16 @@ def trainer_lines() -> Iterator[str]:
         yield f"#### Trainer.{name}\n"
         yield f"`{name}({signature(method)})`\n"
         yield from markdown(paragraphs(method.__doc__), {})
+
+
+def quantization_lines() -> Iterator[str]:
+    """Yield the parts of the section on integers and adapters."""
+    yield QUANTIZATION
+    for name in QUANTIZATION_NAMES:
+        member = getattr(onnxfit, name)
+        yield f"### {name}\n"
+        yield f"`{name}({signature(member)})`\n"
+        yield from markdown(paragraphs(member.__doc__), {})
 
 
 def signature(member: Callable[..., object]) -> str:

@@ -16,16 +16,21 @@ from onnxfit import (
     Bucket,
     DataLoader,
     ImageFolder,
+    LoRA,
     Pad,
     ParquetLoader,
     Prefetch,
+    Quantization,
     TextLoader,
     Trainer,
     callbacks,
+    dequantize,
     losses,
     metrics,
     optimizers,
     penalties,
+    quantization_report,
+    quantize,
     schedules,
 )
 from onnxfit.registry import registry
@@ -46,8 +51,11 @@ ENTRIES = {
     for kind in registry(module.__name__, base).values()
     if kind is not base
 }
+REGISTERED = frozenset(ENTRIES)
 LOADERS = (Bucket, DataLoader, ImageFolder, Pad, ParquetLoader, Prefetch, TextLoader)
 ENTRIES |= {kind.__name__: kind for kind in LOADERS}
+SETTINGS_AND_FUNCTIONS = (Quantization, LoRA, quantize, dequantize, quantization_report)
+ENTRIES |= {member.__name__: member for member in SETTINGS_AND_FUNCTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,7 @@ def test_an_entry_names_every_setting(name: str, entries: dict[str, str]) -> Non
         assert re.search(rf"[`(, *]{setting}[`=,)]", entries[name]), setting
 
 
-@pytest.mark.parametrize("name", sorted(set(ENTRIES) - {kind.__name__ for kind in LOADERS}))
+@pytest.mark.parametrize("name", sorted(REGISTERED))
 def test_an_entry_has_a_formula(name: str, entries: dict[str, str]) -> None:
     assert name.startswith("callbacks.") or re.search(r"\$`.+?`\$|```math", entries[name])
 

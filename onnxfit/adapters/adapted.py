@@ -111,9 +111,9 @@ def adapt(
     settings = listed(adapters)
     if not trainable.is_file:
         raise SettingError(
-            "Adapters do not stand beside the integers behind a DequantizeLinear, which this file"
-            " has: train them without adapters=, or adapt the float file and quantize it afterwards"
-            " by onnxfit.quantize."
+            "Adapters do not stand beside the integers behind a DequantizeLinear, nor those of"
+            " MatMulNBits that quantization= trains: train them without adapters=, or adapt the"
+            " float file and quantize it afterwards by onnxfit.quantize."
         )
     base = inline_functions(trainable.file)
     _require_opset(base)

@@ -138,7 +138,21 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     metavar="SETTING=VALUE,...",
     help=(
         "How to train a MODEL of integers: scales=learned trains their scales, too, and observe=100"
-        " lets the ranges of activations follow the first 100 batches."
+        " lets the ranges of activations follow the first 100 batches. weights=* trains all,"
+        " those of MatMulNBits among them."
+    ),
+)
+@click.option(
+    "--float-model",
+    type=options.EXISTING_FILE,
+    help="The float file that was quantized to MODEL: its weights begin with these floats.",
+)
+@click.option(
+    "--teacher",
+    type=options.EXISTING_FILE,
+    help=(
+        "A float model, whose outputs a MODEL of integers learns beside the labels;"
+        " --quantization temperature=2,teacher_weight=0.5 says how."
     ),
 )
 @click.option(

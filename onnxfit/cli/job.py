@@ -32,7 +32,17 @@ from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
 Options = dict[str, Any]  # of `onnxfit fit`, by click's names, with the values that were given
-PATH_OPTIONS = ("model", "data", "validation_data", "tensorboard", "checkpoint", "csv", "output")
+PATH_OPTIONS = (
+    "model",
+    "data",
+    "validation_data",
+    "float_model",
+    "teacher",
+    "tensorboard",
+    "checkpoint",
+    "csv",
+    "output",
+)
 WRITTEN_OPTIONS = ("csv", "output", "tensorboard")
 # passed on to Trainer as they are
 TRAINER_OPTIONS = (
@@ -198,7 +208,7 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     layout = None
     if fit_options["checkpoint"]:
         layout = CheckpointLayout(fit_options["checkpoint"])
-    trainer = Trainer.load(start) if start else _trainer(fit_options)
+    trainer = _loaded(start, fit_options) if start else _trainer(fit_options)
     request = arrays.DataRequest(
         arrays.inputs_of(trainer.model), list(trainer.objectives), fit_options["label"]
     )
@@ -222,6 +232,15 @@ def _trainer(fit_options: Options) -> Trainer:
     return require_loss(Trainer(fit_options["model"], **trainer_settings(fit_options)))
 
 
+def _loaded(start: Path, fit_options: Options) -> Trainer:
+    """Return the Trainer of a checkpoint, with the teacher that the checkpoint does not hold."""
+    teacher = fit_options["teacher"]
+    if teacher is None:
+        return Trainer.load(start)
+    text = fit_options["quantization"]
+    return Trainer.load(start, quantization=settings.parse_quantization(text, teacher=teacher))
+
+
 def trainer_settings(fit_options: Options) -> dict[str, Any]:
     """Return the arguments of Trainer; an error for names and settings that do not exist."""
     return {
@@ -232,7 +251,9 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
             fit_options["optimizer"], fit_options["learning_rate"]
         ),
         "metrics": settings.parse_metrics(fit_options["metrics"]),
-        "quantization": settings.parse_quantization(fit_options["quantization"]),
+        "quantization": settings.parse_quantization(
+            *(fit_options[name] for name in ("quantization", "float_model", "teacher"))
+        ),
         **{name: fit_options[name] for name in TRAINER_OPTIONS},
     }
 

@@ -93,11 +93,21 @@ def parse_optimizer(text: str, learning_rate: str | None) -> optimizers.Optimize
     return dataclasses.replace(optimizer, learning_rate=rate)
 
 
-def parse_quantization(text: str | None) -> Quantization | None:
-    """Return the argument `quantization` of Trainer, from SETTING=VALUE,SETTING=VALUE."""
-    if text is None:
+QUANTIZATION = ("scales", "observe", "weights", "temperature", "teacher_weight")
+
+
+def parse_quantization(
+    text: str | None, float_model: str | None = None, teacher: str | None = None
+) -> Quantization | None:
+    """Return the argument `quantization` of Trainer; None if nothing is given.
+
+    - `text`: SETTING=VALUE,SETTING=VALUE.
+    - `float_model`, `teacher`: paths.
+    """
+    if text is None and float_model is None and teacher is None:
         return None
-    return Quantization(**_settings(text, "--quantization", ["scales", "observe", "weights"]))
+    chosen = _settings(text or "", "--quantization", QUANTIZATION)
+    return Quantization(**chosen, float_model=float_model, teacher=teacher)
 
 
 def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:

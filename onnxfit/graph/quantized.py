@@ -35,8 +35,9 @@ WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
 }
 REMEDY = (
     "Fix: train the float file, and quantize it afterwards (onnxfit.dequantize makes it of a file"
-    " with DequantizeLinear). Or leave the integers, and train float weights beside them, such as"
-    " adapters, or name the scales of MatMulNBits in weights="
+    " with DequantizeLinear). Train the integers of MatMulNBits by"
+    " quantization=onnxfit.Quantization(), or their scales by weights=. Or train float weights"
+    " beside the integers, such as adapters"
 )
 
 

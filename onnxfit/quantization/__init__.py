@@ -15,9 +15,10 @@ between QuantizeLinear and DequantizeLinear. `conversion` has the registry of co
 adds what the quantizer left out.
 
 To train integers (`settings`), `unfolding` makes the model of floats that is trained.
-`integer_weights` finds the weights, `integer_weight` is one of them, and `float_model` has the
-floats from which they were made. `grids` finds the scales and zero points that training changes:
-`learning` trains them, `observing` lets them follow the batches, and `biases` follow both.
+`integer_weights` finds the weights, `integer_weight` is one of them, `packed_weights` unpacks those
+of MatMulNBits, and `float_model` has the floats from which they were made. `grids` finds the scales
+and zero points that training changes: `learning` trains them, `observing` lets them follow the
+batches, and `biases` follow both.
 
 To report (`quantization_report`), `pairing` finds the layers of both models, with the origins of
 values in `quantized_graph`. `switched_model` computes each layer alone, `loss_meter` the loss, and

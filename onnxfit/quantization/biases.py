@@ -10,7 +10,7 @@ import onnx
 
 from onnxfit.errors import ModelError
 from onnxfit.quantization.integer_weight import IntegerWeight
-from onnxfit.quantization.integer_weights import integer_weights
+from onnxfit.quantization.integer_weights import integer_names, integer_weights
 from onnxfit.quantization.operators import is_dequantize
 from onnxfit.quantization.parameters import Array
 
@@ -69,7 +69,7 @@ def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBi
                 f"The bias {b.input[0]!r} of {layer.op_type} {layer.name!r} belongs to two layers"
                 " with different scales, which training changes. Give each layer a bias of its own."
             )
-    biases = integer_weights(file, list(pairs)) if pairs else []
+    biases = integer_weights(file, pairs.keys() & {*integer_names(file)})
     return {
         bias.name: LayerBias(bias, [(name, scales[name]) for name in pairs[bias.name]])
         for bias in biases

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
 from onnxfit.quantization.integer_weight import IntegerWeight
-from onnxfit.quantization.operators import is_dequantize, is_quantize, numbers_of
+from onnxfit.quantization.operators import integer_type, is_dequantize, is_quantize, numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array
 
 
@@ -84,15 +84,29 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
             _refuse_constant_node(node, name, makers)
         if scale not in tensors or (zero_point and zero_point not in tensors):
             continue  # computed from the batch
-        data_type = _data_type(node, tensors.get(zero_point))
+        own_type = tensors[zero_point].data_type if zero_point else 0
+        data_type = integer_type(own_type, {a.name: a.i for a in node.attribute})
         if data_type not in LIMITS:
             continue  # floats of 8 bits
         numbers = onnx.numpy_helper.to_array(tensors[scale])
         zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
-        weight = node.input[0] if node.input[0] in weights else ""
-        grid = Grid(scale, zero_point, data_type, numbers, zeros, weight)
+        grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, makers))
         found.setdefault((scale, zero_point), grid)
     return list(found.values())
+
+
+def _weight_of(
+    node: onnx.NodeProto,
+    weights: Mapping[str, IntegerWeight],
+    makers: Mapping[str, onnx.NodeProto],
+) -> str:
+    """Return the weight that a QuantizeLinear rounds, with its shift or without; "" for none."""
+    value = node.input[0]
+    maker = makers.get(value)
+    if maker is not None and maker.op_type == "Add":
+        weight, shift = maker.input
+        value = weight if weight in weights and weights[weight].shift == shift else value
+    return value if value in weights else ""
 
 
 def quantizers(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -122,7 +136,7 @@ def grids_to_write(found: Sequence[Grid], arrays: Mapping[str, Array]) -> dict[s
     for grid in found:
         if grid.scale in arrays:
             scale = arrays[grid.scale]
-            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale > 0))
+            _refuse_numbers(grid.scale, scale, np.isfinite(scale) & (scale * grid.scales > 0))
             written[grid.scale] = scale
         if grid.zero_point in arrays:
             zeros = arrays[grid.zero_point]
@@ -139,14 +153,6 @@ def _refuse_numbers(name: str, array: Array, valid: npt.NDArray[np.bool_]) -> No
             " and finite, and a zero point is a number. Go back to weights without NaN: load an"
             " earlier checkpoint, or train with a smaller learning rate."
         )
-
-
-def _data_type(node: onnx.NodeProto, zero_point: onnx.TensorProto | None) -> int:
-    """Return the type of the integers of a QuantizeLinear."""
-    if zero_point is not None:
-        return int(zero_point.data_type)
-    types = [a.i for a in node.attribute if a.name == "output_dtype" and a.i]
-    return types[0] if types else int(onnx.TensorProto.UINT8)
 
 
 def _refuse_constant_node(

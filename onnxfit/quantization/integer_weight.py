@@ -25,6 +25,7 @@ class IntegerWeight:
     - `parameters`: the map between its integers and the real numbers.
     - `scale_name`, `zero_point_name`: the initializers of scale and zero point; "" for none.
     - `domain`: the domain of the DequantizeLinear.
+    - `shift`: the value that is added before rounding, for zero points that are floats; else "".
     """
 
     tensor: onnx.TensorProto
@@ -32,6 +33,7 @@ class IntegerWeight:
     scale_name: str
     zero_point_name: str
     domain: str
+    shift: str = ""
 
     @property
     def name(self) -> str:
@@ -75,10 +77,6 @@ class IntegerWeight:
                 " learning rate."
             )
         return np.where(values == self.values, self.integers, self.parameters.quantized(values))
-
-    def tensor_of(self, values: Array) -> onnx.TensorProto:
-        """Return the initializer with the integers for other real numbers, stored as it is."""
-        return with_numbers(self.tensor, self.rounded(values))
 
 
 def with_numbers(tensor: onnx.TensorProto, numbers: Array) -> onnx.TensorProto:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
-from onnxfit.graph.completion import opset_of
+from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
@@ -42,34 +42,61 @@ class _Read:
     dequantizes: bool
 
 
-def integer_weights(
-    model: onnx.ModelProto, patterns: Sequence[str] | None = None
-) -> list[IntegerWeight]:
-    """Return the integer initializers that a DequantizeLinear reads, in the model's order.
+def integer_names(model: onnx.ModelProto) -> list[str]:
+    """Return the names of the integers that a DequantizeLinear reads, in the model's order.
 
     - `model`: the model; what its functions and the bodies of its nodes read is left out.
+    """
+    graph = model.graph
+    outputs = {value.name for value in graph.output}
+    read = {node.input[0] for node in graph.node if is_dequantize(node)}
+    constant = {n.input[0] for n in graph.node if n.input and outputs.intersection(n.output)}
+    return [
+        tensor.name
+        for tensor in graph.initializer
+        if tensor.data_type in LIMITS and tensor.name in read
+        if tensor.name not in outputs | constant  # an output of constants is nothing to train
+    ]
+
+
+def select_integers(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
+    """Return the names that patterns select, in their order.
+
     - `patterns`: names and fnmatch patterns of those to return, `"!pattern"` excludes; None for
       all.
 
-    Raises UnknownNameError for a pattern that matches nothing. Raises ModelError for integers whose
-    scale is no initializer or not a positive number, and for those that are read in two ways.
+    Raises UnknownNameError for a pattern that matches nothing.
     """
-    graph = model.graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    integers = {name for name, tensor in tensors.items() if tensor.data_type in LIMITS}
-    reads = _reads(graph, integers)
-    outputs = {value.name for value in graph.output}
-    constant = {n.input[0] for n in graph.node if n.input and outputs.intersection(n.output)}
-    behind = [
-        name
-        for name in tensors
-        if any(read.dequantizes for read in reads.get(name, ()))
-        if name not in outputs | constant  # an output of constants is nothing to train
+    if patterns is None:
+        return list(names)
+    inclusions = [p for p in patterns if not p.startswith("!") or p in names]
+    exclusions = [p[1:] for p in patterns if p not in inclusions]
+    selected = set() if inclusions else set(names)
+    for pattern in inclusions:
+        selected |= matching_names(pattern, names, "integer weight")
+    for pattern in exclusions:
+        selected -= matching_names(pattern, names, "integer weight")
+    return [name for name in names if name in selected]
+
+
+def integer_weights(model: onnx.ModelProto, names: Collection[str]) -> list[IntegerWeight]:
+    """Return integers that a DequantizeLinear reads, in the model's order.
+
+    - `model`: the model.
+    - `names`: some of its `integer_names`.
+
+    Raises ModelError for integers whose scale is no initializer or not a positive number, and for
+    those that are read in two ways. Scales of blocks may be negative.
+    """
+    if not names:
+        return []
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    chosen = {*names}
+    reads = _reads(model.graph, chosen)
+    _check_scales(model.graph, tensors)
+    return [
+        _integer_weight(model, tensors, name, reads[name]) for name in tensors if name in chosen
     ]
-    selected = _selected(behind, patterns)
-    if selected:
-        _check_scales(graph, tensors)
-    return [_integer_weight(model, tensors, name, reads[name]) for name in selected]
 
 
 def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
@@ -88,21 +115,12 @@ def _reads(graph: onnx.GraphProto, names: set[str]) -> dict[str, list[_Read]]:
     return reads
 
 
-def _selected(names: Sequence[str], patterns: Sequence[str] | None) -> list[str]:
-    if patterns is None:
-        return list(names)
-    inclusions = [p for p in patterns if not p.startswith("!") or p in names]
-    exclusions = [p[1:] for p in patterns if p not in inclusions]
-    selected = set() if inclusions else set(names)
-    for pattern in inclusions:
-        selected |= matching_names(pattern, names, "integer weight")
-    for pattern in exclusions:
-        selected -= matching_names(pattern, names, "integer weight")
-    return [name for name in names if name in selected]
-
-
 def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
-    """Raise ModelError for a scale that is not a positive number."""
+    """Raise ModelError for a scale that is not a positive number.
+
+    That of a block may be negative: onnxruntime's quantizer gives the largest number of a block the
+    integer -8, which has no positive counterpart.
+    """
     for node in graph.node:
         scale = tensors.get(node.input[1]) if is_conversion(node) else None
         if scale is None:
@@ -110,7 +128,9 @@ def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto
         if scale.data_type not in FLOATS:
             raise wrong_type(node, scale.data_type)
         numbers = onnx.numpy_helper.to_array(scale).astype(np.float64)
-        wrong = numbers[~(np.isfinite(numbers) & (numbers > 0))]
+        in_blocks = any(a.name == "block_size" and a.i > 0 for a in node.attribute)
+        sizes = np.abs(numbers) if in_blocks else numbers
+        wrong = numbers[~(np.isfinite(sizes) & (sizes > 0))]
         if wrong.size:
             raise ModelError(
                 f"The scale {scale.name!r} of {node.op_type} {node.name!r} has the number"
@@ -183,7 +203,7 @@ def _weight_of(
 def _check_opset(model: onnx.ModelProto, tensor: onnx.TensorProto, node: onnx.NodeProto) -> None:
     version = opset_of(model) or 0
     first = FIRST_OPSETS.get(tensor.data_type, 0)
-    if node.domain != "com.microsoft" and version < first:
+    if node.domain != MICROSOFT and version < first:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         raise ModelError(
             f"The integers {tensor.name!r} are {kind}, which DequantizeLinear reads from opset"

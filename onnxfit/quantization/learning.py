@@ -44,8 +44,12 @@ def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
     """
     bounds = {}
     for grid in found:
-        low, high = grid.scales / MAX_FACTOR, grid.scales * MAX_FACTOR
-        bounds[grid.scale] = np.maximum(low, MIN_SCALE), np.minimum(high, MAX_SCALE)
+        size = np.abs(grid.scales)
+        least = np.maximum(size / MAX_FACTOR, MIN_SCALE)
+        greatest = np.minimum(size * MAX_FACTOR, MAX_SCALE)
+        positive = grid.scales > 0  # a scale of a block may be negative
+        low, high = np.where(positive, least, -greatest), np.where(positive, greatest, -least)
+        bounds[grid.scale] = low, high
         if grid.learns_zero_point:
             shape = grid.zeros.shape
             bounds[grid.zero_point] = np.full(shape, grid.lowest), np.full(shape, grid.highest)

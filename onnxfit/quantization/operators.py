@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Union
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.quantized import WEIGHT_INPUTS
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
 
@@ -17,7 +19,10 @@ Node = Union[onnx.NodeProto, ir.Node]
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 QUANTIZERS = (QUANTIZE, DEQUANTIZE)
-DOMAINS = ("", "ai.onnx", "com.microsoft")  # that have both
+DOMAINS = ("", "ai.onnx", MICROSOFT)  # that have both
+OPSET_OF_CHANNELS = 13  # the first in which both have a scale for each channel
+# Activations whose work quantizers do by clipping, and which they therefore remove
+CLIPPING = {"Clip", "Relu"}
 SUFFIX = "_quantized"  # that onnxruntime's quantizer adds to the name of a weight
 
 
@@ -89,6 +94,16 @@ def wrong_type(node: onnx.NodeProto, element_type: int) -> ModelError:
     )
 
 
+def integer_type(zero_point: int, attributes: Mapping[str, int], default: int = 0) -> int:
+    """Return the type of the integers of a QuantizeLinear or DequantizeLinear.
+
+    - `zero_point`: the type of its zero point; 0 for none.
+    - `attributes`: the node's whole numbers.
+    - `default`: the type if neither tells it; 0 stands for that of QuantizeLinear, uint8.
+    """
+    return zero_point or attributes.get("output_dtype", 0) or default or int(onnx.TensorProto.UINT8)
+
+
 def is_text(array: Array) -> bool:
     """Return whether the tensor of an array has strings."""
     return array.dtype.kind in "OSU"
@@ -119,10 +134,6 @@ def parameters_of(node: ir.Node, element_type: int = 0) -> QuantizationParameter
     }
     if any(array is not None and is_text(array) for array in (scale, zero_point)):
         raise misfit(node, "it is a string")
-    if zero_point is not None:
-        element_type = ir.DataType.from_numpy(zero_point.dtype)
-    else:
-        element_type = (
-            attributes.get("output_dtype", 0) or element_type or int(onnx.TensorProto.UINT8)
-        )
+    own = 0 if zero_point is None else int(ir.DataType.from_numpy(zero_point.dtype))
+    element_type = integer_type(own, attributes, element_type)
     return QuantizationParameters.of(scale, zero_point, element_type, attributes)

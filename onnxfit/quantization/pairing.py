@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
-from onnxfit.quantization.operators import QUANTIZERS, constants_of, is_dequantize
+from onnxfit.quantization.operators import CLIPPING, QUANTIZERS, constants_of, is_dequantize
 from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
 from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
 
-# Activations whose work quantizers do by clipping, and which they therefore remove
-CLIPPING = {"Clip", "Relu"}
 # Operators without which a model computes the same in inference
 WITHOUT_EFFECT = {"Constant", "Dropout", "Identity"}
 
@@ -133,14 +131,16 @@ class _Pairer:
         pairs = self._pairs()
         self._require_whole(pairs)
         reads: dict[tuple[int, int], QuantizedActivation] = {}
-        constants: dict[tuple[int, int], QuantizedConstant] = {}
+        read_by: dict[int, list[QuantizedActivation]] = {index: [] for index in pairs}
+        constants: dict[int, dict[int, QuantizedConstant]] = {index: {} for index in pairs}
         for index, node in pairs.items():
             for position, name in enumerate(node.input):
                 origin = self.quantized.origin(name)
                 if origin.integers is not None:
-                    constants[index, position] = self._constant(index, position, origin)
+                    constants[index][position] = self._constant(index, position, origin)
                 elif origin.parameters:
                     reads[index, position] = self._activation(origin)
+                    read_by[index].append(reads[index, position])
         outputs = {
             value.name: self._activation(origin)
             for value in self.graph.output
@@ -150,7 +150,6 @@ class _Pairer:
         written = _by_tensor(pairing.activations())
         for index, node in sorted(pairs.items()):
             raw = [self._before_rounding(name) for name in node.output]
-            read = [a for (n, _), a in reads.items() if n == index]
             own = [a for name in raw for a in written.get(self._float_name(name), [])]
             rounded = [self.rounded.get((raw[0], a.parameters), raw[0]) for a in own]
             output, integer_output = self._behind_relu(
@@ -162,10 +161,10 @@ class _Pairer:
                 operator=node.op_type,
                 output=output,
                 integer_output=integer_output,
-                constants={i: c for (n, i), c in constants.items() if n == index},
-                activations=list(dict.fromkeys([*read, *own])),
+                constants=constants[index],
+                activations=list(dict.fromkeys([*read_by[index], *own])),
             )
-            if self._is_layer(layer, read, own):
+            if self._is_layer(layer, read_by[index], own):
                 pairing.layers.append(layer)
         if not pairing.layers:
             raise ModelError(

@@ -51,7 +51,8 @@ class QuantizationParameters:
     $x$, and $x = s\,(q - z)$ for an integer $q$.
 
     - `scale`, `zero_point`: s, and z in 64 bits: one number; one for each index of the dimension
-      `axis`; or one for each block of `block_size` indices of that dimension.
+      `axis`; or one for each block of `block_size` indices of that dimension. A z of floats
+      (MatMulNBits) is added before rounding: $q = \mathrm{clip}(\mathrm{round}(x / s + z))$.
     - `element_type`: the type of the integers as ONNX counts them. It may be floats of 8 bits.
 
     onnxruntime's kernels compute both in float32, whatever the type of the scale. A scale of
@@ -114,9 +115,11 @@ class QuantizationParameters:
             steps = floats.astype(self._computing_type) / scale
             if kind.is_floating_point():
                 return np.asarray(steps.astype(kind.numpy()))
-            # a sum in float32 would round large integers
-            shifted = np.rint(steps).astype(np.float64)
-            shifted += self._spread(self.zero_point, floats.shape)
+            zeros = self._spread(self.zero_point, floats.shape)
+            if zeros.dtype.kind == "f":
+                shifted = np.rint(steps + zeros)
+            else:  # a sum in float32 would round large integers
+                shifted = np.rint(steps).astype(np.float64) + zeros
             return np.clip(shifted, *integer_limits(self.element_type)).astype(np.int64)
 
     def dequantized(self, integers: Array) -> Array:

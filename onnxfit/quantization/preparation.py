@@ -15,12 +15,11 @@ from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.reading import ModelSource, load_model
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.tensors import is_large
-from onnxfit.quantization.operators import is_conversion, is_quantized
+from onnxfit.quantization.operators import OPSET_OF_CHANNELS, is_conversion, is_quantized
 from onnxfit.quantization.weight_axes import LAYERS
 from onnxfit.registry import matching_names, name_list
 from onnxfit.runtime.quantizer import optimize
 
-OPSET_OF_CHANNELS = 13  # the first in which a DequantizeLinear has a scale for each channel
 OPSET_OF_FOUR_BITS = 21  # the first that has them
 # onnxruntime 1.19 has no kernel for the QLinearMatMul of later ones, which it makes of a MatMul.
 LAST_OPSET_OF_BYTES = 20

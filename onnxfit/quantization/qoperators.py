@@ -49,10 +49,10 @@ from onnxfit.quantization.conversion import (
     NotConvertibleError,
     QdqBuilder,
 )
+from onnxfit.quantization.operators import OPSET_OF_CHANNELS
 
 __all__ = ["remaining_qoperators", "to_qdq"]
 
-MIN_OPSET = 13  # the first in which DequantizeLinear has scales per channel
 MODULES = (dynamic_conversions, qlinear_conversions)  # importing them registers their conversions
 
 
@@ -82,7 +82,7 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     converted = onnx.ModelProto()
     converted.CopyFrom(model)
-    if (opset_of(model) or 0) < MIN_OPSET:
+    if (opset_of(model) or 0) < OPSET_OF_CHANNELS:
         converted = convert_opset(converted)
         converted.ir_version = max(converted.ir_version, IR_VERSION)
         builders, _ = _convert_nodes(converted)

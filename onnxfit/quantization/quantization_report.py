@@ -17,6 +17,7 @@ from onnxfit.graph.model import spec_of
 from onnxfit.graph.reading import ModelSource, load_model, to_ir
 from onnxfit.graph.tensors import is_large
 from onnxfit.quantization.loss_meter import LossMeter
+from onnxfit.quantization.operators import constants_of
 from onnxfit.quantization.pairing import PairedLayer, Pairing, QuantizedActivation, pair_layers
 from onnxfit.quantization.parameters import FLOATS, Array
 from onnxfit.quantization.preparation import optimize_float_model
@@ -110,12 +111,20 @@ def quantization_report(
 
 
 def _folded(floats: onnx.ModelProto, integers: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the float model, without the BatchNormalizations that were folded for the integers."""
-    normalizes = [
-        any(node.op_type == "BatchNormalization" for node in model.graph.node)
-        for model in (floats, integers)
-    ]
-    return optimize_float_model(floats) if normalizes == [True, False] else floats
+    """Return the float model, optimized if the integer model lacks nodes that optimizing folds.
+
+    These are a BatchNormalization, and a node that reads constants alone, such as the Transpose of
+    a weight.
+    """
+    constants = constants_of(floats.graph)
+    kept = {name for node in integers.graph.node for name in node.output}
+    kinds = {node.op_type for node in integers.graph.node}
+    for node in floats.graph.node:
+        is_constant = bool(node.input) and constants.keys() >= {*node.input} - {""}
+        normalizes = node.op_type == "BatchNormalization" and node.op_type not in kinds
+        if normalizes or (is_constant and kept.isdisjoint(node.output)):
+            return optimize_float_model(floats)
+    return floats
 
 
 def _source(model: onnx.ModelProto, meter: LossMeter | None, data: Any, batch_size: int) -> Source:

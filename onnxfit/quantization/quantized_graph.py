@@ -11,6 +11,7 @@ import onnx
 from onnxfit.errors import ModelError
 from onnxfit.quantization.operators import (
     constants_of,
+    integer_type,
     is_conversion,
     is_dequantize,
     is_quantize,
@@ -99,14 +100,14 @@ class QuantizedGraph:
           it; 0 stands for that of the operator.
         """
         numbers = {a.name: a.i for a in node.attribute}
-        element_type = numbers.get("output_dtype", 0) or default_type or onnx.TensorProto.UINT8
         scale = self._parameter(node, 1, FLOATS)
         if not np.isfinite(scale).all():
             raise ModelError(f"{node.op_type} {node.name!r} has a scale that is NaN or infinite.")
-        zero_point = None
+        zero_point, own_type = None, 0
         if len(node.input) > 2 and node.input[2]:
             zero_point = self._parameter(node, 2, LIMITS)
-            element_type = self.tensors[node.input[2]].data_type
+            own_type = self.tensors[node.input[2]].data_type
+        element_type = integer_type(own_type, numbers, default_type)
         if element_type not in LIMITS:
             raise wrong_type(node, element_type)
         return QuantizationParameters.of(scale, zero_point, element_type, numbers)

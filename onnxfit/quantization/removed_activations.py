@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfit.quantization.operators import constant_of, parameters_of
+from onnxfit.quantization.operators import CLIPPING, constant_of, parameters_of
 from onnxfit.quantization.parameters import Array, integer_limits
 
 # Operators whose result is never negative
@@ -37,7 +37,6 @@ KEEPING = {
     "Transpose",
     "Unsqueeze",
 }
-CUTTING = {"Clip", "Relu"}
 SIX = 6.0  # the upper end of the Clip that MobileNets have, ReLU6
 
 
@@ -94,7 +93,7 @@ def add_removed_activation(
         or value in non_negative
         or ends is None
         or ends[0] != 0
-        or (readers and all(node.op_type in CUTTING for node in readers))
+        or (readers and all(node.op_type in CLIPPING for node in readers))
     ):
         return value
     if value in non_negative.cut:

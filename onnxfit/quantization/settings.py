@@ -28,6 +28,12 @@ class Quantization(ChecksArguments):
     arXiv:1308.3432). The exported file has $q = \mathrm{clamp}(\mathrm{round}(w / s) + z)$. A bias
     of 32 bits is trained without rounding.
 
+    Given this setting, the packed weights of MatMulNBits (4 or 8 bits, float32) train as well; else
+    they stay, and its kernel computes the training step. Each gets a float weight of shape (K, N)
+    under the name of the packed one, and $z$ is $2^{\mathrm{bits} - 1}$ if the node has none. The
+    exported file packs the integers again. A training step does not round activations, as kernels
+    with `accuracy_level=4` do; evaluation does.
+
     - `weights`: names and fnmatch patterns of the integer initializers that are trained, where
       `"!pattern"` excludes; None for all. Others stay byte-identical.
     - `float_model`: the float file that was quantized: a path, bytes or an `onnx.ModelProto`. The
@@ -62,6 +68,8 @@ class Quantization(ChecksArguments):
     one by `learning_rate_multipliers={"*_scale": 0.1}`.
 
     A zero point of 0 or in the middle of its type stays, so that symmetric numbers stay symmetric.
+    Zero points of MatMulNBits that are floats stay, too. Its learned scales have the shape
+    (blocks, N). The scale of a block may be negative, and keeps its sign.
     Scales begin as in the file. After each update they are clamped between 1/128 and 128 times the
     scale of the file, and zero points to the range of their type: torch.ao's learnable quantizer
     clamps both, too. Neither has a penalty; AdamW decays them unless `exclude_from_weight_decay`
@@ -80,7 +88,8 @@ class Quantization(ChecksArguments):
     with `observe`. `Trainer` raises UnknownNameError for a pattern that matches no integer
     initializer, and SettingError if the float model does not fit, or the file has no integer
     activations to observe. It raises ModelError for scales that training would have to change in
-    two ways, and if the teacher's inputs or outputs do not fit. It raises SettingError for
+    two ways, for a MatMulNBits with 2 bits or g_idx, and if the teacher's inputs or outputs do not
+    fit. It raises SettingError for
     `temperature` or `teacher_weight` without a teacher, or a teacher without a loss.
 
     >>> Quantization(weights=["conv*", "!conv1*"]).weights

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxfit.editing import protos
+from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.quantization.operators import QUANTIZERS
@@ -18,7 +19,6 @@ from onnxfit.runtime.session import StatelessSession
 from onnxfit.runtime.values import array_of, ort_value
 
 SCOPE = "quantization"
-DOMAIN = "com.microsoft"  # its operators take integers of 4 and 16 bits in every opset
 
 
 class SwitchedModel:
@@ -97,8 +97,8 @@ class _SwitchedGraph:
         self.observed = [name for name in dict.fromkeys(wanted) if name in computed]
         self._set_outputs()
         self._remove_unused_initializers()
-        if all(opset.domain != DOMAIN for opset in self.model.opset_import):
-            self.model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+        if all(opset.domain != MICROSOFT for opset in self.model.opset_import):
+            self.model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
     def _add_weights(self, layers: Sequence[PairedLayer]) -> None:
         for layer in layers:
@@ -136,12 +136,12 @@ class _SwitchedGraph:
         value = activation.tensor
         for parameters in activation.parameters:
             names = self._add_parameters(value, parameters)
-            for operator in QUANTIZERS:
+            for operator in QUANTIZERS:  # those of com.microsoft take 4 and 16 bits in every opset
                 output = self._unique(f"{SCOPE}/{operator}/{activation.tensor}")
                 inputs = [value, *names]
                 nodes.append(
                     onnx.helper.make_node(
-                        operator, inputs, [output], output, domain=DOMAIN, axis=parameters.axis
+                        operator, inputs, [output], output, domain=MICROSOFT, axis=parameters.axis
                     )
                 )
                 value = output

@@ -15,10 +15,9 @@ with activations rounded to 8 bits, for instance (onnxruntime 1.32).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -32,7 +31,12 @@ from onnxfit.quantization.biases import LayerBias, layer_biases
 from onnxfit.quantization.float_model import float_values
 from onnxfit.quantization.grids import Grid, grids, grids_to_write
 from onnxfit.quantization.integer_weight import IntegerWeight, with_numbers
-from onnxfit.quantization.integer_weights import integer_weights, refuse_float_twins
+from onnxfit.quantization.integer_weights import (
+    integer_names,
+    integer_weights,
+    refuse_float_twins,
+    select_integers,
+)
 from onnxfit.quantization.learning import (
     learned_bounds,
     learned_names,
@@ -42,6 +46,7 @@ from onnxfit.quantization.learning import (
 )
 from onnxfit.quantization.observing import next_ranges, observed_grids, observed_names
 from onnxfit.quantization.operators import is_conversion
+from onnxfit.quantization.packed_weights import PackedTensor, Shift, packed_weights, unpack
 from onnxfit.quantization.parameters import Array
 from onnxfit.quantization.qoperators import to_qdq
 from onnxfit.quantization.settings import Quantization
@@ -52,6 +57,7 @@ class QuantizedModel(TrainableModel):
     """A file of integers, which is trained in floats.
 
     - `integers`: the integer initializers that are trained, by name.
+    - `packed`: the initializers of MatMulNBits whose numbers are unpacked in `model`, by name.
     - `grids`: the grids whose scales and zero points training changes.
     - `biases`: the biases whose scales follow, by name.
     - `observe`: the number of batches that the grids follow; 0 if they are learned.
@@ -60,6 +66,7 @@ class QuantizedModel(TrainableModel):
     evaluates_file: ClassVar[bool] = True
 
     integers: Mapping[str, IntegerWeight]
+    packed: Mapping[str, PackedTensor] = field(default_factory=dict)
     grids: Sequence[Grid] = ()
     biases: Mapping[str, LayerBias] = field(default_factory=dict)
     observe: int = 0
@@ -88,14 +95,16 @@ class QuantizedModel(TrainableModel):
         changed |= {bias.scale_name: bias.parameters.scale for bias in biases.values()}
         weights = {name: weight.with_grid(changed) for name, weight in self.integers.items()}
         values = {**self._frozen_values(arrays), **arrays}
-        tensors = {
-            name: weight.tensor_of(values[name])
-            for name, weight in {**weights, **biases}.items()
-            if name in values
-        }
+        for name, weight in {**weights, **biases}.items():
+            if name in values:
+                changed[name] = weight.rounded(values[name])
+        tensors = {}
         for tensor in self.file.graph.initializer:
             if tensor.name in changed:
-                tensors[tensor.name] = with_numbers(tensor, changed[tensor.name])
+                packed, numbers = self.packed.get(tensor.name), changed[tensor.name]
+                tensors[tensor.name] = (
+                    packed.with_numbers(numbers) if packed else with_numbers(tensor, numbers)
+                )
         floats = {name: array for name, array in arrays.items() if name not in tensors}
         return {**super().to_file(floats), **tensors}
 
@@ -149,12 +158,18 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
     settings = quantization or Quantization()
     patterns = None if settings.weights is None else tuple(settings.weights)
     source = to_qdq(file)  # the same numbers, with DequantizeLinear before every operator
-    weights = integer_weights(source, patterns)
+    names = integer_names(source)
+    if quantization is not None:
+        names += packed_weights(source)
+    names = select_integers(names, patterns)
+    unpacked = unpack(source, names)
+    source = unpacked.model
+    weights = [_shifted(weight, unpacked.shifts) for weight in integer_weights(source, names)]
     if not weights:
         if quantization is not None:
             raise SettingError(
-                "quantization= is for a file with integers behind DequantizeLinear, and this one"
-                " has none: leave it out, or quantize the file first."
+                "quantization= is for a file with integers behind DequantizeLinear or MatMulNBits,"
+                " and this one has none: leave it out, or quantize the file first."
             )
         return TrainableModel.of(file)
     refuse_float_twins(source, weights)
@@ -171,10 +186,20 @@ def unfold(file: onnx.ModelProto, quantization: Quantization | None = None) -> T
         file=file,
         model=model,
         integers={weight.name: weight for weight in weights},
+        packed=unpacked.packed,
         grids=changing,
         biases=biases,
         observe=settings.observe,
     )
+
+
+def _shifted(weight: IntegerWeight, shifts: Mapping[str, Shift]) -> IntegerWeight:
+    """Return a weight with its zero points that are floats, if it has any."""
+    if weight.name not in shifts:
+        return weight
+    shift = shifts[weight.name]
+    parameters = replace(weight.parameters, zero_point=shift.zero_points)
+    return replace(weight, parameters=parameters, shift=shift.name)
 
 
 def _require_own_numbers(
@@ -264,27 +289,46 @@ def _round(model: onnx.ModelProto, weights: Sequence[IntegerWeight]) -> None:
     integers = {
         weight.name: protos.unique_name(f"{weight.name}/integers", used) for weight in weights
     }
-    nodes = []
-    for weight in weights:
-        zero_point = weight.zero_point_name
-        if not zero_point:  # it says which integers there are
-            zero_point = protos.unique_name(f"{weight.name}/zero_point", used)
-            zeros = np.zeros_like(weight.parameters.zero_point)
-            graph.initializer.append(
-                helper.make_tensor(
-                    zero_point, weight.tensor.data_type, zeros.shape, zeros.reshape(-1).tolist()
-                )
-            )
-        parameters = weight.parameters
-        attributes = {"axis": parameters.axis} if parameters.scale.size > 1 else {}
-        if parameters.block_size:
-            attributes["block_size"] = parameters.block_size
-        inputs, name = [weight.name, weight.scale_name, zero_point], integers[weight.name]
-        node = helper.make_node("QuantizeLinear", inputs, [name], name=name, domain=weight.domain)
-        node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
-        nodes.append(node)
+    made = {
+        integers[weight.name]: _rounding_nodes(graph, weight, integers[weight.name], used)
+        for weight in weights
+    }
     protos.rename_inputs(graph, integers)
-    replace_nodes(graph, [*nodes, *graph.node])
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for name in node.input:
+            nodes += made.pop(name, [])
+        nodes.append(node)
+    replace_nodes(graph, nodes)
+
+
+def _rounding_nodes(
+    graph: onnx.GraphProto, weight: IntegerWeight, integers: str, used: set[str]
+) -> list[onnx.NodeProto]:
+    """Return the nodes that round a weight, and add the constants that they need to the graph.
+
+    - `integers`: the name of the rounded weight.
+    """
+    nodes = []
+    parameters, zero_point = weight.parameters, weight.zero_point_name
+    if not zero_point:  # it says which integers there are
+        zero_point = protos.unique_name(f"{weight.name}/zero_point", used)
+        shape = parameters.zero_point.shape
+        zeros = [0] * parameters.zero_point.size
+        graph.initializer.append(
+            helper.make_tensor(zero_point, weight.tensor.data_type, shape, zeros)
+        )
+    floats = weight.name
+    if weight.shift:
+        floats = protos.unique_name(f"{weight.name}/shifted", used)
+        nodes.append(helper.make_node("Add", [weight.name, weight.shift], [floats], name=floats))
+    attributes = {"axis": parameters.axis} if parameters.scale.size > 1 else {}
+    if parameters.block_size:
+        attributes["block_size"] = parameters.block_size
+    inputs = [floats, weight.scale_name, zero_point]
+    node = helper.make_node("QuantizeLinear", inputs, [integers], integers, domain=weight.domain)
+    node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
+    return [*nodes, node]
 
 
 def _read_biases(model: onnx.ModelProto, biases: Sequence[IntegerWeight]) -> None:

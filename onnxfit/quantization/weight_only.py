@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxfit.editing import protos
 from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.subgraphs import read_by
 from onnxfit.quantization.operators import DEQUANTIZE, SUFFIX
 from onnxfit.quantization.weight_axes import channel_axes
 from onnxfit.runtime.quantizer import quantize_array
@@ -26,23 +27,27 @@ def quantize_weights_only(
     """
     tensors = {tensor.name: tensor for tensor in optimized.graph.initializer}
     nodes = []
+    dequantized: dict[str, str] = {}
     for name, axis in channel_axes(optimized, excluded).items():
         array = onnx.numpy_helper.to_array(tensors[name])
         made = quantize_array(array, weights, axis if per_channel else None)
         inputs = [f"{name}{SUFFIX}", f"{name}_scale", f"{name}_zero_point"]
         optimized.graph.initializer.extend(map(_tensor, made, inputs))
         output = f"{name}_DequantizeLinear_Output"
-        for node in optimized.graph.node:
-            for i, read in enumerate(node.input):
-                if read == name:
-                    node.input[i] = output
+        dequantized[name] = output
         nodes.append(
             onnx.helper.make_node(DEQUANTIZE, inputs, [output], f"{name}_DequantizeLinear")
         )
         if per_channel:
             nodes[-1].attribute.append(onnx.helper.make_attribute("axis", axis))
-        if not protos.is_read(optimized, name):
-            protos.remove_initializer(optimized, name)
+    for node in optimized.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = dequantized.get(name, name)
+    read = {value.name for value in optimized.graph.output}.union(
+        *(read_by(node) for node in optimized.graph.node)
+    )
+    for name in dequantized.keys() - read:
+        protos.remove_initializer(optimized, name)
     replace_nodes(optimized.graph, [*nodes, *optimized.graph.node])
     return optimized
 

@@ -18,6 +18,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import BinaryCrossEntropy, ClassLoss, CrossEntropy, Loss, get_loss
 from onnxfit.optimizers import OptimizerLike
 from onnxfit.penalties import PenaltyLike
+from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import ClassWeight, relative_weights, weights_of_classes
 from onnxfit.sklearn.estimator import OnnxEstimator
@@ -43,7 +44,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     - `hidden_layer_sizes`, `standardize` (of the inputs), `weights`, `penalty`, `optimizer`,
       `learning_rate`, `epochs`, `batch_size`, `early_stopping`, `validation_fraction`,
       `n_iter_no_change`, `callbacks`, `warm_start`, `random_state`, `verbose`, `backend`,
-      `gradient`, `device`, `threads`: as in `OnnxRegressor`.
+      `gradient`, `device`, `threads`, `quantization`: as in `OnnxRegressor`.
 
     After `fit`, `classes_` holds the labels in the order of the columns of `predict_proba`; the
     other attributes are those of `OnnxRegressor`. SettingError where classes and columns do not
@@ -80,6 +81,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         gradient: str = "auto",
         device: str = "cpu",
         threads: int | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         # scikit-learn reads the names of the arguments here, and so they stand here once more.
         arguments = dict(locals())

@@ -27,6 +27,7 @@ from onnxfit.graph.spec import TensorSpec
 from onnxfit.losses import Loss
 from onnxfit.optimizers import Adam, Optimizer, OptimizerLike, get_optimizer
 from onnxfit.penalties import PenaltyLike
+from onnxfit.quantization import Quantization
 from onnxfit.schedules import LearningRate
 from onnxfit.sklearn.columns import relative_weights, standardization
 from onnxfit.sklearn.convergence import still_falls
@@ -66,6 +67,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         gradient: str = "auto",
         device: str = "cpu",
         threads: int | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         # scikit-learn asks for every argument under its own name, unchanged.
         arguments = dict(locals())
@@ -178,7 +180,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             optimizer = get_optimizer(self.optimizer)
         if self.learning_rate is not None:
             optimizer = dataclasses.replace(optimizer, learning_rate=self.learning_rate)
-        names = ("weights", "penalty", "backend", "gradient", "device", "threads")
+        names = ("weights", "penalty", "backend", "gradient", "device", "threads", "quantization")
         return {"optimizer": optimizer, **{name: getattr(self, name) for name in names}}
 
     def _train(self, X: Array, y: Array, weights: Array | None, epochs: int) -> None:
@@ -277,5 +279,5 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "trainer_" in state:
-            state = {**state, "trainer_": unpacked(state["trainer_"])}
+            state = {**state, "trainer_": unpacked(state["trainer_"], state["quantization"])}
         super().__setstate__(state)

@@ -71,7 +71,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     - `random_state`: a seed for the initial weights, the order of rows, the rows held out, and
       dropout.
     - `verbose`: 0 for silence, 1 for a progress bar, as in `Trainer.fit`.
-    - `backend`, `gradient`, `device`, `threads`: as in `Trainer`.
+    - `backend`, `gradient`, `device`, `threads`, `quantization`: as in `Trainer`.
 
     Sample weights count relative to their mean, so that a weight of 2 is a row twice. After `fit`
     there are `trainer_`, `n_iter_` (epochs), `train_losses_` and `loss_curve_` (the loss of each

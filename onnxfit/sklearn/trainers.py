@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfit.quantization import Quantization
 from onnxfit.trainer import Trainer
 
 
@@ -34,9 +35,12 @@ def packed(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def unpacked(packed: Mapping[str, Any]) -> Trainer:
-    """Return the trainer that `packed` took apart."""
-    trainer = Trainer(packed["model"], **packed["settings"])
+def unpacked(packed: Mapping[str, Any], quantization: Quantization | None) -> Trainer:
+    """Return the trainer that `packed` took apart.
+
+    - `quantization`: the setting with its files, which the settings of a trainer do not hold.
+    """
+    trainer = Trainer(packed["model"], **{**packed["settings"], "quantization": quantization})
     trainer.set_state(packed["state"])
     trainer.history.load_state_dict(packed["history"])
     trainer.train_losses_ = list(packed["train_losses"])

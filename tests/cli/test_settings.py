@@ -80,6 +80,11 @@ def test_the_settings_of_integer_files() -> None:
     learned = settings.parse_quantization('scales=learned,weights=["w*", "!v"]')
     assert learned == onnxfit.Quantization(scales="learned", weights=["w*", "!v"])
     assert settings.parse_quantization("observe=100") == onnxfit.Quantization(observe=100)
+    assert settings.parse_quantization("weights=*") == onnxfit.Quantization(weights="*")
+    taught = settings.parse_quantization("temperature=3,teacher_weight=1", "f.onnx", "t.onnx")
+    assert taught == onnxfit.Quantization(
+        float_model="f.onnx", teacher="t.onnx", temperature=3, teacher_weight=1
+    )
 
 
 def test_given_twice(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxfit import DivergenceError
-from onnxfit.quantization.integer_weight import IntegerWeight, with_integers
+from onnxfit.quantization.integer_weight import IntegerWeight, with_integers, with_numbers
 from onnxfit.quantization.integer_weights import integer_weights
 from onnxfit.quantization.operators import numbers_of
 from tests.quantization import integer_files as files
@@ -16,7 +16,7 @@ from tests.quantization.integer_files import ALL_GRAINS, ALL_KINDS, LIMITS, SYMM
 
 
 def weight_of(model: onnx.ModelProto, name: str = "w") -> IntegerWeight:
-    return next(weight for weight in integer_weights(model) if weight.name == name)
+    return next(weight for weight in integer_weights(model, [name]))
 
 
 @ALL_KINDS
@@ -29,8 +29,8 @@ def test_the_numbers_of_a_tensor_give_the_tensor(
     model = files.integer_file(kind, grain, symmetric, raw=raw)
     for name in ("w", "b"):
         weight = weight_of(model, name)
-        assert weight.tensor_of(weight.values) == weight.tensor
         np.testing.assert_array_equal(weight.rounded(weight.values), weight.integers)
+        assert with_numbers(weight.tensor, weight.integers) is weight.tensor
 
 
 @pytest.mark.parametrize("kind", [*LIMITS, "int32"])

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfit import ModelError, OnnxfitError, Quantization, SettingError, Trainer, UnknownNameError
-from onnxfit.quantization.integer_weights import integer_weights
+from onnxfit.quantization.integer_weights import integer_names, integer_weights, select_integers
 from tests.quantization import integer_files as files
 from tests.quantization.integer_files import integer_file
 
@@ -164,7 +164,9 @@ def test_patterns_select_in_the_order_of_the_file() -> None:
     model = integer_file()
 
     def selected(*patterns: str) -> list[str]:
-        return [weight.name for weight in integer_weights(model, patterns)]
+        names = select_integers(integer_names(model), patterns)
+        assert [weight.name for weight in integer_weights(model, names)] == names
+        return names
 
     assert selected("b", "w") == selected("*") == ["w", "b"]
     assert selected("!w") == ["b"]
@@ -178,7 +180,7 @@ def test_integers_that_are_an_output_are_left_alone() -> None:
     model.graph.output.append(
         helper.make_tensor_value_info("bd", TensorProto.FLOAT, [files.COLUMNS])
     )
-    assert [weight.name for weight in integer_weights(model)] == ["w"]
+    assert integer_names(model) == ["w"]
     trainer = Trainer(model, loss={"y": "mse"})
     assert list(trainer.get_weights()) == ["w"]
     bias = next(t for t in model.graph.initializer if t.name == "b")

@@ -712,3 +712,24 @@ def test_activations_that_quantize_leaves_in_the_file() -> None:
     report = onnxfit.quantization_report(model, onnxfit.quantize(model, x, verbose=0), x, verbose=0)
     assert len(report.layers) == 2
     assert report.output_snr > 20
+
+
+def test_a_folded_transpose_of_a_weight_has_a_layer_in_the_report() -> None:
+    """onnxruntime computes Transpose(w) before it quantizes."""
+    w = np.random.default_rng(3).normal(size=(3, 4)).astype(np.float32)
+    graph = oh.make_graph(
+        [
+            oh.make_node("Transpose", ["w"], ["wt"], "turn", perm=[1, 0]),
+            oh.make_node("MatMul", ["x", "wt"], ["y"], "multiply"),
+        ],
+        "g",
+        [oh.make_tensor_value_info("x", 1, ["N", 4])],
+        [oh.make_tensor_value_info("y", 1, ["N", 3])],
+        [from_array(w, "w")],
+    )
+    model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 17)], ir_version=8)
+    integers = onnxfit.quantize(model, X, verbose=0)
+    assert "Transpose" not in {node.op_type for node in integers.graph.node}
+    report = onnxfit.quantization_report(model, integers, X, verbose=0)
+    (layer,) = report.layers
+    assert layer.name == "multiply"

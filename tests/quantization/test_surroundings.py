@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from onnxfit import OnnxfitError, Quantization, Trainer
+from onnxfit import OnnxfitError, Quantization, Trainer, dequantize
 from onnxfit.cli import main
 from onnxfit.graph import tensors
 from onnxfit.optimizers import SGD
@@ -104,6 +105,30 @@ def test_the_commands_train_scales(tmp_path: Path, setting: str) -> None:
     assert len({*scales}) == (3 if setting == "scales=learned" else 2)
 
 
+def test_the_commands_take_the_float_model_and_a_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Trainer does, also after a stop and in another folder."""
+    file = integer_file("int4", "channel")
+    floats = dequantize(file)
+    onnx.save(file, tmp_path / "m.onnx")
+    onnx.save(floats, tmp_path / "floats.onnx")
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    taught = Quantization(float_model=floats, teacher=floats, teacher_weight=0.9)
+    trainer = Trainer(file, loss="mse", optimizer=SGD(0.1), quantization=taught)
+    trainer.fit(X, Y, epochs=2, verbose=0)
+    monkeypatch.chdir(tmp_path)
+    options = ["--data", "data.npz", "--loss", "mse", "--optimizer", "sgd", "--lr", 0.1, "-q"]
+    options += ["--float-model", "floats.onnx", "--teacher", "floats.onnx"]
+    options += ["--quantization", "teacher_weight=0.9"]
+    call("fit", "m.onnx", *options, "--checkpoint", "run/", "-o", "run/t.onnx")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    call("resume", tmp_path / "run", "--epochs", 2, "-q", "--allow-paths-outside")
+    assert onnx.load(tmp_path / "run" / "t.onnx") == trainer.export()
+    assert trainer.export() != file
+
+
 def test_an_estimator_trains_integers() -> None:
     pytest.importorskip("sklearn")
     from onnxfit.sklearn import OnnxRegressor
@@ -120,6 +145,27 @@ def test_an_estimator_trains_integers() -> None:
     second = estimator.trainer_.get_weights()["w"]
     start = Trainer(file, loss="mse").get_weights()["w"]
     assert np.abs(second - start).sum() > 1.5 * np.abs(first - start).sum() > 0
+
+
+def test_an_estimator_takes_the_settings_of_integers() -> None:
+    """As Trainer does, and a pickle keeps the teacher."""
+    pytest.importorskip("sklearn")
+    from onnxfit.sklearn import OnnxRegressor
+
+    file = integer_file("int4", "channel")
+    settings = Quantization(scales="learned", teacher=dequantize(file), teacher_weight=0.5)
+    estimator = OnnxRegressor(
+        model=file, optimizer=SGD(1e-3), epochs=2, batch_size=32, quantization=settings
+    )
+    estimator = pickle.loads(pickle.dumps(estimator.fit(X, Y)))
+    seed = estimator.trainer_.seed
+    trainer = Trainer(file, loss="mse", optimizer=SGD(1e-3), quantization=settings, seed=seed)
+    trainer.fit(X, Y, epochs=2, batch_size=32, verbose=0)
+    weights = trainer.get_weights()
+    assert "w_scale" in weights
+    for name, array in estimator.trainer_.get_weights().items():
+        np.testing.assert_allclose(array, weights[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    estimator.partial_fit(X, Y)  # goes on with the teacher
 
 
 def test_floats_that_a_graph_rounds_use_the_kernels_for_integers() -> None:
