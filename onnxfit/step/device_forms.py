@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxfit.gradients.building import known
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -52,6 +53,23 @@ def _log_softmax(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Va
     return below - op.Log(op.ReduceSum(op.Exp(below), axis))
 
 
+def _pad(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
+    """Pad all axes: onnxruntime moves a Transpose through a Pad without a look at its axes.
+
+    It does so where images have their channels last, as on WebGPU.
+    """
+    x, pads, *others = node.inputs
+    axes = known(op.wrap(others[1])) if len(others) == 2 and others[1] is not None else None
+    if x is None or pads is None or x.shape is None or axes is None:
+        return None
+    rank, count = len(x.shape), len(axes)
+    places = np.full((2, rank), 2 * count)  # of the zero behind the pads
+    places[0, axes], places[1, axes] = np.arange(count), np.arange(count, 2 * count)
+    every = op.Gather(op.Concat(op.wrap(pads), [0], axis=0), op.constant(places.reshape(-1)))
+    value = op.wrap(others[0]) if others[0] is not None else None
+    return op.Pad(op.wrap(x), every, value, mode=node.attributes.get_string("mode", "constant"))
+
+
 def _sum(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
     return functools.reduce(op.Add, inputs) if len(inputs) > 1 else op.Identity(inputs[0])
 
@@ -89,6 +107,7 @@ FORMS: dict[str, dict[str, Form]] = {
         "Max": _extreme,
         "Min": _extreme,
         "Or": _logical,
+        "Pad": _pad,
         "Sign": _sign,
         "Sum": _sum,
     }
