@@ -58,6 +58,10 @@ def gather(
     vector = op.cast(indices, np.int64)
     if indices.rank != 1:
         vector = op.Reshape(vector, int_vector(op, -1))
+    if axis == 0 and op.device == "webgpu":  # which has no ScatterElements
+        return op.ScatterND(
+            zeros(op, dy, op.shape(x)), op.Unsqueeze(vector, [1]), slices, reduction="add"
+        ), None
     if axis == 0 and static_shape(slices) is not None:
         dx = _add_rows(op, x, vector, slices)
         if dx is not None:
@@ -136,8 +140,20 @@ def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, 
 def gather_elements(
     op: GraphBuilder, x: Value, indices: Value, y: Value, dy: Value, *, axis: int
 ) -> Gradients:
+    if op.device == "webgpu" and indices.shape is not None and indices.shape[axis] == 1:
+        return _where_chosen(op, x, indices, dy, axis % x.rank), None
     zero = zeros(op, dy, op.shape(x))
     return op.ScatterElements(zero, indices, dy, axis=axis, reduction="add"), None
+
+
+def _where_chosen(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
+    """Put dy at the one index that each line of x along an axis has, in 32 bits."""
+    size = op.cast(axis_size(op, x, axis), np.int32)
+    number = op.cast(indices, np.int32)
+    from_start = op.Where(number < np.int32(0), number + size, number)
+    numbers = op.cast(arange(op, axis_size(op, x, axis)), np.int32)
+    is_chosen = from_start == align_to_axis(op, numbers, axis, x.rank)
+    return op.Where(is_chosen, dy, op.constant(0, dy.dtype))
 
 
 @gradient("GatherND")

@@ -1,0 +1,114 @@
+"""Forms of operators that a kind of device needs, whatever wrote the operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfit.gradients.building import known
+from onnxfit.graph.subgraphs import subgraphs_of
+from onnxfit.graph.values import GraphBuilder, Value
+
+# Function from a builder, a node and its inputs to the value in its place; None keeps the node.
+Form = Callable[[GraphBuilder, ir.Node, Sequence[Value]], "Value | None"]
+
+
+def use_forms_of_device(op: GraphBuilder) -> None:
+    """Replace the nodes of a graph, in place, for which the builder's device has no kernel."""
+    forms = FORMS.get(op.device, {})
+    if forms:
+        _use_forms(op, forms)
+
+
+def _use_forms(op: GraphBuilder, forms: dict[str, Form]) -> None:
+    for node in list(op.graph):
+        for body in subgraphs_of(node):
+            _use_forms(GraphBuilder(body, outer=op), forms)
+        if node.op_type not in forms or node.domain != "":
+            continue
+        with op.replacing(node) as replace:
+            inputs = [op.wrap(value) for value in node.inputs if value is not None]
+            value = forms[node.op_type](op, node, inputs)
+            if value is not None:
+                replace(value)
+
+
+def _product_of_matrices(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
+    """Some versions fail on a product with a vector."""
+    left, right = (x.shape is not None and len(x.shape) == 1 for x in inputs)
+    if not (left or right):
+        return None
+    a, b = inputs
+    product = op.MatMul(op.Unsqueeze(a, [0]) if left else a, op.Unsqueeze(b, [1]) if right else b)
+    return op.Squeeze(product, [-2] * left + [-1] * right)
+
+
+def _log_softmax(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+    (x,) = inputs
+    axis = [node.attributes.get_int("axis", -1)]
+    below = x - op.ReduceMax(x, axis)
+    return below - op.Log(op.ReduceSum(op.Exp(below), axis))
+
+
+def _pad(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
+    """Pad all axes: onnxruntime moves a Transpose through a Pad without a look at its axes.
+
+    It does so where images have their channels last, as on WebGPU.
+    """
+    x, pads, *others = node.inputs
+    axes = known(op.wrap(others[1])) if len(others) == 2 and others[1] is not None else None
+    if x is None or pads is None or x.shape is None or axes is None:
+        return None
+    rank, count = len(x.shape), len(axes)
+    places = np.full((2, rank), 2 * count)  # of the zero behind the pads
+    places[0, axes], places[1, axes] = np.arange(count), np.arange(count, 2 * count)
+    every = op.Gather(op.Concat(op.wrap(pads), [0], axis=0), op.constant(places.reshape(-1)))
+    value = op.wrap(others[0]) if others[0] is not None else None
+    return op.Pad(op.wrap(x), every, value, mode=node.attributes.get_string("mode", "constant"))
+
+
+def _sum(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+    return functools.reduce(op.Add, inputs) if len(inputs) > 1 else op.Identity(inputs[0])
+
+
+def _extreme(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value | None:
+    """Max or Min of floats and of integers of 32 bits; NaN stays NaN."""
+    if inputs[0].dtype.kind == "b" or inputs[0].dtype.itemsize == 8:
+        return None  # sizes, which the CPU computes
+
+    def one_of(a: Value, b: Value) -> Value:
+        is_a, is_b = (a >= b, b >= a) if node.op_type == "Max" else (a <= b, b <= a)
+        # Neither holds for NaN, which the sum keeps.
+        return op.Where(is_a, a, op.Where(is_b, b, a + b))
+
+    return functools.reduce(one_of, inputs) if len(inputs) > 1 else None
+
+
+def _sign(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+    (x,) = inputs
+    one = op.constant(1, x.dtype)
+    return op.Where(x > 0, one, op.Where(x < 0, -one, x * 0))  # the last one keeps NaN
+
+
+def _logical(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+    a, b = (op.cast(x, np.float32) for x in inputs)
+    return (a * b if node.op_type == "And" else a + b) > 0
+
+
+# kind of device -> operator -> its form; onnxruntime's WebGPU provider has no kernels for these
+FORMS: dict[str, dict[str, Form]] = {
+    "webgpu": {
+        "And": _logical,
+        "LogSoftmax": _log_softmax,
+        "MatMul": _product_of_matrices,
+        "Max": _extreme,
+        "Min": _extreme,
+        "Or": _logical,
+        "Pad": _pad,
+        "Sign": _sign,
+        "Sum": _sum,
+    }
+}

@@ -1,0 +1,42 @@
+"""Rules and operators with forms of their own for a device: the same judges judge them."""
+
+from __future__ import annotations
+
+import re
+
+import onnx_ir as ir
+import pytest
+
+from onnxfit.gradients.backward import gradients
+from onnxfit.gradients.blocker import refuse
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.device_forms import FORMS, use_forms_of_device
+from tests.gradients.rules.cases import Case, judged, runner, same
+from tests.gradients.rules.test_rules import CASES
+
+WITH_FORMS = ("Gather", "GatherElements", "MaxPool", "GlobalMaxPool", *FORMS["webgpu"])
+OPERATORS = re.compile(rf"\b({'|'.join(WITH_FORMS)})\b")
+
+
+@pytest.mark.parametrize("case", [p for p in CASES if OPERATORS.search(p.values[0].body)])
+@pytest.mark.parametrize("shapes", ["static", "any"])
+def test_the_forms_for_webgpu_meet_the_judges(case: Case, shapes: str) -> None:
+    if shapes not in case.shapes:
+        pytest.skip("the case says why")
+    feeds, arriving, expected = judged(case)
+    work = normalize(case.model(shapes))
+    op = GraphBuilder(work.graph, device="webgpu")
+    values = {v.name: v for v in work.graph.inputs}
+    given = {}
+    for i, value in enumerate(list(work.graph.outputs)):
+        if value.name in case.outputs:
+            array = arriving[f"{value.name}_grad"]
+            given[i] = op.input(f"{value.name}_grad", array.dtype, [None] * array.ndim)
+    found, blocking = gradients(op, given, [values[name] for name in case.wrt])
+    refuse(blocking)
+    for name in case.wrt:
+        op.output(f"{name}_grad", found[values[name]])
+    use_forms_of_device(op)
+    results = runner(ir.to_proto(work), "onnxruntime")({**feeds, **arriving})
+    same(results, expected, list(expected), 1e-3, f"{shapes} sizes")
