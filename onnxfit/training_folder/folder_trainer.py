@@ -103,7 +103,8 @@ class FolderTrainer(SavedTrainer):
             state = self.get_state()
         if not self.is_main:
             return Path(folder)
-        graphs = step_graphs(self._recipe, graphs_to_write, rows, sample_weight)
+        fused = self._backend.fused
+        graphs = step_graphs(self._recipe, graphs_to_write, rows, sample_weight, fused)
         entries = state_entries(self._recipe, state)
         model = self.export()
         files = {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxfit.errors import GradientError, SettingError, listed_names
 from onnxfit.graph import names
+from onnxfit.graph.model import spec_of
 from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.recipe import Batch, Recipe
-from onnxfit.step.update import NO_FUSED_WEIGHTS
+from onnxfit.step.update import FusedWeights
 
 TRAIN, EVALUATE, PREDICT, SCALARS = "train", "evaluate", "predict", "scalars"
 GRAPHS = (TRAIN, EVALUATE, PREDICT)
@@ -20,11 +25,16 @@ TARGETS = ("onnxruntime",)
 
 
 def step_graphs(
-    recipe: Recipe, include: Collection[str], rows: int | None, sample_weight: bool
+    recipe: Recipe,
+    include: Collection[str],
+    rows: int | None,
+    sample_weight: bool,
+    fused: FusedWeights,
 ) -> dict[str, onnx.ModelProto]:
     """Return the graphs of a folder by name.
 
     - `include`: the names of the graphs.
+    - `fused`: the weights that the step updates as one tensor.
     - `rows`: the rows of a batch in the training step; None for any number.
     - `sample_weight`: whether the losses have factors, an input with one for each row.
 
@@ -36,8 +46,7 @@ def step_graphs(
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
         try:
-            # Each weight by itself: a host that knew tensors of several weights would be longer.
-            graphs[TRAIN] = compact_train_graph(recipe, batch, NO_FUSED_WEIGHTS)
+            step = compact_train_graph(recipe, batch, fused)
         except GradientError as error:
             if rows is not None:
                 raise
@@ -45,11 +54,59 @@ def step_graphs(
                 f"{error}\nThere is no training step for any size of batch. Give the number of"
                 " rows: export_training(folder, batch_size=...)."
             ) from None
+        graphs[TRAIN] = _divide_fused(step, recipe, fused)
     if EVALUATE in include:
         graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
     if PREDICT in include:
         graphs[PREDICT] = predict_graph(recipe, any_rows)
     return graphs
+
+
+def _divide_fused(
+    step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights
+) -> onnx.ModelProto:
+    """Return a step that joins and divides fused tensors itself, so that no host knows of them.
+
+    The step updates the same tensors as that of the trainer. An update of each weight by itself
+    could differ in the last bit: older versions of onnxruntime round a square root differently in
+    the rest of a tensor that does not fill a vector register.
+    """
+    if not fused:
+        return step
+    op = GraphBuilder(ir.from_proto(step).graph)
+    for name, weights in fused.items():
+        _divide(op, name, {weight: _spec(recipe, weight) for weight in weights})
+        for slot in recipe.slots[weights[0]]:
+            slots = {names.slot(weight, slot): _spec(recipe, weight) for weight in weights}
+            _divide(op, names.slot(name, slot), slots)
+    return finish(op)
+
+
+def _spec(recipe: Recipe, weight: str) -> TensorSpec:
+    return spec_of(recipe.model.graph.initializers[weight])
+
+
+def _divide(op: GraphBuilder, name: str, members: Mapping[str, TensorSpec]) -> None:
+    """Replace a fused tensor, in place, by its members as inputs and outputs."""
+    inputs = {value.name: value for value in op.graph.inputs}
+    outputs = {value.name: value for value in op.graph.outputs}
+    sizes, flat = [], []
+    for member, spec in members.items():
+        assert spec.shape is not None  # weights have known sizes
+        if member in inputs:
+            value = op.wrap(inputs[member])
+        else:
+            value = op.input(member, spec.dtype, spec.shape)
+        flat.append(op.Reshape(value, [-1]))
+        sizes.append(math.prod(size for size in spec.shape if isinstance(size, int)))
+    joined = inputs[name]
+    op.move_uses(op.wrap(joined), op.Concat(*flat, axis=0))
+    op.graph.inputs.remove(joined)
+    following = outputs[names.updated(name)]
+    op.graph.outputs.remove(following)
+    parts = op.Split(op.wrap(following), op.constant(sizes), axis=0, _outputs=len(sizes))
+    for part, (member, spec) in zip(parts, members.items()):
+        op.output(names.updated(member), op.Reshape(part, list(spec.shape or ())))
 
 
 def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
