@@ -1,32 +1,45 @@
 """Random numbers as a pure function of (seed, step, stream), in plain ONNX operators.
 
 onnxruntime's random operators keep a hidden state per session: a resumed run would draw other
-numbers than the uninterrupted one. Here element i of stream s draws hash(seed, step, s, i), so that
-a step can be repeated bit for bit, on any runtime.
+numbers than the uninterrupted one. Here element i of stream s is hash(seed, step, s, i), so that a
+step can be repeated bit for bit, on any runtime.
 
-There are two hashes. The CPU draws by shifts and exclusive ors of 32 bits. onnxruntime has no CUDA
-kernel for these, so that every Dropout would be computed on the CPU. CUDA draws by products and
-sums of 64 bits, which take two to three times as long on the CPU, where onnxruntime 1.19 does not
-even have them. So a training on CUDA draws other numbers than the same training on the CPU.
+The hash has one form for all devices. Shifts and exclusive ors have no kernel on CUDA or WebGPU,
+WebGPU has no integers of 64 bits, and its floats need not be rounded to nearest. So the elements
+are computed by a product of matrices of small whole numbers, in which nothing is rounded. Only the
+key, eight numbers for each stream, is computed in 64 bits; it depends on seed and step alone.
+
+Elements come in rows of ROW. Row r has a vector a(r) of RANK random numbers, column j a constant
+vector b(j), and element (r, j) is the fractional part of 2^-18 a(r) b(j). Inner products with a
+random vector are the classic universal hash (Carter and Wegman 1979): up to RANK elements of a row
+are independent in their upper bits. Rows are as independent as a hash of 32 bits makes a(r).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from onnxfit.graph import scopes
 from onnxfit.graph.values import GraphBuilder, Value
 
-GOLDEN = np.uint32(0x9E3779B9).astype(np.int32)  # 2^32 divided by the golden ratio
+ROW = 1024  # elements that share a vector a(r)
+RANK = 8
+BITS = 18  # of a number; with BITS more, 2^20 * RANK would not be exact in float32
 
-# Odd factors without a pattern in their digits, by which seed, step, ... and the key differ in all
-# of their bits. The first is 2^64 divided by the golden ratio.
-SEED_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-STEP_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+# Odd factors without a pattern in their digits. The first is 2^64 divided by the golden ratio.
+SEED_FACTOR = 0x9E3779B97F4A7C15
+STEP_FACTOR = 0xBF58476D1CE4E5B9
 STREAM_FACTOR = 0x94D049BB133111EB
-ITERATION_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+LANE_FACTOR = 0xD6E8FEB86659FD93
 FIRST_KEY = 0xC8E4FD154CE32F6D
-FIRST_POSITION = np.uint64(0xD1B54A32D192ED03)
+KEY_FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+ROW_FACTOR = 0x9E3779B9
+ITERATION_FACTOR = 0x85EBCA6B
+VECTOR_FACTORS = (0x7FEB352D, 0x846CA68B)
 
 
 def uniform(
@@ -37,20 +50,26 @@ def uniform(
     stream: int,
     iteration: Value | None = None,
 ) -> Value:
-    """Return float32 numbers in [0, 1).
+    """Return float32 numbers in [0, 1), whole multiples of 2^-18. Every device draws the same ones.
 
-    - `op`: the builder of the graph. Its device decides between `_by_shifts` and `_by_products`.
+    - `op`: the builder of the graph.
     - `shape`: the sizes of the result, an int64 vector.
     - `seed`: an int64 scalar.
     - `step`: the number of updates so far, an int64 scalar.
     - `stream`: a number that tells apart the nodes that draw.
     - `iteration`: inside a Loop, the number of the iteration, an int64 scalar.
     """
-    draw = _by_products if op.device == "cuda" else _by_shifts
     with op.scope(scopes.random_stream(stream)):
-        high = draw(op, op.ReduceProd(shape, keepdims=0), seed, step, stream, iteration)
-        # 24 bits: every result is exact in float32 and below 1
-        return op.Reshape(op.cast(high, np.float32) * np.float32(2**-24), shape)
+        key = _key(op, seed, step, stream)
+        if iteration is not None:
+            key = key + op.cast(iteration, np.int32) * _int32(ITERATION_FACTOR)
+        count, starts = _row_starts(op, shape)
+        product = op.MatMul(_vectors(op, starts + key), op.constant(_columns()))
+        if not isinstance(count, int) or count % ROW:
+            stop = op.Reshape(op.constant(count) if isinstance(count, int) else count, [1])
+            product = op.Slice(op.Reshape(product, [-1]), [0], stop)
+        product = op.Reshape(product, shape)
+        return product - op.Floor(product)
 
 
 def normal(
@@ -63,72 +82,74 @@ def normal(
 ) -> Value:
     """Return float32 numbers of the standard normal distribution; arguments as in `uniform`.
 
-    Each is computed from two uniform numbers by the method of Box and Muller (1958).
+    Each is computed from three uniform numbers by the method of Box and Muller (1958). Devices
+    differ in the last bits of a number, because they differ in those of logarithms and cosines.
     """
-    doubled = op.Concat(op.constant(np.array([2], np.int64)), shape, axis=0)
-    u, angle = op.Split(
-        uniform(op, doubled, seed, step, stream, iteration), _outputs=2, num_outputs=2
+    tripled = op.Concat(op.constant(np.array([3], np.int64)), shape, axis=0)
+    coarse, fine, angle = op.Split(
+        uniform(op, tripled, seed, step, stream, iteration), _outputs=3, num_outputs=3
     )
-    radius = op.Sqrt(-2 * op.Log(1 - u))  # 1 - u is never 0
+    # Multiples of 2^-18 alone would end at 5 standard deviations, and 0 has no logarithm.
+    below_one = coarse + (fine + np.float32(2**-19)) * np.float32(2**-BITS)
+    radius = op.Sqrt(-2 * op.Log(below_one))
     return op.Reshape(radius * op.Cos(np.float32(2 * np.pi) * angle), shape)
 
 
-def _by_shifts(
-    op: GraphBuilder, count: Value, seed: Value, step: Value, stream: int, iteration: Value | None
-) -> Value:
-    """Return `count` numbers of 24 random bits; the other arguments are those of `uniform`.
+def _key(op: GraphBuilder, seed: Value, step: Value, stream: int) -> Value:
+    """Return the key of a stream: RANK int32 numbers, the upper halves of hashes of 64 bits."""
+    lanes = [_int64(FIRST_KEY + stream * STREAM_FACTOR + k * LANE_FACTOR) for k in range(RANK)]
+    first, second = (_int64(factor) for factor in KEY_FACTORS)
+    x = seed * _int64(SEED_FACTOR) + step * _int64(STEP_FACTOR) + op.constant(np.array(lanes))
+    x = (x + x / 2**32) * first
+    x = (x + x / 2**29) * second
+    return op.cast(x / 2**32, np.int32)
 
-    The hash is the 32-bit finaliser "lowbias32" of C. Wellons (hash-prospector, 2018), applied to
-    the key and then to the position.
+
+def _row_starts(op: GraphBuilder, shape: Value) -> tuple[int | Value, Value]:
+    """Return the number of elements, and an int32 column with a number for each row of them."""
+    factor = _int32(ROW_FACTOR)
+    if shape.ir.const_value is not None:
+        count = int(np.prod(shape.ir.const_value.numpy(), dtype=np.int64))
+        with np.errstate(over="ignore"):
+            return count, op.constant(np.arange(-(-count // ROW), dtype=np.int32)[:, None] * factor)
+    elements = op.ReduceProd(shape, keepdims=0)
+    rows = op.cast((elements + (ROW - 1)) / ROW, np.int32)
+    numbers = op.Range(np.int32(0), rows, np.int32(1))
+    return elements, op.Unsqueeze(numbers, [1]) * factor
+
+
+def _vectors(op: GraphBuilder, x: Value) -> Value:
+    """Return the vectors of rows: for int32 numbers, whole numbers from -1024 to 1023 as floats.
+
+    The upper bits of a product depend on all lower ones. Divisions bring upper bits down.
     """
-    key = _mix(op, op.cast(seed, np.int32) + GOLDEN)  # an offset, since 0 mixes to 0
-    key = _mix(op, op.cast(step, np.int32) + _mix(op, key + np.int32(stream)))
-    if iteration is not None:
-        key = _mix(op, key + op.cast(iteration, np.int32))
-    position = op.Range(np.int32(0), op.cast(count, np.int32), np.int32(1))
-    bits = _mix(op, _mix(op, position) + key)
-    return op.BitShift(op.cast(bits, np.uint32), op.constant(np.uint32(8)), direction="RIGHT")
+    first, second = (_int32(factor) for factor in VECTOR_FACTORS)
+    x = (x + x / np.int32(2**16)) * first
+    x = (x + x / np.int32(2**15)) * second
+    return op.cast(x / np.int32(2**21), np.float32)
 
 
-def _by_products(
-    op: GraphBuilder, count: Value, seed: Value, step: Value, stream: int, iteration: Value | None
-) -> Value:
-    """Return `count` numbers of 24 random bits; the other arguments are those of `uniform`.
+@lru_cache(maxsize=1)
+def _columns() -> npt.NDArray[np.float32]:
+    """Return the constant vectors of columns: whole numbers from -1024 to 1023, times 2^-BITS.
 
-    The hash is "squares" of B. Widynski (arXiv:2004.06278, 2020): four rounds, each a square and a
-    sum of 64 bits, whose halves then change places. Its key differs with seed, step and stream.
+    They are the upper 11 bits of SplitMix64 (Steele, Lea and Flood 2014) from the seed 0; the first
+    number of each vector is made odd, so that every bit of an element is random. Factors of 11 bits
+    are exact in TF32, to which some GPUs round factors of float32.
     """
-    first = np.uint64((FIRST_KEY + stream * STREAM_FACTOR) % 2**64)
-    key = op.cast(seed, np.uint64) * SEED_FACTOR + first
-    key = key + op.cast(step, np.uint64) * STEP_FACTOR
-    if iteration is not None:
-        key = key + op.cast(iteration, np.uint64) * ITERATION_FACTOR
-    key = key * np.uint64(2) + np.uint64(1)
-    position = op.cast(op.Range(np.int64(0), count, np.int64(1)), np.uint64)
-    y = (position + FIRST_POSITION) * key
-    z = y + key
-    x = _swap_halves(op, y * y + y)
-    x = _swap_halves(op, x * x + z)
-    x = _swap_halves(op, x * x + y)
-    return (x * x + z) / np.uint64(2**40)
+    with np.errstate(over="ignore"):
+        x = np.arange(1, RANK * ROW + 1, dtype=np.uint64) * np.uint64(SEED_FACTOR)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(STEP_FACTOR)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(STREAM_FACTOR)
+        x ^= x >> np.uint64(31)
+    numbers = (x >> np.uint64(53)).astype(np.int64).reshape(RANK, ROW) - 1024
+    numbers[0] |= 1
+    return (numbers * 2.0**-BITS).astype(np.float32)
 
 
-def _swap_halves(op: GraphBuilder, x: Value) -> Value:
-    """Return uint64 values with the upper 32 bits exchanged for the lower ones."""
-    half = np.uint64(2**32)
-    return x / half + x * half
+def _int32(bits: int) -> Any:
+    return np.uint32(bits % 2**32).astype(np.int32)
 
 
-def _mix(op: GraphBuilder, x: Value) -> Value:
-    """Return lowbias32 of int32 values, whose products wrap."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
-        bits = op.cast(x, np.uint32)
-        x = op.cast(
-            op.BitwiseXor(
-                bits, op.BitShift(bits, op.constant(np.uint32(shift)), direction="RIGHT")
-            ),
-            np.int32,
-        )
-        if factor is not None:
-            x = x * np.uint32(factor).astype(np.int32)
-    return x
+def _int64(bits: int) -> Any:
+    return np.uint64(bits % 2**64).astype(np.int64)

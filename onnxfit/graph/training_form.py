@@ -301,10 +301,14 @@ def _dropout(op: GraphBuilder, node: ir.Node, draws: _Draws) -> Value:
     if _drops_nothing(node):
         return x
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    keep = 1 - op.cast(op.wrap(ratio), x.dtype) if ratio is not None else op.constant(0.5, x.dtype)
-    mask = op.cast(draws.uniform(op, op.shape(x)), x.dtype) < keep
+    keep = op.constant(np.float32(0.5))
+    if ratio is not None:
+        keep = 1 - op.cast(op.wrap(ratio), np.float32)
+    # -1 where x is kept, else 0: two operators in the place of a comparison, a cast and a division
+    negative_mask = op.Floor(draws.uniform(op, op.shape(x)) - keep)
     # With ratio 1, everything is dropped, and `keep` would be a divisor of 0.
-    return x * (op.cast(mask, x.dtype) / op.Max(keep, np.finfo(x.dtype).tiny))
+    factor = -1 / op.Max(op.cast(keep, x.dtype), np.finfo(x.dtype).tiny)
+    return x * (op.cast(negative_mask, x.dtype) * factor)
 
 
 def _drops_nothing(node: ir.Node) -> bool:
