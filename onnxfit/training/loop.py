@@ -104,6 +104,7 @@ class FitLoop:
             self._agree_on_batches()
             state.idle_data = None
             state.position.require_batch_size(state.batches.data.batch_size)
+            state.position.warn_of_other_order()
             if state.pending.undelivered and not state.pending.position.batch:
                 logs = self._deliver()
             for epoch in range(first, epochs):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxfit.errors import SettingError
+from onnxfit.data.order import ORDER_VERSION
+from onnxfit.errors import SettingError, warn_user
 from onnxfit.files import (
     COUNT,
     FIGURE,
@@ -28,6 +29,7 @@ POSITION_TYPES = {
     "learning_rate": optional(RATE),
     "trained": FLAG,
     "batch_size": optional(POSITIVE_COUNT),
+    "order": POSITIVE_COUNT,
 }
 # the events of which loggers are told when a fit resumes; their names are those of methods
 DELIVERED_HOOKS = ("on_epoch_end", "on_train_batch_end")
@@ -58,6 +60,16 @@ class Position:
     learning_rate: float | None = None  # of the last step
     trained: bool = False  # all batches of the epoch are done, and its validation is not
     batch_size: int | None = None  # rows of a batch, None if only the data can tell
+    # version of the function that orders shuffled rows
+    order: int = field(default=ORDER_VERSION, compare=False)
+
+    @classmethod
+    def restored(cls, values: Sequence[Any]) -> Position:
+        """Return the position of a checkpoint, whose last fields are absent in older ones."""
+        position = cls(*values)
+        if len(values) < len(POSITION_TYPES):
+            position.order = 1
+        return position
 
     @property
     def nothing_to_resume(self) -> bool:
@@ -73,6 +85,16 @@ class Position:
                 " rows, in the middle of an epoch: go on with"
                 f" batch_size={self.batch_size}, not {batch_size}, or begin the next epoch,"
                 f" initial_epoch={self.epoch + 1}."
+            )
+
+    def warn_of_other_order(self) -> None:
+        """Warn if an older version shuffled the data epoch that goes on in its middle."""
+        if self.data_batch and self.order != ORDER_VERSION:
+            warn_user(
+                f"The checkpoint was written after {self.data_batch} batches of an epoch by a"
+                " version of onnxfit that shuffles in another order. If the data is shuffled, some"
+                " rows come twice in this epoch, and as many do not come. To train on every row"
+                f" once, begin the next epoch: initial_epoch={self.epoch + 1}."
             )
 
 

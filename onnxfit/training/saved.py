@@ -257,7 +257,7 @@ class SavedTrainer(InferenceTrainer):
         """Go to the state that a checkpoint holds."""
         history = History()
         history.load_state_dict(contents.history)
-        position = Position(*contents.resume)
+        position = Position.restored(contents.resume)
         # a fit that has ended leaves nothing to resume
         callbacks = {} if position.nothing_to_resume else dict(contents.callbacks)
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,53 @@ def test_the_order_depends_on_seed_and_epoch() -> None:
     orders = {tuple(permutation(seed, epoch, 50)) for seed in (0, 1, 2**40) for epoch in range(4)}
     assert len(orders) == 12
     assert tuple(range(50)) not in orders
+
+
+def in_python(seed: int, epoch: int, rows: int, block: int) -> list[int]:
+    """Return the order by whole numbers of Python, as docs/data.md defines it."""
+
+    def mix(x: int) -> int:
+        x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+        x = (x ^ x >> 15) * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    def key(start: int) -> int:
+        for number in (seed, epoch, block):
+            for word in (number % 2**32, number // 2**32 % 2**32):
+                start = mix((start + word + 0x9E3779B9) % 2**32)
+        return start
+
+    return sorted(range(rows), key=lambda row: mix((mix((row + key(0)) % 2**32) + key(1)) % 2**32))
+
+
+@given(
+    seed=st.integers(-(2**63), 2**65),
+    epoch=st.integers(0, 2**40),
+    rows=st.integers(0, 40),
+    block=st.integers(0, 9),
+)
+@settings(max_examples=40)
+def test_the_order_is_that_of_the_documentation(
+    seed: int, epoch: int, rows: int, block: int
+) -> None:
+    assert permutation(seed, epoch, rows, block).tolist() == in_python(seed, epoch, rows, block)
+
+
+def test_every_order_comes_equally_often() -> None:
+    orders = [tuple(permutation(s, e, 4)) for s in range(30) for e in range(30)]
+    counts = Counter(orders)
+    assert len(counts) == 24
+    expected = len(orders) / 24
+    assert 6 < sum((n - expected) ** 2 / expected for n in counts.values()) < 56  # 1e-4 quantiles
+
+
+def test_a_row_comes_anywhere_and_after_any_other() -> None:
+    orders = np.array([permutation(seed, 1, 40) for seed in range(1000)])
+    counts = np.array([np.bincount(column, minlength=40) for column in orders.T])
+    assert 0.85 < ((counts - 25) ** 2 / 25).sum() / 39**2 < 1.15
+    assert 900 < (np.diff(orders, axis=1) == 1).sum() * 40 / 39 < 1100
+    others = np.array([permutation(seed, 2, 40) for seed in range(1000)])
+    assert 900 < (orders == others).sum() < 1100
 
 
 def test_a_fixed_batch_dimension_needs_batches_of_that_size() -> None:

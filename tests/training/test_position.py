@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import astuple
+
 import pytest
 
 from onnxfit.errors import SettingError
@@ -29,3 +32,14 @@ def test_a_fit_that_begins_further_on_keeps_the_states_of_callbacks_alone() -> N
     assert pending.from_epoch(3) == PendingFit(Position(3), callbacks={"Timer": {}})
     assert PendingFit().position.nothing_to_resume
     assert not pending.position.nothing_to_resume
+
+
+def test_the_order_of_rows_has_a_version() -> None:
+    now = Position(epoch=2, batch=3, data_batch=3)
+    assert Position.restored(astuple(now)) == now
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Position.restored(astuple(now)).warn_of_other_order()
+        Position.restored(astuple(Position(epoch=2))[:-1]).warn_of_other_order()
+    with pytest.warns(UserWarning, match="after 3 batches.*begin the next epoch: initial_epoch=3"):
+        Position.restored(astuple(now)[:-1]).warn_of_other_order()
