@@ -91,8 +91,9 @@ class GraphBuilder:
         - `graph`: the graph that operators are appended to.
         - `outer`: for the body of an If, Loop or Scan, the builder of the graph that contains the
           node. The two share names, so that no name is used in both, the scope and the device.
-        - `device`: "cpu" or "cuda", the kind of device that the graph is for. Any form of a
-          formula is right on both; the attribute `device` lets the code choose the fast one.
+        - `device`: "cpu", "cuda" or "webgpu", the kind of device that the graph is for. Any form
+          of a formula is right on all; the attribute `device` lets the code choose the one that the
+          device has kernels for, or the fastest.
         """
         self.graph = graph
         self.device: str = device if outer is None else outer.device

@@ -48,7 +48,7 @@ def gradient(
         build = partial(with_loss, recipe, batch, shared=shared)
     model, gradients = differentiate(recipe.gradient, build, loss, recipe.weights)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name != names.SCALED]
-    op = GraphBuilder(model.graph)
+    op = GraphBuilder(model.graph, device=recipe.device)
     values = values_of(model.graph)
     return op, {weight: op.wrap(values[name]) for weight, name in gradients.items()}
 
@@ -56,7 +56,7 @@ def gradient(
 def _with_scaled_loss(recipe: Recipe, batch: Batch, *, shared: bool) -> ir.Model:
     """Return the model with its loss, and with the loss times the learning rate as an output."""
     model = with_loss(recipe, batch, shared=shared)
-    op = GraphBuilder(model.graph)
+    op = GraphBuilder(model.graph, device=recipe.device)
     loss = names.SHARED if shared else names.TOTAL
     total = op.wrap(next(v for v in op.graph.outputs if v.name == loss))
     op.output(names.SCALED, total * op.cast(learning_rate_input(op, recipe), total.dtype))

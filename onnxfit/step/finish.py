@@ -13,6 +13,7 @@ from onnxfit.graph.inference import find_schema
 from onnxfit.graph.opset import OPSET
 from onnxfit.graph.subgraphs import subgraphs_of
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.device_forms import use_forms_of_device
 from onnxfit.step.rewrites import REWRITES
 
 
@@ -108,6 +109,7 @@ def finish(op: GraphBuilder) -> onnx.ModelProto:
     prune(op)
     for rewrite in REWRITES:
         rewrite(op.graph)
+    use_forms_of_device(op)
     model = ir.to_proto(prune(op))
     model.producer_name = "onnxfit"
     return model

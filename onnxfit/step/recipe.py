@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -52,9 +52,9 @@ class Recipe:
 
     `model` is the model that is trained, normalized, and is never changed. It is the user's model,
     unless `trainable` says otherwise. `objectives` is empty for a model with a scalar output `loss`
-    of its own. `slots` holds each weight's slots before the first update. `device` is "cpu" or
-    "cuda", the kind of device that the graphs are for. `norms` says whether an update reports the
-    L2 norm of all gradients, and with "per_weight" that of each weight's.
+    of its own. `slots` holds each weight's slots before the first update. `device` is the kind
+    of device that the graphs are for, as for GraphBuilder. `norms` says whether an update reports
+    the L2 norm of all gradients, and with "per_weight" that of each weight's.
     """
 
     model: ir.Model
@@ -167,6 +167,13 @@ class Recipe:
         if trains:
             check_gradient(recipe)
         return recipe
+
+    def for_device(self, device: str) -> Recipe:
+        """Return the recipe whose graphs have the forms for a kind of device.
+
+        - `device`: "cpu", "cuda" or "webgpu". onnxfit itself runs graphs on the first two.
+        """
+        return replace(self, device=device, gradient=gradient_source(self.gradient.name, device))
 
     @property
     def state(self) -> tuple[str, ...]:

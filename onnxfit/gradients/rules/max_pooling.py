@@ -9,6 +9,7 @@ the gradient there.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from onnxfit.gradients.building import (
     static_size,
     zeros,
 )
-from onnxfit.gradients.rules.convolution import ConvSpec
+from onnxfit.gradients.rules.convolution import ConvSpec, padding, transposed_conv
 from onnxfit.gradients.table import Gradients, gradient
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -117,6 +118,8 @@ def max_pool(
     }  # fmt: skip
     spec = ConvSpec.of(len(kernel_shape), strides, dilations)
     problem = PoolProblem(x, y, indices, attributes, spec)
+    if op.device == "webgpu":  # which has no Indices
+        return _by_taps(op, problem, dy)
     strategy = first_applying(STRATEGIES, problem)
     return _put(op, dy, strategy.build(op, problem), problem)
 
@@ -246,11 +249,82 @@ def _put(op: GraphBuilder, dy: Value, positions: Value, problem: PoolProblem) ->
     return op.Reshape(flat, op.shape(x))
 
 
+# Without positions
+# ------------------------------------------------------------------------------------------------
+
+
+def _by_taps(op: GraphBuilder, problem: PoolProblem, dy: Value) -> Value:
+    """Return dx by comparisons alone, of the elements that each tap of the windows covers.
+
+    The gradient of a window goes to the first tap whose element is the maximum.
+    """
+    parts = []
+    nothing = op.constant(0, dy.dtype)
+    for elements in _elements_of_taps(op, problem):
+        is_largest = elements == problem.y
+        parts.append(op.Where(is_largest, dy, nothing))
+        dy = op.Where(is_largest, nothing, dy)
+    if problem.is_partition:
+        return _woven(op, parts, problem)
+    # A convolution whose weights put each tap at its place in the window; images are channels.
+    places = np.eye(len(parts)).reshape(len(parts), 1, *problem.kernel)
+    sizes = op.Concat([-1, 1], op.shape(problem.y, 2), axis=0)
+    stacked = op.Concat(*(op.Reshape(part, sizes) for part in parts), axis=1)
+    start = _pads(op, problem)
+    whole = transposed_conv(
+        op, stacked, op.constant(places, dy.dtype), problem.spec, problem.x,
+        op.Slice(start, [0], [len(problem.kernel)]),
+    )  # fmt: skip
+    return op.Reshape(whole, op.shape(problem.x))
+
+
+def _elements_of_taps(op: GraphBuilder, problem: PoolProblem) -> Iterator[Value]:
+    """Yield the elements of x that each tap covers, in the shape of y."""
+    spec, axes = problem.spec, problem.spec.axes
+    extents = np.array(spec.extents(problem.kernel))
+    # From the first tap of the first window to that of the last one.
+    reach = (op.shape(problem.y, 2) - 1) * np.array(spec.strides)
+    x = problem.x
+    if not problem.is_partition:
+        before = op.Slice(_pads(op, problem), [0], [len(axes)])
+        # Windows of ceil_mode may reach beyond the padding.
+        after = op.Max(reach + extents - op.shape(x, 2) - before, 0)
+        pads = op.Concat(before, after, axis=0)
+        x = op.Pad(x, pads, op.constant(-np.inf, x.dtype), axes)
+    for tap in np.ndindex(*problem.kernel):
+        start = np.array(tap) * spec.dilations
+        yield op.Slice(x, op.constant(start), reach + (start + 1), axes, list(spec.strides))
+
+
+def _pads(op: GraphBuilder, problem: PoolProblem) -> Value:
+    """Return the pads before every axis, then after every axis, as a vector."""
+    given = problem.attributes
+    pads = padding(
+        op, problem.spec, given["auto_pad"], given["pads"], problem.x, problem.y, problem.kernel
+    )
+    return pads if isinstance(pads, Value) else op.constant(np.array(pads, np.int64))
+
+
+def _woven(op: GraphBuilder, parts: Sequence[Value], problem: PoolProblem) -> Value:
+    """Return the elements of disjoint windows that cover x, from a tensor for each tap."""
+    kernel, rank = problem.kernel, len(problem.kernel)
+    stacked = op.Concat(*(op.Unsqueeze(part, [-1]) for part in parts), axis=-1)
+    sizes = op.Concat(op.shape(problem.y), list(kernel), axis=0)
+    order = [axis for i in range(rank) for axis in (2 + i, 2 + rank + i)]
+    woven = op.Transpose(op.Reshape(stacked, sizes), perm=[0, 1, *order])
+    return op.Reshape(woven, op.shape(problem.x))
+
+
 @gradient("GlobalMaxPool")
 def global_max_pool(op: GraphBuilder, x: Value, y: Value, dy: Value) -> Value:
     flat = op.Reshape(x, [0, 0, -1])
-    zero = zeros_like(op, flat)
     largest = op.ArgMax(flat, axis=2)
+    if op.device == "webgpu":  # which cannot scatter
+        numbers = op.cast(arange(op, axis_size(op, flat, 2)), np.int32)
+        is_largest = numbers == op.cast(largest, np.int32)
+        chosen = op.Where(is_largest, op.Reshape(dy, [0, 0, 1]), op.constant(0, dy.dtype))
+        return op.Reshape(chosen, op.shape(x))
+    zero = zeros_like(op, flat)
     dx = op.ScatterElements(zero, largest, op.Reshape(dy, [0, 0, 1]), axis=2)
     return op.Reshape(dx, op.shape(x))
 

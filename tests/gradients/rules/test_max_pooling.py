@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 from onnxfit import gradient_model
+from onnxfit.gradients.pullback import add_pullback
 from onnxfit.gradients.rules import max_pooling
+from onnxfit.graph.model import normalize
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.finish import prune
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +38,18 @@ def model_of(shape: Sequence[object], attributes: str, dtype: str = "float") -> 
         f" => ({dtype}[{rank}] y) {{ y = MaxPool<{attributes}>(a) }}"
     )
     return gradient_model(model, "a", gradient="onnx")
+
+
+def model_by_taps(shape: Sequence[object], attributes: str) -> onnx.ModelProto:
+    """Return the model with its gradient in the form for WebGPU."""
+    rank = ",".join(f"o{i}" for i in range(len(shape)))
+    sizes = ",".join(map(str, shape))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 21]> g (float[{sizes}] a)'
+        f" => (float[{rank}] y) {{ y = MaxPool<{attributes}>(a) }}"
+    )
+    pullback = add_pullback(normalize(model), ["y"], ["a"], device="webgpu").model
+    return ir.to_proto(prune(GraphBuilder(pullback.graph)))
 
 
 def gradient_of(model: onnx.ModelProto, a: Array, dy: Array) -> Array:
@@ -151,3 +168,41 @@ def test_windows_without_a_number_stop_no_step(
     da = gradient_of(model_of(a.shape, square(2)), a, dy)
     assert da[0, 0, :, 2:].tolist() == [[0, 0], [0, 1]]
     assert da[0, 0, :, :2].sum() == 1
+
+
+@pytest.mark.parametrize("sizes", ["known", "unknown"])
+@pytest.mark.parametrize(
+    ("shape", "attributes"),
+    [
+        ((2, 3, 6, 8), "kernel_shape=[2,2], strides=[2,2]"),
+        ((2, 3, 7, 9), "kernel_shape=[2,2], strides=[2,2]"),
+        ((2, 3, 7, 9), "kernel_shape=[2,2], strides=[2,2], ceil_mode=1"),
+        ((2, 3, 9, 9), "kernel_shape=[3,3], strides=[2,2]"),
+        ((2, 3, 8, 7), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+        ((2, 3, 8, 7), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1"),
+        ((2, 3, 8, 7), "kernel_shape=[3,2], strides=[1,1], pads=[0,1,2,0]"),
+        ((2, 3, 9, 8), "kernel_shape=[2,3], strides=[1,2], dilations=[3,2]"),
+        ((2, 3, 8, 7), 'kernel_shape=[3,3], strides=[2,2], auto_pad="SAME_UPPER"'),
+        ((2, 3, 8, 7), 'kernel_shape=[2,2], strides=[1,3], auto_pad="SAME_LOWER"'),
+        ((2, 3, 10), "kernel_shape=[3], strides=[2], pads=[1,1]"),
+        ((1, 2, 4, 6, 4), "kernel_shape=[2,2,2], strides=[2,2,2]"),
+        ((1, 2, 5, 5, 5), "kernel_shape=[3,3,3], strides=[2,2,2]"),
+    ],
+)
+def test_comparisons_of_taps_are_the_gradient_by_indices(
+    shape: tuple[int, ...], attributes: str, sizes: str
+) -> None:
+    declared = shape if sizes == "known" else ("N", "C", *(f"s{i}" for i in range(len(shape) - 2)))
+    by_taps = model_by_taps(declared, attributes)
+    assert not {"MaxUnpool", "ScatterElements"} & operators(by_taps)
+    assert all(len(node.output) == 1 for node in by_taps.graph.node)
+    rng = np.random.default_rng(0)
+    a = rng.integers(-3, 3, shape).astype(np.float32)  # with many equal maxima
+    expected = model_of(shape, attributes)
+    session = onnxruntime.InferenceSession(
+        expected.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    outputs = [value.name for value in session.get_outputs()]
+    y_shape = session.get_outputs()[outputs.index("y")].shape
+    dy = rng.integers(-50, 50, y_shape).astype(np.float32)  # whose sums are exact
+    np.testing.assert_array_equal(gradient_of(by_taps, a, dy), gradient_of(expected, a, dy))
