@@ -124,6 +124,8 @@ def _replace_files(
     try:
         for name in (*stale, *names):
             done.append(name)
+            if (folder / name).is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{name!r} in it is a folder")
             if os.path.lexists(folder / name):
                 os.replace(folder / name, old / name)
             if name in names:

@@ -211,5 +211,16 @@ def test_a_folder_loses_stale_files_and_keeps_others(tmp_path: Path) -> None:
     assert _contents(tmp_path) == {"a": b"5", "new": b"7", "mine": b"4"}
 
 
+def test_a_folder_in_the_place_of_a_file_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("mine")
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(CheckpointError, match="'b' in it is a folder"):
+        write_folder(tmp_path, {"a": b"1", "b": b"2"})
+    assert (tmp_path / "a").read_text() == "old"
+    assert (tmp_path / "b" / "mine").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def _contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}

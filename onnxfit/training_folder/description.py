@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -13,7 +13,7 @@ from onnxfit.files import json_float
 from onnxfit.graph import names
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
-from onnxfit.training_folder.message import places_of_initializers
+from onnxfit.training_folder.message import files_of_constants, places_of_initializers
 from onnxfit.training_folder.step_graphs import SCALARS
 from onnxfit.training_folder.tensors import StateEntry
 
@@ -38,6 +38,7 @@ def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto
     other = "scalar" if name == SCALARS else "prediction"
     return {
         "file": file,
+        "external": files_of_constants(model),
         "inputs": [
             {**_described_value(v), **inputs.get(v.name, _role("scalar"))} for v in values[True]
         ],
@@ -89,7 +90,7 @@ def _type_name(element_type: int) -> str:
     return str(ir.DataType(element_type).numpy())
 
 
-def described_state(entries: Sequence[StateEntry], outputs: Sequence[str]) -> list[Json]:
+def described_state(entries: Sequence[StateEntry], outputs: Collection[str]) -> list[Json]:
     """Return the entries of the state; `outputs` are those of the training step."""
     described = []
     for entry in entries:
@@ -141,7 +142,7 @@ def source_hash(model: onnx.ModelProto, trained: Sequence[str]) -> str:
 # ---------------------------------------------------------------------- losses and metrics
 
 
-def described_losses(recipe: Recipe, outputs: Sequence[str]) -> list[Json]:
+def described_losses(recipe: Recipe, outputs: Collection[str]) -> list[Json]:
     """Return how the loss of each output combines into that of an epoch.
 
     - `outputs`: those of the training step or of the evaluation.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.files import require_path, write_folder
 from onnxfit.graph import names
-from onnxfit.graph.tensors import MAX_MODEL_BYTES
 from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training.position import PendingFit
 from onnxfit.training.saved import SavedTrainer
@@ -30,9 +30,11 @@ from onnxfit.training_folder.manifest import (
     VERSION,
     listed_files,
 )
+from onnxfit.training_folder.message import refer_to_constants
 from onnxfit.training_folder.step_graphs import (
     EVALUATE,
     GRAPHS,
+    SCALARS,
     TARGETS,
     TRAIN,
     step_graphs,
@@ -69,26 +71,28 @@ class FolderTrainer(SavedTrainer):
         - `folder`: the folder to write; it is created if it is missing.
         - `batch_size`: rows of each batch of the training step, which is then faster. None allows
           any number of rows.
-        - `target`: "onnxruntime", the step as this trainer computes it.
+        - `target`: "onnxruntime" for the step as this trainer computes it, bit for bit; "web" and
+          "webgpu" for a step without types of 64 bits, whose few scalars the host computes by
+          scalars.onnx.
         - `include`: the graphs to write, of "train", "evaluate" and "predict".
         - `sample_weight`: whether the losses have an input for the factor of each row's loss.
 
-        SettingError for a trainer without a loss, with `accumulate` above 1, with frozen weights,
-        adapters or integer weights, or with tensors above 2 GB. GradientError if the gradient needs
-        a `batch_size`. CheckpointError if the folder cannot be written. Of several processes, only
-        rank 0 writes.
+        SettingError for a trainer without a loss, with `accumulate` above 1, with weights in
+        `frozen`, with adapters or integer weights, or with tensors above 2 GB. GradientError if the
+        gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of several
+        processes, only rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer
         >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
         ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
         ...     { y = MatMul(x, slope) }''')
-        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="sgd:momentum=0.9")
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = trainer.export_training(folder)
         ...     manifest = json.loads((path / "manifest.json").read_text())
         >>> [tensor["name"] for tensor in manifest["state"] if tensor["kind"] != "counter"]
-        ['slope', 'slope/velocity']
+        ['slope', 'slope/m', 'slope/v']
         """
         from onnxfit import __version__  # late: onnxfit imports this module first
 
@@ -104,15 +108,16 @@ class FolderTrainer(SavedTrainer):
         if not self.is_main:
             return Path(folder)
         fused = self._backend.fused
-        graphs = step_graphs(self._recipe, graphs_to_write, rows, sample_weight, fused)
+        graphs = step_graphs(self._recipe, target, graphs_to_write, rows, sample_weight, fused)
         entries = state_entries(self._recipe, state)
-        model = self.export()
-        files = {
-            f"{name}.onnx": graph.SerializeToString(deterministic=True)
-            for name, graph in graphs.items()
-        }
-        files[MODEL] = model.SerializeToString(deterministic=True)
+        model = self._trainable.exported(state["weights"])
+        to_inference_form(model)
+        files = {MODEL: model.SerializeToString(deterministic=True)}
+        for name, graph in graphs.items():
+            refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
+            files[f"{name}.onnx"] = graph.SerializeToString(deterministic=True)
         files[STATE] = serialized(state_arrays(entries, state))
+        trained = {entry.name: entry for entry in entries if entry.name in self._recipe.state}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -122,7 +127,9 @@ class FolderTrainer(SavedTrainer):
                 name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
                 for name, data in files.items()
             },
-            **self._description(graphs, entries, model, files[MODEL]),
+            "source": {"sha256": description.source_hash(model, list(trained))},
+            **self._description(graphs, entries),
+            "model": description.described_model(MODEL, files[MODEL], trained),
             "batch": {"rows": rows, "sample_weight": sample_weight},
         }
         files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
@@ -139,6 +146,19 @@ class FolderTrainer(SavedTrainer):
 
         CheckpointError, before anything changes, for the state of another training. SettingError
         while `fit` runs. Of several processes, each reads the file.
+
+        >>> import onnx.parser, tempfile
+        >>> from onnxfit import Trainer
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = trainer.export_training(folder)
+        ...     trainer.set_weights({"slope": [[3]]})
+        ...     trainer.import_state(path / "state.safetensors")
+        >>> trainer.get_weights()["slope"].item()
+        2.0
         """
         if self._is_fitting:
             raise SettingError("import_state replaces the state: call it before or after fit.")
@@ -148,24 +168,18 @@ class FolderTrainer(SavedTrainer):
         self._pending_fit = PendingFit()
 
     def _description(
-        self,
-        graphs: dict[str, onnx.ModelProto],
-        entries: Sequence[StateEntry],
-        model: onnx.ModelProto,
-        model_data: bytes,
+        self, graphs: Mapping[str, onnx.ModelProto], entries: Sequence[StateEntry]
     ) -> dict[str, Any]:
         """Return the parts of the manifest that describe the training."""
         recipe = self._recipe
-        step = graphs.get(TRAIN) or graphs.get(EVALUATE)
-        outputs = [value.name for value in step.graph.output] if step is not None else []
-        inputs = [value.name for value in step.graph.input] if step is not None else []
+        step = [graphs[name] for name in (TRAIN, SCALARS, EVALUATE) if name in graphs]
+        outputs = {value.name for graph in step for value in graph.graph.output}
+        inputs = {value.name for graph in step for value in graph.graph.input}
         schedule = None
         if self._learning_rate is None:
             schedule = description.described_object(recipe.optimizer.learning_rate)
-        trained = {entry.name: entry for entry in entries if entry.name in recipe.state}
         settings = {name: encode_setting(value) for name, value in self.settings.items()}
         return {
-            "source": {"sha256": description.source_hash(model, list(trained))},
             "graphs": {
                 name: description.described_graph(recipe, name, f"{name}.onnx", graph)
                 for name, graph in graphs.items()
@@ -181,8 +195,7 @@ class FolderTrainer(SavedTrainer):
                 "max": recipe.max_learning_rate,
             },
             "random": {"seed": self._random_seed, "draws": names.SEED in inputs},
-            "order": {"function": "pcg64", "seed": self.seed},
-            "model": description.described_model(MODEL, model_data, trained),
+            "order": {"function": "lowbias32", "seed": self.seed},
             "settings": description.with_finite_floats(settings),
         }
 
@@ -202,7 +215,7 @@ class FolderTrainer(SavedTrainer):
                 "trains adapters, or floats in the place of integers, and a host cannot write these"
                 " into the model: train the float model without adapters"
             )
-        elif self._recipe.large or self.model.ByteSize() > MAX_MODEL_BYTES:
+        elif self._recipe.large:
             problem = "has more than 2 GB of tensors, which one ONNX file cannot hold"
         if problem is not None:
             raise SettingError(f"export_training: this trainer {problem}.")

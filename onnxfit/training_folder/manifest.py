@@ -21,6 +21,7 @@ from onnxfit.files import (
     list_of,
     mapping_of,
     optional,
+    require_path,
     require_types,
 )
 
@@ -28,6 +29,7 @@ FORMAT = "onnxfit-training-folder"
 VERSION = 1
 MANIFEST, STATE, MODEL = "manifest.json", "state.safetensors", "model.onnx"
 MAX_MANIFEST_BYTES = 1 << 26
+MAX_LEVELS = 32  # of objects and lists inside each other
 CHUNK_BYTES = 1 << 24  # bytes of a file that are hashed at a time
 
 KINDS = ("weight", "slot", "statistic", "counter")
@@ -96,7 +98,8 @@ class FolderFiles:
 
 
 def is_training_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a folder with a manifest."""
+    """Return whether a path is a folder with a manifest. SettingError if it is no path."""
+    require_path(path)
     return (Path(path) / MANIFEST).is_file()
 
 
@@ -121,6 +124,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
                 f"{name!r} has {path.stat().st_size} bytes, more than {MAX_MANIFEST_BYTES}."
             )
         manifest = json.loads(path.read_bytes())
+        if isinstance(manifest, (dict, list)):
+            _require_shallow(manifest)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is not the manifest of a folder: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -144,6 +149,15 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         require_types(f"The state in {name!r}", entry, ENTRY_TYPES)
     require_types(f"The model in {name!r}", manifest["model"], MODEL_TYPES)
     return manifest
+
+
+def _require_shallow(value: Any, levels: int = MAX_LEVELS) -> None:
+    """Raise ValueError for JSON of too many levels, on which a recursive function would fail."""
+    if not levels:
+        raise ValueError(f"it has more than {MAX_LEVELS} levels")
+    for entry in value.values() if isinstance(value, dict) else value:
+        if isinstance(entry, (dict, list)):
+            _require_shallow(entry, levels - 1)
 
 
 def is_plain_name(name: str) -> bool:

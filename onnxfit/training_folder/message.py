@@ -7,8 +7,12 @@ protobuf. The functions read the wire format of protobuf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+
+import onnx
+
+from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
 
 # the numbers of the fields of ONNX's messages, which never change
 GRAPH = 7  # of ModelProto
@@ -40,7 +44,7 @@ def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
     >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
     ...     line (float[N, 1] x) => (float[N, 1] y) { y = MatMul(x, w) }''')
     >>> w = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1, 1], b"abcd", raw=True)
-    >>> model.graph.initializer.append(w)
+    >>> model.graph.initializer.extend([w])
     >>> data = model.SerializeToString()
     >>> place = places_of_initializers(data)["w"]
     >>> data[place.offset : place.end]
@@ -53,6 +57,42 @@ def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
                 for data in _fields(model, tensor, RAW_DATA):
                     places[model[name.offset : name.end].decode()] = data
     return places
+
+
+def refer_to_constants(
+    graph: onnx.ModelProto, file: str, data: bytes, changing: Collection[str]
+) -> None:
+    """Let a graph read its larger constants from the model that holds the same bytes, in place.
+
+    A folder then has the weights of a frozen backbone once, and not in each graph. They stay
+    constants, for which onnxruntime has its fastest kernels.
+
+    - `graph`: the graph.
+    - `file`: the name of the file beside the graph.
+    - `data`: the contents of the file, a serialized model.
+    - `changing`: initializers of the model into whose places a host may write other numbers.
+    """
+    places = {
+        data[place.offset : place.end]: place
+        for name, place in places_of_initializers(data).items()
+        if place.size > MAX_INLINE_BYTES and name not in changing
+    }
+    for tensor in graph.graph.initializer:
+        place = places.get(tensor.raw_data)
+        if place is not None:
+            refer(tensor, file, place.offset, place.size)
+            tensor.ClearField("raw_data")
+
+
+def files_of_constants(graph: onnx.ModelProto) -> list[str]:
+    """Return the names of the files from which a graph reads constants."""
+    locations = {
+        entry.value
+        for tensor in graph.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sorted(locations)
 
 
 def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -14,6 +15,7 @@ import onnx
 
 from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError
+from onnxfit.files import refusing_misfits
 from onnxfit.graph.tensors import TYPES
 from onnxfit.graph.validity import require_valid
 from onnxfit.training.checkpoint import Contents
@@ -40,11 +42,12 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
     if "distribute" in manifest["settings"]:  # a file does not decide which processes train
         raise CheckpointError(f"{str(folder)!r} was not written by onnxfit: it distributes.")
     entries = [_entry(values, folder) for values in manifest["state"]]
-    saved = {
-        name: decode_setting(name, value, str(folder))
-        for name, value in with_all_floats(manifest["settings"]).items()
-        if name not in settings
-    }
+    with refusing_misfits(f"The settings of {str(folder)!r} are damaged"):
+        saved = {
+            name: decode_setting(name, value, str(folder))
+            for name, value in with_all_floats(manifest["settings"]).items()
+            if name not in settings
+        }
     state = read_state(files.checked(STATE), entries)
     try:
         model = onnx.ModelProto.FromString(files.checked(MODEL).read_bytes())
@@ -67,10 +70,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
 def _entry(values: Mapping[str, Any], folder: Path) -> StateEntry:
     """Return an entry of the state as a manifest declares it, whose types are checked."""
     known = {str(np.dtype(dtype)) for dtype in TYPES.values()}
-    count = 1
-    for size in values["shape"]:
-        count *= size
-    if values["type"] not in known or count > MAX_ELEMENTS:
+    if values["type"] not in known or math.prod(values["shape"]) > MAX_ELEMENTS:
         raise CheckpointError(
             f"The manifest of {str(folder)!r} declares {values['name']!r} as"
             f" {values['type']}{values['shape']}, which no training has."

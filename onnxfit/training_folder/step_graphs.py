@@ -16,16 +16,20 @@ from onnxfit.graph.spec import Dim, TensorSpec
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
+from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.recipe import Batch, Recipe
-from onnxfit.step.update import FusedWeights
+from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
 
 TRAIN, EVALUATE, PREDICT, SCALARS = "train", "evaluate", "predict", "scalars"
 GRAPHS = (TRAIN, EVALUATE, PREDICT)
-TARGETS = ("onnxruntime",)
+# Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
+DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
+TARGETS = tuple(DEVICES)
 
 
 def step_graphs(
     recipe: Recipe,
+    target: str,
     include: Collection[str],
     rows: int | None,
     sample_weight: bool,
@@ -33,16 +37,23 @@ def step_graphs(
 ) -> dict[str, onnx.ModelProto]:
     """Return the graphs of a folder by name.
 
+    - `target`: "onnxruntime" for the step of the trainer; for "web" and "webgpu", a host computes
+      the numbers that depend on learning rate, step and seed alone. Operators of "webgpu" have the
+      forms for which there are kernels.
     - `include`: the names of the graphs.
-    - `fused`: the weights that the step updates as one tensor.
+    - `fused`: the weights that the step of the trainer updates as one tensor.
     - `rows`: the rows of a batch in the training step; None for any number.
     - `sample_weight`: whether the losses have factors, an input with one for each row.
 
     Raises GradientError if the gradient needs the number of rows, SettingError for other sizes that
     are missing.
     """
+    graphs: dict[str, onnx.ModelProto] = {}
+    device = DEVICES[target]
+    if device is not None:
+        recipe = recipe.for_device(device)
+        fused = NO_FUSED_WEIGHTS  # WebGPU bounds the number of tensors that one kernel joins
     any_rows = batch_specs(recipe, None, sample_weight)
-    graphs = {}
     if TRAIN in include:
         batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
         try:
@@ -54,7 +65,12 @@ def step_graphs(
                 f"{error}\nThere is no training step for any size of batch. Give the number of"
                 " rows: export_training(folder, batch_size=...)."
             ) from None
-        graphs[TRAIN] = _divide_fused(step, recipe, fused)
+        step, scalars = _divide_fused(step, recipe, fused), None
+        if device is not None:
+            step, scalars = cut_host_scalars(step)
+        graphs[TRAIN] = step
+        if scalars is not None:
+            graphs[SCALARS] = scalars
     if EVALUATE in include:
         graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
     if PREDICT in include:
@@ -62,9 +78,7 @@ def step_graphs(
     return graphs
 
 
-def _divide_fused(
-    step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights
-) -> onnx.ModelProto:
+def _divide_fused(step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights) -> onnx.ModelProto:
     """Return a step that joins and divides fused tensors itself, so that no host knows of them.
 
     The step updates the same tensors as that of the trainer. An update of each weight by itself
@@ -102,19 +116,21 @@ def _divide(op: GraphBuilder, name: str, members: Mapping[str, TensorSpec]) -> N
     joined = inputs[name]
     op.move_uses(op.wrap(joined), op.Concat(*flat, axis=0))
     op.graph.inputs.remove(joined)
-    following = outputs[names.updated(name)]
-    op.graph.outputs.remove(following)
-    parts = op.Split(op.wrap(following), op.constant(sizes), axis=0, _outputs=len(sizes))
+    result = outputs[names.updated(name)]
+    op.graph.outputs.remove(result)
+    parts = op.Split(op.wrap(result), op.constant(sizes), axis=0, _outputs=len(sizes))
     for part, (member, spec) in zip(parts, members.items()):
-        op.output(names.updated(member), op.Reshape(part, list(spec.shape or ())))
+        shape = [size for size in spec.shape or () if isinstance(size, int)]
+        op.output(names.updated(member), op.Reshape(part, np.array(shape, np.int64)))
 
 
 def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
     """Return the specs of a batch of so many rows, or of any number."""
     batch = dict(recipe.declared_batch)
     if sample_weight:
-        spec = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), ("batch",))
-        batch[names.SAMPLE_WEIGHT] = spec
+        first = [_first(spec.shape) for spec in recipe.inputs if spec.shape]
+        shape = (first[0] or "batch",) if first else ("batch",)
+        batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), shape)
     if rows is None:
         return batch
     symbols = {_first(spec.shape) for spec in recipe.inputs}

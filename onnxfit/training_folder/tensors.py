@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,7 @@ class StateEntry:
     @property
     def nbytes(self) -> int:
         """The size of the tensor."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def state_entries(recipe: Recipe, state: Mapping[str, Mapping[str, Any]]) -> list[StateEntry]:
@@ -73,7 +71,7 @@ def state_entries(recipe: Recipe, state: Mapping[str, Mapping[str, Any]]) -> lis
     return entries
 
 
-def counter_prefix(tensors: Any) -> str:
+def counter_prefix(tensors: Iterable[str]) -> str:
     """Return the beginning of the counters' names, which no name of `tensors` has."""
     used = {name.partition("/")[0] for name in tensors}
     return names.unused(COUNTER, used.__contains__)
@@ -122,9 +120,9 @@ def read_state(
         arrays = read_safetensors(Path(path).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"There is no file {name!r}.") from None
+    except CheckpointError:
+        raise
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{name!r} is not a whole safetensors file: {error}") from None
     _require_entries(name, arrays, entries)
     counters: dict[str, Any] = {LEARNING_RATE: None, "window": 0}

@@ -46,27 +46,46 @@ class Host:
 
     def train(self, arrays: dict[str, np.ndarray]) -> float:
         """One step on a batch; its loss."""
+        return self.mean_loss([self.step(arrays)], [rows_of(arrays)])
+
+    def fit(self, arrays: dict[str, np.ndarray], epochs: int, size: int) -> list[float]:
+        """The loss of each epoch, in the order of rows that the manifest asks for."""
+        assert self.manifest["order"]["function"] == "lowbias32"
+        losses = []
+        for _ in range(epochs):
+            epoch = int(self.state[self.counters["epoch"]])
+            order = permutation(self.manifest["order"]["seed"], epoch, rows_of(arrays))
+            batches = [order[i : i + size] for i in range(0, len(order), size)]
+            results = [self.step({n: a[rows] for n, a in arrays.items()}) for rows in batches]
+            losses.append(self.mean_loss(results, list(map(len, batches))))
+            self.count(epoch=1)
+        return losses
+
+    def step(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One step on a batch; the outputs of the graph."""
         scalars = self.run("scalars", {}) if "scalars" in self.graphs else {}
         result = self.run("train", arrays | scalars)
         for entry in self.manifest["state"]:
             if entry["output"]:
                 self.state[entry["name"]] = result[entry["output"]]
-        self.count(global_step=1, global_batch=1, samples_seen=len(next(iter(arrays.values()))))
-        return self.mean_loss([result], len(next(iter(arrays.values()))))
+        self.count(global_step=1, global_batch=1, samples_seen=rows_of(arrays))
+        return result
 
-    def mean_loss(self, results: list[dict[str, np.ndarray]], rows: int) -> float:
+    def mean_loss(self, results: list[dict[str, np.ndarray]], rows: list[int]) -> float:
         """The loss over batches of so many rows."""
         total, losses, penalty = 0.0, self.manifest["losses"], self.manifest["penalty"]
         penalties = [float(r[penalty]) if penalty else 0.0 for r in results]
         for loss in losses:
             subtracted = penalties if len(losses) == 1 else [0.0] * len(results)
             values = [float(r[loss["value"]]) - p for r, p in zip(results, subtracted)]
-            counts = [float(r[loss["count"]]) if loss["count"] else rows for r in results]
+            counts = [
+                float(r[loss["count"]]) if loss["count"] else n for r, n in zip(results, rows)
+            ]
             if loss["reduction"] == "sum":
                 total += loss["weight"] * sum(v for v, n in zip(values, counts) if n)
             else:
                 total += loss["weight"] * (np.dot(values, counts) / sum(counts))
-        return float(total + np.mean(penalties))
+        return float(total + np.dot(penalties, rows) / sum(rows))
 
     def count(self, **counts: int) -> None:
         """Count up some of the counters."""
@@ -86,3 +105,22 @@ class Host:
             assert len(data) == tensor["bytes"]
             model[tensor["offset"] : tensor["offset"] + tensor["bytes"]] = data
         return bytes(model)
+
+
+def rows_of(arrays: dict[str, np.ndarray]) -> int:
+    return len(next(iter(arrays.values())))
+
+
+def permutation(seed: int, epoch: int, rows: int) -> list[int]:
+    """The order "lowbias32", in whole numbers of Python."""
+    words = [part for n in (seed, epoch, 0) for part in (n % 2**32, n % 2**64 >> 32)]
+    first, second = 0, 1
+    for word in words:
+        first, second = (mix((key + word + 0x9E3779B9) % 2**32) for key in (first, second))
+    return sorted(range(rows), key=lambda row: mix((mix((row + first) % 2**32) + second) % 2**32))
+
+
+def mix(x: int) -> int:
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16

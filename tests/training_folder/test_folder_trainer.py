@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,18 @@ def batches(
     return made
 
 
-def step(trainer: Trainer, batch: Mapping[str, np.ndarray], weight: Any = None) -> float:
-    x = {name: array for name, array in batch.items() if not name.startswith("y:")}
-    y = {name[2:]: array for name, array in batch.items() if name.startswith("y:")}
-    if weight is None:
-        weight = x.pop("sample_weight", None)
-    return trainer.train_on_batch(x, y or None, weight)["loss"]
+def split(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The inputs and the labels, as a trainer takes them."""
+    x = {name: array for name, array in arrays.items() if not name.startswith("y:")}
+    y = {name[2:]: array for name, array in arrays.items() if name.startswith("y:")}
+    return x, y or None
+
+
+def step(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:
+    x, y = split(batch)
+    weight = x.pop("sample_weight", None)
+    loss: float = trainer.train_on_batch(x, y, weight)["loss"]
+    return loss
 
 
 def assert_same_training(
@@ -176,6 +182,51 @@ def test_sample_weights_train_alike_in_a_host(reduction: str, tmp_path: Path) ->
     assert_same_training(Trainer(mlp(), loss=loss), tmp_path, sample_weight=True)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("target", ["web", "webgpu"])
+def test_networks_train_in_a_browsers_step_as_in_ours(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    assert_same_training(NETWORKS[name](), tmp_path, exact=False, target=target)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_browsers_step_has_no_float64_and_few_scalars_enter_it(name: str, tmp_path: Path) -> None:
+    trainer = Trainer(convolutional(dropout=0.3), loss="cross_entropy", optimizer=name.lower())
+    folder = trainer.export_training(tmp_path, target="webgpu", batch_size=ROWS)
+    manifest = manifest_of(folder)
+    graph = manifest["graphs"]["train"]
+    assert "step" not in {tensor["role"] for tensor in graph["inputs"]}
+    scalars = [tensor for tensor in graph["inputs"] if tensor["role"] == "scalar"]
+    outputs = manifest["graphs"]["scalars"]["outputs"]
+    assert {t["name"] for t in scalars} == {t["name"] for t in outputs}
+    assert all(np.prod(tensor["shape"]) <= 16 for tensor in scalars)
+    train = onnx.load(folder / "train.onnx")
+    assert all(len(node.output) == 1 for node in train.graph.node if node.op_type == "MaxPool")
+    assert "MaxUnpool" not in {node.op_type for node in train.graph.node}
+    inferred = onnx.shape_inference.infer_shapes(train, strict_mode=True)
+    types = {v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+    assert onnx.TensorProto.DOUBLE not in types
+
+
+@pytest.mark.parametrize("target", ["onnxruntime", "web"])
+def test_a_frozen_backbone_is_in_the_folder_once(target: str, tmp_path: Path) -> None:
+    trainer = Trainer(mlp((4, 400, 400, 3)), ["fc2.*"], loss="mse", optimizer="adam")
+    host = assert_same_training(trainer, tmp_path, target=target)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes["model.onnx"] > 4 * 400 * 400
+    assert all(size < 40_000 for name, size in sizes.items() if name != "model.onnx")
+    assert {name: graph["external"] for name, graph in host.graphs.items() if name != "scalars"} == {
+        "train": ["model.onnx"], "evaluate": ["model.onnx"], "predict": ["model.onnx"]
+    }  # fmt: skip
+    (tmp_path / "model.onnx").write_bytes(host.deploy())
+    deployed = Host(tmp_path)
+    deployed.state = host.state
+    x = batches(trainer, 1)[0]["x"]
+    outputs = deployed.run("predict", {"x": x})["y"]
+    np.testing.assert_allclose(outputs, trainer.predict(x), rtol=1e-5, atol=1e-6)
+
+
 # ---------------------------------------------------------------------- there and back
 
 
@@ -256,10 +307,36 @@ def test_a_host_evaluates_batches_of_any_size(tmp_path: Path) -> None:
     x = rng.normal(size=(11, 1, 8, 8)).astype(np.float32)
     y = rng.integers(0, 3, 11)
     result = host.run("evaluate", {"x": x, "y:logits": y})
-    assert host.mean_loss([result], 11) == pytest.approx(trainer.evaluate(x, y)["loss"], rel=1e-5)
+    assert host.mean_loss([result], [11]) == pytest.approx(trainer.evaluate(x, y)["loss"], rel=1e-5)
     assert (result["logits"].argmax(1) == y).mean() == pytest.approx(
         trainer.evaluate(x, y)["accuracy"]
     )
+
+
+FITS: dict[str, Callable[[], Trainer]] = {
+    "dropout": NETWORKS["dropout"],
+    "two outputs": NETWORKS["two outputs"],
+    "a sum with a penalty": NETWORKS["a sum with a penalty"],
+    "weights in the divisor": lambda: Trainer(
+        mlp(), loss=CrossEntropy(reduction="weighted_mean", class_weights=(1, 2, 3)), seed=5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_host_shuffles_and_sums_up_epochs_as_fit_does(name: str, tmp_path: Path) -> None:
+    here, there = FITS[name](), FITS[name]()
+    there.epoch = here.epoch = 3
+    host = Host(there.export_training(tmp_path))
+    parts = batches(here, 3)
+    arrays = {n: np.concatenate([part[n] for part in parts])[:-3] for n in parts[0]}
+    x, y = split(arrays)
+    history = here.fit(x, y, epochs=2, batch_size=ROWS, verbose=0)
+    np.testing.assert_allclose(host.fit(arrays, 2, ROWS), history.history["loss"], rtol=1e-5)
+    there.import_state(host.save(tmp_path / "host.safetensors"))
+    for name, counter in here.get_state()["counters"].items():
+        assert there.get_state()["counters"][name] == counter
+    assert_same_state(host, here, rtol=1e-4, atol=1e-6)
 
 
 def test_a_learning_rate_that_a_host_sets_comes_back(tmp_path: Path) -> None:

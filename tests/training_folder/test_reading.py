@@ -51,6 +51,10 @@ def sign(folder: Path, name: str) -> None:
     edit(folder, lambda manifest: manifest["files"].update({name: entry}))
 
 
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else []
+
+
 HOSTILE: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "another format": (lambda m: m.update(format="x"), "its format is not"),
     "a newer version": (lambda m: m.update(version=2), "version 2.*upgrade"),
@@ -76,6 +80,11 @@ HOSTILE: dict[str, tuple[Callable[[Manifest], object], str]] = {
         lambda m: m["settings"].update(loss={"onnxfit:class": {"name": "os.system"}}),
         "does not know",
     ),
+    "a number of letters": (
+        lambda m: m["settings"].update(clip_norm={"onnxfit:float": "x"}),
+        "settings of .* are damaged",
+    ),
+    "many levels": (lambda m: m["settings"].update(loss=nested(50)), "levels"),
     "processes": (lambda m: m["settings"].update(distribute="mpi"), "distributes"),
     "no such optimizer": (lambda m: m["settings"].update(optimizer="adm"), "no trainer takes"),
 }
