@@ -6,7 +6,8 @@ import click
 
 from onnxfit.cli import options
 from onnxfit.trainer import Trainer
-from onnxfit.training_folder.step_graphs import GRAPHS, TARGETS
+from onnxfit.training_folder.manifest import GRAPHS
+from onnxfit.training_folder.step_graphs import TARGETS
 
 __all__ = ["export_training"]
 

@@ -13,8 +13,8 @@ from onnxfit.files import json_float
 from onnxfit.graph import names
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
+from onnxfit.training_folder.manifest import SCALARS
 from onnxfit.training_folder.message import files_of_constants, places_of_initializers
-from onnxfit.training_folder.step_graphs import SCALARS
 from onnxfit.training_folder.tensors import StateEntry
 
 Json = dict[str, Any]

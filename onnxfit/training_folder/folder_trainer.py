@@ -23,22 +23,20 @@ from onnxfit.training.saved import SavedTrainer
 from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder import description
 from onnxfit.training_folder.manifest import (
+    EVALUATE,
     FORMAT,
+    GRAPHS,
     MANIFEST,
     MODEL,
+    SCALARS,
     STATE,
+    TRAIN,
     VERSION,
-    listed_files,
+    earlier_graphs,
+    graph_file,
 )
 from onnxfit.training_folder.message import refer_to_constants
-from onnxfit.training_folder.step_graphs import (
-    EVALUATE,
-    GRAPHS,
-    SCALARS,
-    TARGETS,
-    TRAIN,
-    step_graphs,
-)
+from onnxfit.training_folder.step_graphs import TARGETS, step_graphs
 from onnxfit.training_folder.tensors import (
     StateEntry,
     read_state,
@@ -115,7 +113,7 @@ class FolderTrainer(SavedTrainer):
         files = {MODEL: model.SerializeToString(deterministic=True)}
         for name, graph in graphs.items():
             refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
-            files[f"{name}.onnx"] = graph.SerializeToString(deterministic=True)
+            files[graph_file(name)] = graph.SerializeToString(deterministic=True)
         files[STATE] = serialized(state_arrays(entries, state))
         trained = {entry.name: entry for entry in entries if entry.name in self._recipe.state}
         manifest = {
@@ -133,7 +131,7 @@ class FolderTrainer(SavedTrainer):
             "batch": {"rows": rows, "sample_weight": sample_weight},
         }
         files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
-        return write_folder(folder, files, stale=listed_files(folder))
+        return write_folder(folder, files, stale=earlier_graphs(folder))
 
     @check_arguments
     def import_state(self, path: str | os.PathLike[str]) -> None:
@@ -181,7 +179,7 @@ class FolderTrainer(SavedTrainer):
         settings = {name: encode_setting(value) for name, value in self.settings.items()}
         return {
             "graphs": {
-                name: description.described_graph(recipe, name, f"{name}.onnx", graph)
+                name: description.described_graph(recipe, name, graph_file(name), graph)
                 for name, graph in graphs.items()
             },
             "state": description.described_state(entries, outputs),

@@ -28,6 +28,8 @@ from onnxfit.files import (
 FORMAT = "onnxfit-training-folder"
 VERSION = 1
 MANIFEST, STATE, MODEL = "manifest.json", "state.safetensors", "model.onnx"
+TRAIN, EVALUATE, PREDICT, SCALARS = "train", "evaluate", "predict", "scalars"
+GRAPHS = (TRAIN, EVALUATE, PREDICT)  # those that a user may choose from
 MAX_MANIFEST_BYTES = 1 << 26
 MAX_LEVELS = 32  # of objects and lists inside each other
 CHUNK_BYTES = 1 << 24  # bytes of a file that are hashed at a time
@@ -103,12 +105,21 @@ def is_training_folder(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def listed_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the files of an earlier export in a folder; [] if there is none."""
+def earlier_graphs(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the files of graphs that an earlier export left in a folder; [] if there was none.
+
+    Whatever a manifest lists, no other file counts.
+    """
     try:
-        return list(read_manifest(folder)["files"])
+        listed = read_manifest(folder)["files"]
     except CheckpointError:
         return []
+    return [file for file in map(graph_file, (*GRAPHS, SCALARS)) if file in listed]
+
+
+def graph_file(graph: str) -> str:
+    """Return the name of a graph's file."""
+    return f"{graph}.onnx"
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:

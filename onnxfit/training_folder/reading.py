@@ -16,7 +16,7 @@ import onnx
 from onnxfit.callbacks.history import History
 from onnxfit.errors import CheckpointError
 from onnxfit.files import refusing_misfits
-from onnxfit.graph.tensors import TYPES
+from onnxfit.graph.tensors import TYPES, is_external
 from onnxfit.graph.validity import require_valid
 from onnxfit.training.checkpoint import Contents
 from onnxfit.training.position import Position
@@ -53,6 +53,10 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
         model = onnx.ModelProto.FromString(files.checked(MODEL).read_bytes())
     except google.protobuf.message.DecodeError as error:
         raise CheckpointError(f"{str(folder / MODEL)!r} is not an ONNX model: {error}") from None
+    if any(map(is_external, model.graph.initializer)):
+        raise CheckpointError(
+            f"{str(folder / MODEL)!r} was not written by onnxfit: it names files to read."
+        )
     require_valid(model, "its model")
     return Contents(
         model=model,

@@ -19,9 +19,8 @@ from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_gra
 from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.recipe import Batch, Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
+from onnxfit.training_folder.manifest import EVALUATE, PREDICT, SCALARS, TRAIN
 
-TRAIN, EVALUATE, PREDICT, SCALARS = "train", "evaluate", "predict", "scalars"
-GRAPHS = (TRAIN, EVALUATE, PREDICT)
 # Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
 DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
 TARGETS = tuple(DEVICES)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -114,6 +115,27 @@ def test_a_manifest_that_is_none_is_refused(text: bytes, folder: Path) -> None:
     (folder / "manifest.json").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         Trainer.load(folder)
+
+
+def test_a_model_that_names_files_to_read_is_refused(folder: Path) -> None:
+    (folder / "secret").write_bytes(b"1" * 400)
+    model = onnx.load(folder / "model.onnx")
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="secret")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    sign(folder, "model.onnx")
+    with pytest.raises(CheckpointError, match="names files to read"):
+        Trainer.load(folder)
+
+
+def test_an_export_deletes_no_file_that_a_manifest_made_up(folder: Path) -> None:
+    (folder / "mine.txt").write_text("mine")
+    sign(folder, "mine.txt")
+    new().export_training(folder, include=["train"])
+    assert (folder / "mine.txt").read_text() == "mine"
+    assert not (folder / "predict.onnx").exists()
 
 
 def test_unknown_keys_are_ignored(folder: Path) -> None:
