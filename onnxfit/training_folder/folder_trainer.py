@@ -70,8 +70,8 @@ class FolderTrainer(SavedTrainer):
         - `batch_size`: rows of each batch of the training step, which is then faster. None allows
           any number of rows.
         - `target`: "onnxruntime" for the step as this trainer computes it, bit for bit; "web" and
-          "webgpu" for a step without types of 64 bits, whose few scalars the host computes by
-          scalars.onnx.
+          "webgpu" for a step without float64, whose few scalars the host computes by
+          scalars.onnx. A step for "webgpu" has operators for which its provider has kernels.
         - `include`: the graphs to write, of "train", "evaluate" and "predict".
         - `sample_weight`: whether the losses have an input for the factor of each row's loss.
 
