@@ -227,6 +227,14 @@ def test_a_frozen_backbone_is_in_the_folder_once(target: str, tmp_path: Path) ->
     np.testing.assert_allclose(outputs, trainer.predict(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "web"])
+def test_the_manifest_says_whether_a_step_draws_random_numbers(target: str, tmp_path: Path) -> None:
+    dropping = NETWORKS["dropout"]().export_training(tmp_path / "a", target=target)
+    assert manifest_of(dropping)["random"] == {"seed": 7, "draws": True}
+    plain = Trainer(mlp(), loss="mse").export_training(tmp_path / "b", target=target)
+    assert manifest_of(plain)["random"] == {"seed": 0, "draws": False}
+
+
 # ---------------------------------------------------------------------- there and back
 
 
