@@ -6,12 +6,14 @@ import errno
 import math
 import os
 import reprlib
+import tempfile
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,6 +73,70 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
             f"{os.fspath(path)!r} cannot be written: {error.strerror or error}."
         ) from error
     return path
+
+
+def write_folder(
+    folder: str | os.PathLike[str], files: Mapping[str, bytes], stale: Iterable[str] = ()
+) -> Path:
+    """Write several files into a folder; after an error, the files there are the old ones.
+
+    - `folder`: the folder. It is created if it is missing; its other files stay.
+    - `files`: name -> contents. The last one is renamed last, so that it can describe the others.
+    - `stale`: names of files that are deleted, where they are.
+
+    Return `folder`, as a Path. All files are written beside their places and flushed to the disk
+    before the first one is renamed. CheckpointError where the folder or the disk refuses.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = write_folder(f"{folder}/new", {"a.txt": b"a", "b.txt": b"b"})
+    ...     sorted(file.name for file in path.iterdir())
+    ['a.txt', 'b.txt']
+    """
+    require_path(folder)
+    folder = Path(folder)
+    try:
+        make_folder(folder)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_NAME.format(""), dir=folder) as name:
+            new, old = Path(name, "new"), Path(name, "old")
+            new.mkdir()
+            old.mkdir()
+            for file, contents in files.items():
+                write_atomically(new / file, partial(_write_bytes, contents))
+            _replace_files(folder, new, old, list(files), [f for f in stale if f not in files])
+        _sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{os.fspath(folder)!r} cannot be written: {error.strerror or error}."
+        ) from error
+    return folder
+
+
+def _write_bytes(contents: bytes, file: BinaryIO) -> None:
+    file.write(contents)
+
+
+def _replace_files(
+    folder: Path, new: Path, old: Path, names: Sequence[str], stale: Sequence[str]
+) -> None:
+    """Move files from `new` into a folder; after an error, move the old ones back from `old`."""
+    done: list[str] = []
+    try:
+        for name in (*stale, *names):
+            done.append(name)
+            if (folder / name).is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{name!r} in it is a folder")
+            if os.path.lexists(folder / name):
+                os.replace(folder / name, old / name)
+            if name in names:
+                os.replace(new / name, folder / name)
+    except BaseException:
+        for name in done:
+            if os.path.lexists(old / name):
+                os.replace(old / name, folder / name)
+            elif name in names and not os.path.lexists(new / name):
+                (folder / name).unlink()
+        raise
 
 
 def kind_of_file(file: BinaryIO) -> str | None:

@@ -45,14 +45,17 @@ from onnxfit.training.ranks import (
     require_same_fits,
     require_same_trainers,
 )
-from onnxfit.training.saved import SavedTrainer, matching_this_version
+from onnxfit.training.saved import matching_this_version
+from onnxfit.training_folder.folder_trainer import FolderTrainer
+from onnxfit.training_folder.manifest import is_training_folder
+from onnxfit.training_folder.reading import read_training_folder
 
 __all__ = ["Trainer"]
 
 SETTINGS = tuple(field.name for field in fields(TrainerSettings))
 
 
-class Trainer(SavedTrainer):
+class Trainer(FolderTrainer):
     """Train an ONNX model.
 
     - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
@@ -338,14 +341,18 @@ class Trainer(SavedTrainer):
     def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
         """Return the trainer that `save` wrote to `path`; its next `fit` resumes there.
 
-        `path` may be a folder of `save_onnx_graph`. `settings` replace the constructor's arguments
-        of the same name; a loss, penalty, optimizer or metric of your own class must be given
-        again, since a checkpoint holds no code, and so must `quantization` with a teacher. Of
-        several processes, all call it; rank 0 reads the file, and the others get its contents.
-        CheckpointError for a file that is no checkpoint, is damaged, or is from a newer onnxfit.
+        `path` may be a folder of `save_onnx_graph` or of `export_training`. `settings` replace the
+        constructor's arguments of the same name; a loss, penalty, optimizer or metric of your own
+        class must be given again, since a checkpoint holds no code, and so must `quantization` with
+        a teacher. Of several processes, all call it; rank 0 reads the file, and the others get its
+        contents, but each reads a folder of `export_training`. CheckpointError for a file that is
+        no checkpoint, is damaged, or is from a newer onnxfit.
         """
-        world = world_of(settings.get("distribute", "auto"))
-        contents = checkpoint.load(path, settings, world)
+        if is_training_folder(path):
+            contents = read_training_folder(path, settings)
+        else:
+            world = world_of(settings.get("distribute", "auto"))
+            contents = checkpoint.load(path, settings, world)
         contents.require_teacher(path)
         with matching_this_version(path):
             try:

@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "callbacks": ("callbacks",),
     "quantization and adapters": ("quantization", "adapters"),
     "training": ("training",),
+    "training without Python": ("training_folder",),
     "trainer": ("trainer",),
     "entry points": ("cli", "sklearn", "torch", "flower"),
     "package": ("__init__", "__main__"),

@@ -199,6 +199,8 @@ def method_cases() -> dict[str, Case]:
         "restore": {"path": "good.ckpt"},
         "export": {"path": "a.onnx"},
         "save_onnx_graph": {"folder": "graphs"},
+        "export_training": {"folder": "training", "include": ["predict"]},
+        "import_state": {"path": "good.safetensors"},
         "load": {"path": "good.ckpt"},
     }
     cases = {name: (on(name), getattr(Trainer, name), args) for name, args in good.items()}

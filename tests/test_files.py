@@ -18,7 +18,7 @@ import onnxfit
 from onnxfit.callbacks import Callback, CSVLogger, JSONLLogger, ModelCheckpoint, PredictionWriter
 from onnxfit.cli import arrays
 from onnxfit.errors import CheckpointError
-from onnxfit.files import json_float, remove_leftovers, write_atomically
+from onnxfit.files import json_float, remove_leftovers, write_atomically, write_folder
 from onnxfit.graph import tensors
 from tests.models import linear
 
@@ -184,3 +184,43 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
         write_atomically(tmp_path / "pipe", lambda file: file.write(b"new"))
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("broken", range(8))
+def test_a_folder_has_all_new_files_or_all_old_ones(
+    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = {"a": b"1", "b": b"2", "stale": b"3", "mine": b"4"}
+    write_folder(tmp_path, old)
+    replace, calls = os.replace, iter(range(99))
+
+    def failing(source: object, target: object) -> None:
+        if next(calls) == broken:
+            raise OSError("the disk is broken")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(CheckpointError, match="disk is broken"):
+        write_folder(tmp_path, {"a": b"5", "b": b"6", "new": b"7"}, stale=["a", "stale", "absent"])
+    assert _contents(tmp_path) == old
+
+
+def test_a_folder_loses_stale_files_and_keeps_others(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"a": b"1", "stale": b"3", "mine": b"4"})
+    write_folder(tmp_path, {"a": b"5", "new": b"7"}, stale=["a", "stale", "absent"])
+    assert _contents(tmp_path) == {"a": b"5", "new": b"7", "mine": b"4"}
+
+
+def test_a_folder_in_the_place_of_a_file_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("mine")
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(CheckpointError, match="'b' in it is a folder"):
+        write_folder(tmp_path, {"a": b"1", "b": b"2"})
+    assert (tmp_path / "a").read_text() == "old"
+    assert (tmp_path / "b" / "mine").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

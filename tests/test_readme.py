@@ -27,6 +27,7 @@ PAGES = [
     "docs/quantization.md",
     "docs/start.md",
     "docs/tensorboard.md",
+    "docs/training-folder.md",
     "docs/troubleshooting.md",
 ]
 EXPORTS = ["docs/start.md"]  # pages that export a network from torch

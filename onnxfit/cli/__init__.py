@@ -32,6 +32,7 @@ COMMAND_ORDER = (
     "evaluate",
     "predict",
     "export",
+    "export-training",
     "inspect",
     "untie",
     "tie",

@@ -18,7 +18,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +30,7 @@ import safetensors
 
 from onnxfit.callbacks.history import History
 from onnxfit.distributed.world import ALONE, World
-from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.errors import CheckpointError
 from onnxfit.files import (
     CHECKPOINT_ENTRY,
     FIGURE,
@@ -57,24 +57,17 @@ from onnxfit.graph.tensors import (
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
 from onnxfit.quantization.settings import Quantization
-from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
 from onnxfit.training.forms import trainable_form
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
+from onnxfit.training.setting_values import decode_setting, encode_setting
 from onnxfit.training.state import COUNTER_TYPES
 
 FORMAT = 2  # the newest; a checkpoint is written in the oldest that can hold it
 MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
-REGISTRIES = tuple(
-    f"onnxfit.{name}"
-    for name in (
-        "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
-        "adapters.lora",
-    )
-)  # fmt: skip
 DAMAGE = (  # the errors of readers that meet damaged bytes
     zipfile.BadZipFile, safetensors.SafetensorError, google.protobuf.message.DecodeError,
     struct.error, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError,
@@ -157,7 +150,7 @@ class Snapshot:
         self._model = model.SerializeToString()
         info = {
             "format": 2 if masters else 1,
-            "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
+            "settings": {name: encode_setting(value) for name, value in contents.settings.items()},
             "weights": list(own),
             "masters": self._without_arrays(masters),
             "slots": self._without_arrays(contents.state["slots"]),
@@ -246,7 +239,7 @@ def load(
     try:
         _check_description(info, name)
         saved = {
-            key: _decode_setting(key, value, name)
+            key: decode_setting(key, value, name)
             for key, value in info["settings"].items()
             if key not in settings
         }
@@ -376,51 +369,6 @@ def _in_folder(path: Path) -> Path:
     raise CheckpointError(
         f"A folder to load from has one checkpoint, called *{SUFFIX}; {str(path)!r} {content}."
     )
-
-
-def _encode_setting(value: Any) -> Any:
-    """Return a constructor's argument as JSON; an object that is not onnxfit's leaves its name."""
-    if isinstance(value, Mapping):
-        return {str(k): _encode_setting(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_encode_setting(v) for v in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if is_dataclass(value) and type(value).__module__ in REGISTRIES:
-        try:
-            config = to_config(value)
-            json.dumps(config)
-            return {"onnxfit:class": config}
-        except TypeError:
-            pass  # a setting of it is a function
-    return {"onnxfit:custom": getattr(value, "__name__", type(value).__name__)}
-
-
-def _decode_setting(setting: str, value: Any, path: str) -> Any:
-    if isinstance(value, list):
-        return [_decode_setting(setting, v, path) for v in value]
-    if isinstance(value, dict):
-        if set(value) == {"onnxfit:custom"}:
-            raise CheckpointError(
-                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a"
-                f" checkpoint holds no code: Trainer.load(path, {setting}=...)."
-            )
-        if set(value) == {"onnxfit:class"}:
-            try:
-                found = from_config(value["onnxfit:class"], *REGISTRIES)
-            except (SettingError, TypeError) as error:
-                raise CheckpointError(
-                    f"{path!r} asks for a {setting} that this onnxfit does not know: {error}"
-                ) from None
-            if isinstance(found, Quantization) and found != found.without_files():
-                raise CheckpointError(
-                    f"{path!r} is not a checkpoint that onnxfit wrote: it names a file to read."
-                )
-            return found
-        return {k: _decode_setting(setting, v, path) for k, v in value.items()}
-    return value
 
 
 def _with_arrays(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:

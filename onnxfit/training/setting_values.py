@@ -1,0 +1,74 @@
+"""The arguments of `Trainer` as JSON: numbers, texts, and objects of the registries by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.quantization.settings import Quantization
+from onnxfit.registry import from_config, to_config
+
+REGISTRIES = tuple(
+    f"onnxfit.{name}"
+    for name in (
+        "losses", "penalties", "metrics", "optimizers", "schedules", "quantization.settings",
+        "adapters.lora",
+    )
+)  # fmt: skip
+
+
+def encode_setting(value: Any) -> Any:
+    """Return a constructor's argument as JSON; an object that is not onnxfit's leaves its name."""
+    if isinstance(value, Mapping):
+        return {str(k): encode_setting(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode_setting(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if is_dataclass(value) and type(value).__module__ in REGISTRIES:
+        try:
+            config = to_config(value)
+            json.dumps(config)
+            return {"onnxfit:class": config}
+        except TypeError:
+            pass  # a setting of it is a function
+    return {"onnxfit:custom": getattr(value, "__name__", type(value).__name__)}
+
+
+def decode_setting(setting: str, value: Any, path: str) -> Any:
+    """Return the argument that `encode_setting` wrote as `value`.
+
+    - `setting`: the name of the argument.
+    - `path`: the file that has the value, for messages.
+
+    CheckpointError for an object of the user's own, and for one that this onnxfit does not know.
+    """
+    if isinstance(value, list):
+        return [decode_setting(setting, v, path) for v in value]
+    if isinstance(value, dict):
+        if set(value) == {"onnxfit:custom"}:
+            raise CheckpointError(
+                f"{path!r} was trained with your own {setting} {value['onnxfit:custom']!r}, and a"
+                f" checkpoint holds no code: Trainer.load(path, {setting}=...)."
+            )
+        if set(value) == {"onnxfit:class"}:
+            try:
+                found = from_config(value["onnxfit:class"], *REGISTRIES)
+            except (SettingError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path!r} asks for a {setting} that this onnxfit does not know: {error}"
+                ) from None
+            if isinstance(found, Quantization) and found != found.without_files():
+                raise CheckpointError(
+                    f"{path!r} is not a checkpoint that onnxfit wrote: it names a file to read."
+                )
+            return found
+        return {k: decode_setting(setting, v, path) for k, v in value.items()}
+    return value

@@ -1,0 +1,220 @@
+"""The contents of a manifest, from the recipe of a trainer and the graphs of a folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxfit.files import json_float
+from onnxfit.graph import names
+from onnxfit.step.recipe import Recipe
+from onnxfit.training.setting_values import encode_setting
+from onnxfit.training_folder.manifest import SCALARS
+from onnxfit.training_folder.message import files_of_constants, places_of_initializers
+from onnxfit.training_folder.tensors import StateEntry
+
+Json = dict[str, Any]
+ROLES = {
+    names.LEARNING_RATE: "learning_rate",
+    names.STEP: "step",
+    names.SEED: "seed",
+    names.SAMPLE_WEIGHT: "sample_weight",
+    names.TOTAL: "loss",
+    names.PENALTY: "penalty",
+}
+
+
+# ---------------------------------------------------------------------- graphs and tensors
+
+
+def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto) -> Json:
+    """Return the entry of a graph: its file, and its inputs and outputs with their roles."""
+    inputs, outputs = _input_roles(recipe), _output_roles(recipe)
+    values = {True: model.graph.input, False: model.graph.output}
+    other = "scalar" if name == SCALARS else "prediction"
+    return {
+        "file": file,
+        "external": files_of_constants(model),
+        "inputs": [
+            {**_described_value(v), **inputs.get(v.name, _role("scalar"))} for v in values[True]
+        ],
+        "outputs": [
+            {**_described_value(v), **outputs.get(v.name, _role(other))} for v in values[False]
+        ],
+    }
+
+
+def _role(role: str, of: str | None = None) -> Json:
+    return {"role": role} if of is None else {"role": role, "of": of}
+
+
+def _input_roles(recipe: Recipe) -> dict[str, Json]:
+    roles = {name: _role(role) for name, role in ROLES.items()}
+    roles |= {name: _role("state") for name in _state_names(recipe)}
+    roles |= {spec.name: _role("x") for spec in recipe.inputs}
+    roles |= {names.target(output): _role("y", output) for output in recipe.objectives}
+    return roles
+
+
+def _output_roles(recipe: Recipe) -> dict[str, Json]:
+    roles = {name: _role(role) for name, role in ROLES.items()}
+    roles |= {names.updated(name): _role("state", name) for name in _state_names(recipe)}
+    for output in recipe.objectives:
+        roles[names.output_loss(output)] = _role("output_loss", output)
+        roles[names.count(output)] = _role("count", output)
+    return roles
+
+
+def _state_names(recipe: Recipe) -> list[str]:
+    slots = [names.slot(weight, slot) for weight, own in recipe.slots.items() for slot in own]
+    return [*recipe.state, *slots]
+
+
+def _described_value(value: onnx.ValueInfoProto) -> Json:
+    """Return name, type and shape of an input or output of a graph."""
+    tensor = value.type.tensor_type
+    shape = None
+    if tensor.HasField("shape"):
+        shape = [
+            d.dim_value if d.HasField("dim_value") else d.dim_param or None
+            for d in tensor.shape.dim
+        ]
+    return {"name": value.name, "type": _type_name(tensor.elem_type), "shape": shape}
+
+
+def _type_name(element_type: int) -> str:
+    return str(ir.DataType(element_type).numpy())
+
+
+def described_state(entries: Sequence[StateEntry], outputs: Collection[str]) -> list[Json]:
+    """Return the entries of the state; `outputs` are those of the training step."""
+    described = []
+    for entry in entries:
+        output = names.updated(entry.name)
+        described.append(
+            {
+                **_described_entry(entry),
+                "kind": entry.kind,
+                "of": entry.of,
+                "output": output if output in outputs else None,
+            }
+        )
+    return described
+
+
+def _described_entry(entry: StateEntry) -> Json:
+    return {"name": entry.name, "type": entry.dtype, "shape": list(entry.shape)}
+
+
+def described_model(file: str, data: bytes, tensors: Mapping[str, StateEntry]) -> Json:
+    """Return the places of the trained tensors in the bytes of the deployable model."""
+    places = places_of_initializers(data)
+    described = []
+    for name, entry in tensors.items():
+        place = places[name]
+        described.append(
+            {
+                **_described_entry(entry),
+                "name": name,
+                "state": entry.name,
+                "offset": place.offset,
+                "bytes": place.size,
+                "transposed": False,
+            }
+        )
+    return {"file": file, "tensors": described}
+
+
+def source_hash(model: onnx.ModelProto, trained: Sequence[str]) -> str:
+    """Return the SHA-256 of a model without the numbers of its trained tensors."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        if tensor.name in trained:
+            tensor.ClearField("raw_data")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+# ---------------------------------------------------------------------- losses and metrics
+
+
+def described_losses(recipe: Recipe, outputs: Collection[str]) -> list[Json]:
+    """Return how the loss of each output combines into that of an epoch.
+
+    - `outputs`: those of the training step or of the evaluation.
+    """
+    if not recipe.objectives:
+        own = {"output": None, "name": None, "settings": None, "value": names.TOTAL}
+        return [{**own, "weight": 1.0, "count": None, "reduction": "mean"}]
+    several = len(recipe.objectives) > 1
+    described = []
+    for output, objective in recipe.objectives.items():
+        count = names.count(output)
+        described.append(
+            {
+                "output": output,
+                **described_object(objective.loss),
+                "value": names.output_loss(output) if several else names.TOTAL,
+                "weight": float(objective.weight) if several else 1.0,
+                "count": count if count in outputs else None,
+                "reduction": objective.loss.reduction,
+            }
+        )
+    return described
+
+
+def described_metrics(recipe: Recipe) -> list[Json]:
+    """Return the metrics, none of which a graph computes."""
+    described = []
+    for one in recipe.metrics:
+        metric = described_object(one.metric)
+        described.append(
+            {
+                "name": one.name,
+                "output": one.output,
+                "metric": metric["name"],
+                "settings": metric["settings"],
+            }
+        )
+    return described
+
+
+def described_object(value: Any) -> Json:
+    """Return the class and the settings of an object of a registry; None for those of others."""
+    encoded = encode_setting(value)
+    config = encoded.get("onnxfit:class") if isinstance(encoded, dict) else None
+    if config is None:
+        return {"name": getattr(value, "__name__", type(value).__name__), "settings": None}
+    return {"name": config["name"], "settings": with_finite_floats(config.get("settings", {}))}
+
+
+# ---------------------------------------------------------------------- numbers that JSON lacks
+
+FLOAT = "onnxfit:float"
+
+
+def with_finite_floats(value: Any) -> Any:
+    """Return JSON in which an object with a text stands for each infinite number or NaN."""
+    if isinstance(value, dict):
+        return {key: with_finite_floats(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_finite_floats(entry) for entry in value]
+    if isinstance(value, float):
+        number = json_float(value)
+        return {FLOAT: number} if isinstance(number, str) else number
+    return value
+
+
+def with_all_floats(value: Any) -> Any:
+    """Return the JSON that `with_finite_floats` was given."""
+    if isinstance(value, list):
+        return [with_all_floats(entry) for entry in value]
+    if isinstance(value, dict):
+        if set(value) == {FLOAT}:
+            return float(value[FLOAT])
+        return {key: with_all_floats(entry) for key, entry in value.items()}
+    return value

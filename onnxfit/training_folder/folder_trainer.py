@@ -1,0 +1,230 @@
+"""A trainer in a folder that needs no Python: `export_training` and `import_state`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnxfit.data.order import checked_batch_size
+from onnxfit.errors import SettingError, UnknownNameError, listed_names
+from onnxfit.files import require_path, write_folder
+from onnxfit.graph import names
+from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.registry import check_arguments
+from onnxfit.training.position import PendingFit
+from onnxfit.training.saved import SavedTrainer
+from onnxfit.training.setting_values import encode_setting
+from onnxfit.training_folder import description
+from onnxfit.training_folder.manifest import (
+    EVALUATE,
+    FORMAT,
+    GRAPHS,
+    MANIFEST,
+    MODEL,
+    SCALARS,
+    STATE,
+    TRAIN,
+    VERSION,
+    earlier_graphs,
+    graph_file,
+)
+from onnxfit.training_folder.message import refer_to_constants
+from onnxfit.training_folder.step_graphs import TARGETS, step_graphs
+from onnxfit.training_folder.tensors import (
+    StateEntry,
+    read_state,
+    serialized,
+    state_arrays,
+    state_entries,
+)
+
+
+class FolderTrainer(SavedTrainer):
+    """Writes a whole training for hosts without Python, and reads the state that they return."""
+
+    @check_arguments
+    def export_training(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        batch_size: int | None = None,
+        target: str = "onnxruntime",
+        include: Sequence[str] = GRAPHS,
+        sample_weight: bool = False,
+    ) -> Path:
+        """Write a folder with which any program that runs ONNX trains; return the folder.
+
+        The folder has train.onnx, evaluate.onnx and predict.onnx, the deployable model.onnx,
+        state.safetensors and manifest.json: the page "The training folder" in docs describes them.
+        `Trainer.load(folder)` and `import_state` bring a training back. Other files in the folder
+        stay; after an error, the files of an earlier export stay as well.
+
+        - `folder`: the folder to write; it is created if it is missing.
+        - `batch_size`: rows of each batch of the training step, which is then faster. None allows
+          any number of rows.
+        - `target`: "onnxruntime" for the step as this trainer computes it, bit for bit; "web" and
+          "webgpu" for a step without float64, whose few scalars the host computes by
+          scalars.onnx. A step for "webgpu" has operators for which its provider has kernels.
+        - `include`: the graphs to write, of "train", "evaluate" and "predict".
+        - `sample_weight`: whether the losses have an input for the factor of each row's loss.
+
+        SettingError for a trainer without a loss, with `accumulate` above 1, with weights in
+        `frozen`, with adapters or integer weights, or with tensors above 2 GB. GradientError if the
+        gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of several
+        processes, only rank 0 writes.
+
+        >>> import json, onnx.parser, tempfile
+        >>> from onnxfit import Trainer
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = trainer.export_training(folder)
+        ...     manifest = json.loads((path / "manifest.json").read_text())
+        >>> [tensor["name"] for tensor in manifest["state"] if tensor["kind"] != "counter"]
+        ['slope', 'slope/m', 'slope/v']
+        """
+        from onnxfit import __version__  # late: onnxfit imports this module first
+
+        require_path(folder)
+        graphs_to_write = _checked_graphs(include)
+        if target not in TARGETS:
+            raise UnknownNameError("target", target, TARGETS)
+        rows = None if batch_size is None else checked_batch_size(batch_size)
+        self._require_exportable()
+        self._require_equal_ranks("export_training")
+        with self._backend.lock:
+            state = self.get_state()
+        if not self.is_main:
+            return Path(folder)
+        fused = self._backend.fused
+        graphs = step_graphs(self._recipe, target, graphs_to_write, rows, sample_weight, fused)
+        entries = state_entries(self._recipe, state)
+        model = self._trainable.exported(state["weights"])
+        to_inference_form(model)
+        files = {MODEL: model.SerializeToString(deterministic=True)}
+        for name, graph in graphs.items():
+            refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
+            files[graph_file(name)] = graph.SerializeToString(deterministic=True)
+        files[STATE] = serialized(state_arrays(entries, state))
+        trained = {entry.name: entry for entry in entries if entry.name in self._recipe.state}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "producer": f"onnxfit {__version__}",
+            "target": target,
+            "files": {
+                name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+                for name, data in files.items()
+            },
+            "source": {"sha256": description.source_hash(model, list(trained))},
+            **self._description(graphs, entries),
+            "model": description.described_model(MODEL, files[MODEL], trained),
+            "batch": {"rows": rows, "sample_weight": sample_weight},
+        }
+        files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
+        return write_folder(folder, files, stale=earlier_graphs(folder))
+
+    @check_arguments
+    def import_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on from the state that a host of `export_training` wrote.
+
+        The weights, the optimizer's slots, the running statistics, the counters and the learning
+        rate are those of the file; settings and history stay. The next `fit` begins a new epoch.
+
+        - `path`: the safetensors file.
+
+        CheckpointError, before anything changes, for the state of another training. SettingError
+        while `fit` runs. Of several processes, each reads the file.
+
+        >>> import onnx.parser, tempfile
+        >>> from onnxfit import Trainer
+        >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+        ...     line (float[N, 1] x) => (float[N, 1] y) <float[1, 1] slope = {2}>
+        ...     { y = MatMul(x, slope) }''')
+        >>> trainer = Trainer(model, loss="mean_squared_error", optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = trainer.export_training(folder)
+        ...     trainer.set_weights({"slope": [[3]]})
+        ...     trainer.import_state(path / "state.safetensors")
+        >>> trainer.get_weights()["slope"].item()
+        2.0
+        """
+        if self._is_fitting:
+            raise SettingError("import_state replaces the state: call it before or after fit.")
+        state = read_state(path, state_entries(self._recipe, self.get_state()))
+        self.set_state(state)
+        self._fit_state = None
+        self._pending_fit = PendingFit()
+
+    def _description(
+        self, graphs: Mapping[str, onnx.ModelProto], entries: Sequence[StateEntry]
+    ) -> dict[str, Any]:
+        """Return the parts of the manifest that describe the training."""
+        recipe = self._recipe
+        step = [graphs[name] for name in (TRAIN, SCALARS, EVALUATE) if name in graphs]
+        outputs = {value.name for graph in step for value in graph.graph.output}
+        inputs = {value.name for graph in step for value in graph.graph.input}
+        schedule = None
+        if self._learning_rate is None:
+            schedule = description.described_object(recipe.optimizer.learning_rate)
+        settings = {name: encode_setting(value) for name, value in self.settings.items()}
+        return {
+            "graphs": {
+                name: description.described_graph(recipe, name, graph_file(name), graph)
+                for name, graph in graphs.items()
+            },
+            "state": description.described_state(entries, outputs),
+            "losses": description.described_losses(recipe, outputs),
+            "penalty": names.PENALTY if names.PENALTY in outputs else None,
+            "metrics": description.described_metrics(recipe),
+            "optimizer": description.described_object(recipe.optimizer),
+            "learning_rate": {
+                "value": self.learning_rate,
+                "schedule": schedule,
+                "max": recipe.max_learning_rate,
+            },
+            "random": {"seed": self._random_seed, "draws": names.SEED in inputs},
+            "order": {"function": "lowbias32", "seed": self.seed},
+            "settings": description.with_finite_floats(settings),
+        }
+
+    def _require_exportable(self) -> None:
+        """Raise SettingError for a training that the graphs of a folder do not compute."""
+        problem = None
+        if not self._recipe.loss_outputs:
+            problem = "has no loss: name one, Trainer(..., loss='mean_squared_error')"
+        elif self._backend.can_accumulate:
+            problem = "accumulates gradients: build it with accumulate=1, and take larger batches"
+        elif self.frozen:
+            problem = (
+                f"has frozen tensors ({listed_names(self.frozen)}): leave them out of weights="
+            )
+        elif type(self._trainable).to_file is not TrainableModel.to_file:
+            problem = (
+                "trains adapters, or floats in the place of integers, and a host cannot write these"
+                " into the model: train the float model without adapters"
+            )
+        elif self._recipe.large:
+            problem = "has more than 2 GB of tensors, which one ONNX file cannot hold"
+        if problem is not None:
+            raise SettingError(f"export_training: this trainer {problem}.")
+
+
+def _checked_graphs(include: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of graphs, in their order. Raises UnknownNameError or SettingError."""
+    wanted = [include] if isinstance(include, str) else list(include)
+    for name in wanted:
+        if name not in GRAPHS:
+            raise UnknownNameError("graph", name, GRAPHS)
+    if not wanted:
+        raise SettingError(f"include names at least one of {', '.join(GRAPHS)}, got none.")
+    return tuple(name for name in GRAPHS if name in wanted)

@@ -1,0 +1,123 @@
+"""The places of tensors in the bytes of a model.
+
+A host that knows them writes trained weights into a copy of the file, without a library for
+protobuf. The functions read the wire format of protobuf
+(https://protobuf.dev/programming-guides/encoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from onnxfit.graph.tensors import MAX_INLINE_BYTES, refer
+
+# the numbers of the fields of ONNX's messages, which never change
+GRAPH = 7  # of ModelProto
+INITIALIZER = 5  # of GraphProto
+TENSOR_NAME, RAW_DATA = 8, 9  # of TensorProto
+# the wire types of protobuf
+VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes of a file: the first one, and their number."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the range."""
+        return self.offset + self.size
+
+
+def places_of_initializers(model: bytes) -> dict[str, ByteRange]:
+    """Return initializer -> the place of its `raw_data` in a serialized model.
+
+    Initializers that keep their elements in another field are left out.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     line (float[N, 1] x) => (float[N, 1] y) { y = MatMul(x, w) }''')
+    >>> w = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1, 1], b"abcd", raw=True)
+    >>> model.graph.initializer.extend([w])
+    >>> data = model.SerializeToString()
+    >>> place = places_of_initializers(data)["w"]
+    >>> data[place.offset : place.end]
+    b'abcd'
+    """
+    places = {}
+    for graph in _fields(model, ByteRange(0, len(model)), GRAPH):
+        for tensor in _fields(model, graph, INITIALIZER):
+            for name in _fields(model, tensor, TENSOR_NAME):
+                for data in _fields(model, tensor, RAW_DATA):
+                    places[model[name.offset : name.end].decode()] = data
+    return places
+
+
+def refer_to_constants(
+    graph: onnx.ModelProto, file: str, data: bytes, changing: Collection[str]
+) -> None:
+    """Let a graph read its larger constants from the model that holds the same bytes, in place.
+
+    A folder then has the weights of a frozen backbone once, and not in each graph. They stay
+    constants, for which onnxruntime has its fastest kernels.
+
+    - `graph`: the graph.
+    - `file`: the name of the file beside the graph.
+    - `data`: the contents of the file, a serialized model.
+    - `changing`: initializers of the model into whose places a host may write other numbers.
+    """
+    places = {
+        data[place.offset : place.end]: place
+        for name, place in places_of_initializers(data).items()
+        if place.size > MAX_INLINE_BYTES and name not in changing
+    }
+    for tensor in graph.graph.initializer:
+        place = places.get(tensor.raw_data)
+        if place is not None:
+            refer(tensor, file, place.offset, place.size)
+            tensor.ClearField("raw_data")
+
+
+def files_of_constants(graph: onnx.ModelProto) -> list[str]:
+    """Return the names of the files from which a graph reads constants."""
+    locations = {
+        entry.value
+        for tensor in graph.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return sorted(locations)
+
+
+def _fields(data: bytes, message: ByteRange, number: int) -> Iterator[ByteRange]:
+    """Yield the places of the fields of a number in a message, where they have a length."""
+    position = message.offset
+    while position < message.end:
+        key, position = _varint(data, position)
+        kind = key & 7
+        size = {EIGHT_BYTES: 8, FOUR_BYTES: 4}.get(kind, 0)
+        if kind == VARINT:
+            _, position = _varint(data, position)
+        elif kind == LENGTH_DELIMITED:
+            size, position = _varint(data, position)
+            if key >> 3 == number:
+                yield ByteRange(position, size)
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at a position, seven bits in each byte, and the position behind it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7

@@ -1,0 +1,171 @@
+"""The graphs of a training folder, for the host that runs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxfit.errors import GradientError, SettingError, listed_names
+from onnxfit.graph import names
+from onnxfit.graph.model import spec_of
+from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.finish import finish
+from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
+from onnxfit.step.host_scalars import cut_host_scalars
+from onnxfit.step.recipe import Batch, Recipe
+from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
+from onnxfit.training_folder.manifest import EVALUATE, PREDICT, SCALARS, TRAIN
+
+# Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
+DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
+TARGETS = tuple(DEVICES)
+
+
+def step_graphs(
+    recipe: Recipe,
+    target: str,
+    include: Collection[str],
+    rows: int | None,
+    sample_weight: bool,
+    fused: FusedWeights,
+) -> dict[str, onnx.ModelProto]:
+    """Return the graphs of a folder by name.
+
+    - `target`: "onnxruntime" for the step of the trainer; for "web" and "webgpu", a host computes
+      the numbers that depend on learning rate, step and seed alone. Operators of "webgpu" have the
+      forms for which there are kernels.
+    - `include`: the names of the graphs.
+    - `fused`: the weights that the step of the trainer updates as one tensor.
+    - `rows`: the rows of a batch in the training step; None for any number.
+    - `sample_weight`: whether the losses have factors, an input with one for each row.
+
+    Raises GradientError if the gradient needs the number of rows, SettingError for other sizes that
+    are missing.
+    """
+    graphs: dict[str, onnx.ModelProto] = {}
+    device = DEVICES[target]
+    if device is not None:
+        recipe = recipe.for_device(device)
+        fused = NO_FUSED_WEIGHTS  # WebGPU bounds the number of tensors that one kernel joins
+    any_rows = batch_specs(recipe, None, sample_weight)
+    if TRAIN in include:
+        batch = any_rows if rows is None else batch_specs(recipe, rows, sample_weight)
+        try:
+            step = compact_train_graph(recipe, batch, fused)
+        except GradientError as error:
+            if rows is not None:
+                raise
+            raise GradientError(
+                f"{error}\nThere is no training step for any size of batch. Give the number of"
+                " rows: export_training(folder, batch_size=...)."
+            ) from None
+        step, scalars = _divide_fused(step, recipe, fused), None
+        if device is not None:
+            step, scalars = cut_host_scalars(step)
+        graphs[TRAIN] = step
+        if scalars is not None:
+            graphs[SCALARS] = scalars
+    if EVALUATE in include:
+        graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
+    if PREDICT in include:
+        graphs[PREDICT] = predict_graph(recipe, any_rows)
+    return graphs
+
+
+def _divide_fused(step: onnx.ModelProto, recipe: Recipe, fused: FusedWeights) -> onnx.ModelProto:
+    """Return a step that joins and divides fused tensors itself, so that no host knows of them.
+
+    The step updates the same tensors as that of the trainer. An update of each weight by itself
+    could differ in the last bit: older versions of onnxruntime round a square root differently in
+    the rest of a tensor that does not fill a vector register.
+    """
+    if not fused:
+        return step
+    op = GraphBuilder(ir.from_proto(step).graph)
+    for name, weights in fused.items():
+        _divide(op, name, {weight: _spec(recipe, weight) for weight in weights})
+        for slot in recipe.slots[weights[0]]:
+            slots = {names.slot(weight, slot): _spec(recipe, weight) for weight in weights}
+            _divide(op, names.slot(name, slot), slots)
+    return finish(op)
+
+
+def _spec(recipe: Recipe, weight: str) -> TensorSpec:
+    return spec_of(recipe.model.graph.initializers[weight])
+
+
+def _divide(op: GraphBuilder, name: str, members: Mapping[str, TensorSpec]) -> None:
+    """Replace a fused tensor, in place, by its members as inputs and outputs."""
+    inputs = {value.name: value for value in op.graph.inputs}
+    outputs = {value.name: value for value in op.graph.outputs}
+    sizes, flat = [], []
+    for member, spec in members.items():
+        assert spec.shape is not None  # weights have known sizes
+        if member in inputs:
+            value = op.wrap(inputs[member])
+        else:
+            value = op.input(member, spec.dtype, spec.shape)
+        flat.append(op.Reshape(value, [-1]))
+        sizes.append(math.prod(size for size in spec.shape if isinstance(size, int)))
+    joined = inputs[name]
+    op.move_uses(op.wrap(joined), op.Concat(*flat, axis=0))
+    op.graph.inputs.remove(joined)
+    result = outputs[names.updated(name)]
+    op.graph.outputs.remove(result)
+    parts = op.Split(op.wrap(result), op.constant(sizes), axis=0, _outputs=len(sizes))
+    for part, (member, spec) in zip(parts, members.items()):
+        shape = [size for size in spec.shape or () if isinstance(size, int)]
+        op.output(names.updated(member), op.Reshape(part, np.array(shape, np.int64)))
+
+
+def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
+    """Return the specs of a batch of so many rows, or of any number."""
+    batch = dict(recipe.declared_batch)
+    if sample_weight:
+        first = [_first(spec.shape) for spec in recipe.inputs if spec.shape]
+        shape = (first[0] or "batch",) if first else ("batch",)
+        batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), shape)
+    if rows is None:
+        return batch
+    symbols = {_first(spec.shape) for spec in recipe.inputs}
+    sizes = {symbol: rows for symbol in symbols if isinstance(symbol, str)}
+    fixed = {name: _with_sizes(spec, sizes, rows) for name, spec in batch.items()}
+    _require_sizes(recipe, fixed, rows)
+    return fixed
+
+
+def _first(shape: tuple[Dim, ...] | None) -> Dim:
+    return shape[0] if shape else None
+
+
+def _with_sizes(spec: TensorSpec, sizes: Mapping[str, int], rows: int) -> TensorSpec:
+    """Return the spec with numbers for the names in `sizes`, and `rows` for an open first size."""
+    if not spec.shape:
+        return spec
+    shape = [sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape]
+    if not isinstance(shape[0], int):
+        shape[0] = rows
+    return TensorSpec(spec.name, spec.dtype, tuple(shape))
+
+
+def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
+    """Raise SettingError if an input of the model has another number of rows, or open sizes."""
+    for name in [spec.name for spec in recipe.inputs]:
+        spec = batch[name]
+        if spec.shape and spec.shape[0] != rows:
+            raise SettingError(
+                f"batch_size={rows} is not the model's: input {spec} has another batch dimension."
+                " onnxfit.dynamic_batch(model) makes it a name."
+            )
+        open_sizes = [size for size in spec.shape or (None,) if not isinstance(size, int)]
+        if spec.shape != () and open_sizes:
+            raise SettingError(
+                f"batch_size={rows} fixes the rows alone, and input {spec} has other sizes that are"
+                f" no numbers ({listed_names(open_sizes)}): leave batch_size out, or export the"
+                " model with these sizes."
+            )
