@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 from onnx import numpy_helper
 
-from onnxfit.adapters.branches import Adapter, Array, with_branches
+from onnxfit.adapters.adapter import Adapter, Array
+from onnxfit.adapters.branches import with_branches
 from onnxfit.adapters.layers import adaptable_weights
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
-from onnxfit.graph.model import inline_functions, with_tensors
+from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import name_list, shortened
 
@@ -33,7 +35,7 @@ class AdaptedModel(TrainableModel):
 
     def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str]:
         """Return the names of all matrices of the adapters, and `patterns`."""
-        own = [name for adapter in self.adapters for name in (adapter.a, adapter.b)]
+        own = [name for adapter in self.adapters for name in adapter.names]
         others = [] if patterns is None else name_list("weights", patterns)
         if others and all(pattern.startswith("!") for pattern in others):
             raise SettingError(
@@ -49,9 +51,9 @@ class AdaptedModel(TrainableModel):
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
-                a, b = rest.pop(adapter.a), rest.pop(adapter.b)
+                own = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                merged[name] = adapter.added(numpy_helper.to_array(tensors[name]), a, b)
+                merged[name] = adapter.merged(numpy_helper.to_array(tensors[name]), own)
         return super().to_file({**rest, **merged})
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
@@ -72,17 +74,34 @@ class AdaptedModel(TrainableModel):
             model = inline_functions(model)
             weights = {weight.name: weight for weight in adaptable_weights(model)}
             kept = [replace(one, weight=weights[one.weight.name]) for one in packed]
-            matrices = [(arrays[one.a], arrays[one.b]) for one in packed]
-            model = with_branches(model, kept, matrices, dropout=False)
+            model = with_branches(model, kept, arrays, dropout=False)
         return with_tensors(model, self.to_file(arrays))
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
         """Return module -> the matrices of its adapter, for a file of adapters."""
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         return {
-            one.weight.module: one.saved(arrays[one.a], arrays[one.b], tensors[one.weight.name])
-            for one in self.adapters
+            one.weight.module: one.saved(arrays, tensors[one.weight.name]) for one in self.adapters
         }
+
+    @property
+    def constants(self) -> Mapping[str, Sequence[Array]]:
+        """Module -> the first A and B, where the frozen weight is without their product."""
+        return {one.weight.module: one.start_in_peft for one in self.adapters if one.start}
+
+    def require_constants(self, constants: Mapping[str, Sequence[Array]]) -> None:
+        """Raise SettingError unless adapters began beside the same frozen weights.
+
+        Singular vectors may have another sign, and their product another rounding, on another
+        machine.
+        """
+        for one in self.adapters:
+            if one.start and not one.began_as(constants.get(one.weight.module, ())):
+                raise SettingError(
+                    f"The adapter of {one.weight.module!r} began with another part of the weight"
+                    " than that of this checkpoint, by init='pissa': load the checkpoint by"
+                    " Trainer.load(path), which begins with the same."
+                )
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise SettingError for a weight that is trained besides having an adapter."""
@@ -119,13 +138,36 @@ def adapt(
     _require_opset(base)
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)
-    arrays = [adapter.first(seed) for adapter in matched]
+    tensors = {tensor.name: tensor for tensor in base.graph.initializer}
+    begun = [adapter.begun(seed, tensors[adapter.weight.name]) for adapter in matched]
+    chosen = [adapter for adapter, _ in begun]
+    arrays = {name: array for _, first in begun for name, array in first.items()}
     _warn_of_other_bases(base, matched)
     return AdaptedModel(
         file=trainable.file,
-        model=with_branches(base, matched, arrays, dropout=True),
-        adapters=tuple(matched),
+        model=with_branches(_frozen(base, chosen), chosen, arrays, dropout=True),
+        adapters=tuple(chosen),
     )
+
+
+def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelProto:
+    """Return the model with the weights that stay frozen beside the adapters."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    residuals = {
+        one.weight.name: one.residual(numpy_helper.to_array(tensors[one.weight.name]))
+        for one in adapters
+        if one.start is not None
+    }
+    return with_tensors(model, as_tensors(residuals)) if residuals else model
+
+
+def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> Any:
+    """Return the `adapters` of Trainer so that they begin with the `constants` of a model."""
+    if isinstance(adapters, (list, tuple)):
+        return [with_constants(one, constants) for one in adapters]
+    if isinstance(adapters, LoRA) and adapters.init == "pissa" and adapters.matrices is None:
+        return adapters.beginning_with(constants)
+    return adapters
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:
@@ -163,7 +205,7 @@ def _refuse_taken_names(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> 
     taken = {tensor.name for tensor in model.graph.initializer}
     taken |= {value.name for value in model.graph.input}
     taken |= {name for node in model.graph.node for name in node.output}
-    conflicts = [name for one in adapters for name in (one.a, one.b) if name in taken]
+    conflicts = [name for one in adapters for name in one.names if name in taken]
     if conflicts:
         raise ModelError(
             f"The model has tensors called {listed_names(conflicts)}, as those of its adapters"

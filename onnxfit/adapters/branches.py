@@ -1,4 +1,4 @@
-"""The nodes of adapters beside the layers of a model, and their product added to a weight.
+"""The nodes of adapters beside the layers of a model.
 
 file       x -> MatMul(W) -> y
 training   x -> MatMul(W) ------------------------------------> Add -> y
@@ -7,157 +7,42 @@ training   x -> MatMul(W) ------------------------------------> Add -> y
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfit.adapters.layers import AdaptableWeight, Reader
-from onnxfit.adapters.lora import LoRA
-from onnxfit.adapters.peft import Matrices
+from onnxfit.adapters.adapter import Adapter, Array
+from onnxfit.adapters.layers import Reader
 from onnxfit.editing import protos
-from onnxfit.errors import SettingError
 from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS, opset_of
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
-
-Array = npt.NDArray[Any]
 
 RATIO_IS_INPUT = 12  # the first opset in which Dropout has its ratio as an input
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """Two small matrices A and B beside a weight.
-
-    - `weight`: the weight, which stays as it is.
-    - `settings`: rank, scale and dropout.
-    """
-
-    weight: AdaptableWeight
-    settings: LoRA
-
-    @property
-    def a(self) -> str:
-        """The name of A, of (inputs, rank); of a Conv (rank, channels, ...)."""
-        return f"{self.weight.name}.lora_A"
-
-    @property
-    def b(self) -> str:
-        """The name of B, of (rank, outputs); of a Conv (channels, rank, 1, ...)."""
-        return f"{self.weight.name}.lora_B"
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        """The element type of A and B: float64 beside float64, else float32."""
-        is_double = self.weight.element_type == TensorProto.DOUBLE
-        return np.dtype(np.float64 if is_double else np.float32)
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of A and B."""
-        rank, shape = self.settings.rank, self.weight.shape
-        if self.weight.kind == "conv":
-            return (rank, *shape[1:]), (shape[0], rank, *[1] * (len(shape) - 2))
-        inputs, outputs = self.weight.sides
-        return (inputs, rank), (rank, outputs)
-
-    def initial(self, seed: int) -> tuple[Array, Array]:
-        """Return the first values of A and B; one of them is zeros.
-
-        They depend on the seed and the name of the weight, not on the other adapters.
-        """
-        random = np.random.default_rng([seed % 2**64, zlib.crc32(self.weight.name.encode())])
-        a, b = (np.zeros(shape, self.dtype) for shape in self.shapes)
-        if self.weight.kind == "embedding":  # a row of A is read rarely: it can begin with zeros
-            return a, np.asarray(random.normal(size=b.shape), self.dtype)
-        if self.settings.init == "gaussian":
-            std = 1 / self.settings.rank
-            return np.asarray(random.normal(0, std, a.shape), self.dtype), b
-        bound = 1 / np.sqrt(self.weight.sides[0])
-        return np.asarray(random.uniform(-bound, bound, a.shape), self.dtype), b
-
-    def first(self, seed: int) -> tuple[Array, Array]:
-        """Return the loaded values of A and B; those of `initial` where none are.
-
-        Raises SettingError for matrices of another shape.
-        """
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
-        if loaded is None:
-            return self.initial(seed)
-        a, b = (np.asarray(array, self.dtype) for array in (loaded.a, loaded.b))
-        if self.weight.kind != "conv":
-            a, b = a.T, b.T
-        if (a.shape, b.shape) != self.shapes:
-            raise SettingError(
-                f"The loaded adapter of {self.weight.module!r} has matrices of {a.shape} and"
-                f" {b.shape}, and {self.weight.name!r} needs {self.shapes[0]} and"
-                f" {self.shapes[1]}: it was trained beside another model."
-            )
-        return a, b
-
-    def saved(self, a: Array, b: Array, weight: TensorProto) -> Matrices:
-        """Return A and B as PEFT stores them."""
-        if self.weight.kind != "conv":
-            a, b = a.T, b.T
-        return Matrices(
-            a=a,
-            b=b,
-            alpha=self.settings.alpha,
-            dropout=self.settings.dropout,
-            scaling=self.settings.scaling,
-            is_embedding=self.weight.kind == "embedding",
-            checksum=checksum(weight),
-        )
-
-    def is_beside(self, weight: TensorProto) -> bool:
-        """Return whether loaded matrices were trained beside this weight, as far as is known."""
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
-        known = None if loaded is None else loaded.checksum
-        return known is None or known == checksum(weight)
-
-    def added(self, weight: Array, a: Array, b: Array) -> Array:
-        """Return the weight as it is stored, plus s A B."""
-        scale = self.settings.scale
-        if self.weight.kind == "conv":
-            product = b.reshape(len(b), -1) @ a.reshape(len(a), -1)
-            product = product.reshape(weight.shape)
-        else:
-            product = a @ b
-            product = product.T if self.weight.is_flipped else product
-        return np.asarray(weight + product * product.dtype.type(scale)).astype(weight.dtype)
-
-
-def checksum(weight: TensorProto) -> int:
-    """Return a checksum of the shape and the numbers of a tensor."""
-    array = numpy_helper.to_array(weight)
-    return zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(str(array.shape).encode()))
-
-
 def with_branches(
     model: onnx.ModelProto,
     adapters: Sequence[Adapter],
-    arrays: Sequence[tuple[Array, Array]],
+    arrays: Mapping[str, Array],
     *,
     dropout: bool,
 ) -> onnx.ModelProto:
     """Return a copy of the model with the nodes and matrices of adapters.
 
-    - `arrays`: A and B of each adapter.
+    - `arrays`: the arrays of all adapters, by name.
     - `dropout`: whether the branches have the dropout of training.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = max(copy.ir_version, FIRST_IR_WITH_OWN_INITIALIZERS)
     writer = _BranchWriter(copy)
-    for adapter, (a, b) in zip(adapters, arrays):
-        copy.graph.initializer.extend(as_tensors({adapter.a: a, adapter.b: b}).values())
+    own = {name: arrays[name] for adapter in adapters for name in adapter.names}
+    copy.graph.initializer.extend(as_tensors(own).values())
     branches = [(reader, adapter) for adapter in adapters for reader in adapter.weight.readers]
     for reader, adapter in sorted(branches, key=lambda branch: branch[0].index):
         writer.write(adapter, reader, adapter.settings.dropout if dropout else 0.0)

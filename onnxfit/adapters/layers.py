@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
@@ -21,6 +22,8 @@ from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.graph.weights import FOLDED_FROM, NO_PARAMETER
+
+Array = npt.NDArray[Any]
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
@@ -98,6 +101,18 @@ class AdaptableWeight:
             return math.prod(self.shape[1:]), self.shape[0]
         rows, columns = self.shape
         return (columns, rows) if self.is_flipped else (rows, columns)
+
+    def as_matrix(self, stored: Array) -> Array:
+        """Return a weight of this shape as a matrix of (inputs, outputs)."""
+        if self.kind == "conv":
+            return stored.reshape(len(stored), -1).T
+        return stored.T if self.is_flipped else stored
+
+    def as_stored(self, matrix: Array) -> Array:
+        """Return a matrix of (inputs, outputs) in the shape of the weight."""
+        if self.kind == "conv":
+            return matrix.T.reshape(self.shape)
+        return matrix.T if self.is_flipped else matrix
 
 
 @dataclass

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from onnxfit.adapters.peft import Matrices, read_adapters
 from onnxfit.errors import CheckpointError, SettingError
@@ -14,7 +15,7 @@ from onnxfit.registry import ChecksArguments, check_arguments, check_number, nam
 __all__ = ["LoRA"]
 
 SCALINGS = ("alpha/r", "alpha/sqrt(r)")
-INITIALIZERS = ("kaiming", "gaussian")
+INITIALIZERS = ("kaiming", "gaussian", "pissa")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,12 @@ class LoRA(ChecksArguments):
     - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which the updates do
       not become smaller with the rank (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
     - `init`: the first values of $A$: "kaiming", uniform in $\pm 1 / \sqrt{\text{inputs}}$, or
-      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1.
+      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1. "pissa": $s A
+      B$ is the best approximation of $W$ of this rank, from the singular value decomposition, and
+      $W - s A B$ is frozen (Meng et al. 2024, arXiv:2404.02948). The model computes at first what
+      the file does, within rounding, and learns faster, as $A$ and $B$ begin with the largest parts
+      of $W$. Weights of 4 bits have no other. A large weight takes time: one of 4096 x 4096 about
+      a minute.
     - `matrices`: module -> the first values of $A$ and $B$, as `LoRA.load` reads them; None for
       those of `init`. Checkpoints do not hold it.
 
@@ -70,7 +76,7 @@ class LoRA(ChecksArguments):
         for name, known in (("scaling", SCALINGS), ("init", INITIALIZERS)):
             if getattr(self, name) not in known:
                 raise SettingError(
-                    f"{name} of LoRA is {' or '.join(map(repr, known))}, got"
+                    f"{name} of LoRA is one of {', '.join(map(repr, known))}, got"
                     f" {shortened(getattr(self, name))}."
                 )
 
@@ -111,6 +117,12 @@ class LoRA(ChecksArguments):
     def without_matrices(self) -> LoRA:
         """Return the settings that a checkpoint holds."""
         return replace(self, matrices=None)
+
+    def beginning_with(self, start: Mapping[str, Sequence[Any]]) -> LoRA:
+        """Return the same settings with matrices; `start` is module -> A and B as in PEFT."""
+        settings = self.alpha, self.dropout, self.scaling
+        matrices = {module: Matrices(a, b, *settings) for module, (a, b) in start.items()}
+        return replace(self, matrices=matrices)
 
     @property
     def scale(self) -> float:

@@ -53,7 +53,15 @@ CONFIG_TYPES = {
     "use_dora": FLAG,
     "alpha_pattern": optional(MAPPING),
 }
-DEFAULTS = {"lora_dropout": 0.0, "use_rslora": False, "use_dora": False, "alpha_pattern": None}
+DEFAULTS = {
+    "lora_dropout": 0.0,
+    "use_rslora": False,
+    "use_dora": False,
+    "alpha_pattern": None,
+    "init_lora_weights": True,
+}
+# the beginnings of PEFT's init_lora_weights with which it replaces the weight of the model
+CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +194,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config["peft_type"] != "LORA" or config["use_dora"]:
         kind = "DoRA" if config["peft_type"] == "LORA" else config["peft_type"]
         raise CheckpointError(f"{str(path)!r} describes an adapter of the kind {kind}, not LoRA.")
+    start = config["init_lora_weights"]
+    if isinstance(start, str) and start.lower().startswith(CHANGING_THE_BASE):
+        raise CheckpointError(
+            f"{str(path)!r} describes an adapter of init_lora_weights={start!r}, which stands"
+            " beside another weight than the model's. Save it in PEFT as one of the model's weight,"
+            " by save_pretrained(folder, path_initial_model_for_weight_conversion=...)."
+        )
     return dict(config)
 
 

@@ -61,6 +61,14 @@ class TrainableModel:
         """The initializers that `to_training_form` returns: a step updates them by its batch."""
         return ()
 
+    @property
+    def constants(self) -> Mapping[str, Sequence[npt.NDArray[Any]]]:
+        """Arrays that `model` was built with and a checkpoint holds, as the file lacks them."""
+        return {}
+
+    def require_constants(self, constants: Mapping[str, Sequence[npt.NDArray[Any]]]) -> None:
+        """Raise SettingError if `model` was not built with the `constants` of another form."""
+
     def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
         """Rewrite the graph of `op`, which is that of `model`, for training, in place.
 

@@ -28,6 +28,7 @@ import onnx
 import onnx_ir as ir
 import safetensors
 
+from onnxfit.adapters.adapted import with_constants
 from onnxfit.callbacks.history import History
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import CheckpointError, SettingError
@@ -87,6 +88,7 @@ FIELD_TYPES = {
     "settings": MAPPING,
     "weights": list_of(TEXT),
     "masters": MAPPING,
+    "constants": mapping_of(LIST),
     "slots": MAPPING,
     "counters": MAPPING,
     "history": MAPPING,
@@ -104,7 +106,7 @@ class Contents:
 
     `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
     a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
-    event of which the loggers have not been told yet.
+    event of which the loggers have not been told yet; `constants` are those of the trainable form.
     """
 
     model: onnx.ModelProto
@@ -116,6 +118,7 @@ class Contents:
     tracker: Mapping[str, Any]
     undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
+    constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
 
     def require_teacher(self, path: str | os.PathLike[str]) -> None:
         """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
@@ -160,6 +163,7 @@ class Snapshot:
             "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
             "weights": list(own),
             "masters": self._without_arrays(masters),
+            "constants": self._without_arrays(contents.constants),
             "slots": self._without_arrays(contents.state["slots"]),
             "counters": contents.state["counters"],
             "history": self._without_arrays(contents.history),
@@ -258,9 +262,13 @@ def load(
             "slots": _with_arrays(info["slots"], arrays),
             "counters": info["counters"],
         }
+        constants = _constants(info, arrays, name)
+        settings = {**saved, **settings}
+        if constants:
+            settings["adapters"] = with_constants(settings.get("adapters"), constants)
         return Contents(
             model=model,
-            settings={**saved, **settings},
+            settings=settings,
             state=state,
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
@@ -268,9 +276,25 @@ def load(
             tracker=_with_arrays(info["tracker"], arrays),
             undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
+            constants=constants,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
+
+
+def _constants(
+    info: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], name: str
+) -> dict[str, tuple[np.ndarray[Any, Any], ...]]:
+    """Return the `constants` of a checkpoint; CheckpointError unless they are pairs of floats."""
+    constants: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}
+    for module, entries in info["constants"].items():
+        pair = tuple(_with_arrays(entry, arrays) for entry in entries)
+        if len(pair) != 2 or not all(
+            isinstance(a, np.ndarray) and a.dtype.kind == "f" for a in pair
+        ):
+            raise CheckpointError(f"{name!r} is damaged: its adapter of {module!r} is no pair.")
+        constants[module] = pair
+    return constants
 
 
 def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO]:
@@ -324,6 +348,7 @@ def _read_archive(
 def _check_description(info: dict[str, Any], name: str) -> None:
     """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
     info.setdefault("masters", {})  # format 1 has none
+    info.setdefault("constants", {})  # nor has format 2 of earlier versions
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
         raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")

@@ -136,7 +136,7 @@ class SavedTrainer(InferenceTrainer):
             )
         self._require_equal_ranks("export_adapter")
         arrays = self.get_weights()
-        own = {name for one in form.adapters for name in (one.a, one.b)}
+        own = {name for one in form.adapters for name in one.names}
         others = [name for name in arrays if name not in own]
         if others:
             warn_user(
@@ -222,6 +222,7 @@ class SavedTrainer(InferenceTrainer):
             tracker=deepcopy(pending.tracker),
             undelivered=pending.undelivered,
             callbacks=pending.callbacks,
+            constants=self._trainable.constants,
         )
 
     def _pending_now(self) -> PendingFit:
@@ -263,6 +264,7 @@ class SavedTrainer(InferenceTrainer):
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
         with self._training, self._backend.lock:
             require_same_form(contents.state, self.get_state())
+            self._trainable.require_constants(contents.constants)
             self._set_state(contents.state)
             self._backend.keep_window_on_main()
         self._averaged_step = self.global_step

@@ -169,6 +169,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "DoRA": (with_config(use_dora=True), "of the kind DoRA"),
     "expression": (with_config(alpha_pattern={"(a+)+b": 3}), "regular expressions"),
     "alpha of a module": (with_config(alpha_pattern={"fc1": "x"}), "has alpha = 'x'"),
+    "residual": (with_config(init_lora_weights="pissa_niter_4"), "beside another weight than"),
     "other tensor": (
         with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
         "which is no matrix of LoRA",
@@ -215,13 +216,18 @@ def test_an_adapter_predicts_as_the_merged_file(trained: Trainer, folder: Path) 
     assert np.array_equal(loaded.predict(X), run(trained.export())(X))
 
 
-def test_peft_itself_loads_the_folder(trained: Trainer, folder: Path) -> None:
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+# ---------------------------------------------------------------------- PEFT itself
+
+SIZES = (4, 8, 8, 3)
+
+
+def torch_network(torch: Any) -> Any:
+    """The network of `models.mlp`, which computes what the file does."""
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for tensor in models.mlp((4, 8, 8, 3)).graph.initializer:
+            for tensor in models.mlp(SIZES).graph.initializer:
                 name, _, kind = tensor.name.partition(".")
                 array = onnx.numpy_helper.to_array(tensor)
                 if kind == "weight":
@@ -232,10 +238,46 @@ def test_peft_itself_loads_the_folder(trained: Trainer, folder: Path) -> None:
         def forward(self, x: Any) -> Any:
             return self.fc2(torch.tanh(self.fc1(torch.tanh(self.fc0(x)))))
 
-    network = peft.PeftModel.from_pretrained(Network(), folder).eval()
+    return Network()
+
+
+def predicted(torch: Any, network: Any, x: np.ndarray = X) -> np.ndarray:
     with torch.no_grad():
-        expected = network(torch.tensor(X)).numpy()
-    np.testing.assert_allclose(trained.predict(X), expected, atol=1e-5)
+        return network.eval()(torch.tensor(x)).numpy()
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoRA(rank=2, dropout=0.1),
+        LoRA(rank=2, alpha=3, init="pissa"),
+        LoRA(rank=2, init="pissa", scaling="alpha/sqrt(r)"),
+    ],
+    ids=["plain", "pissa", "pissa with sqrt"],
+)
+def test_peft_itself_loads_the_folder(lora: LoRA, tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    trainer = fitted(trainer_of(models.mlp(SIZES), lora), X)
+    folder = trainer.export_adapter(tmp_path)
+    network = peft.PeftModel.from_pretrained(torch_network(torch), folder).eval()
+    np.testing.assert_allclose(trainer.predict(X), predicted(torch, network), atol=1e-5)
     network.save_pretrained(folder / "again")
-    loaded = Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder / "again"))
-    assert np.array_equal(loaded.predict(X), trained.predict(X))
+    loaded = Trainer(models.mlp(SIZES), adapters=LoRA.load(folder / "again"))
+    np.testing.assert_allclose(loaded.predict(X), trainer.predict(X), atol=1e-5)
+
+
+def test_the_principal_matrices_are_those_of_peft(tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    settings = {"r": 2, "lora_alpha": 3, "target_modules": ["fc0", "fc1"]}
+    config = peft.LoraConfig(init_lora_weights="pissa", **settings)
+    network = peft.get_peft_model(torch_network(torch), config)
+    trainer = trainer_of(models.mlp(SIZES), LoRA(rank=2, alpha=3, init="pissa"))
+    weights = trainer.get_weights()
+    for name in ("fc0", "fc1"):
+        layer = getattr(network.base_model.model, name)
+        theirs = layer.lora_B.default.weight @ layer.lora_A.default.weight
+        ours = weights[f"{name}.weight.lora_A"] @ weights[f"{name}.weight.lora_B"]
+        np.testing.assert_allclose(ours.T, theirs.detach().numpy(), atol=1e-5)
+    network.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"init_lora_weights='pissa'.*\n?.*path_initial"):
+        LoRA.load(tmp_path)
