@@ -46,9 +46,14 @@ class Adapter:
         return f"{self.weight.name}.lora_B"
 
     @property
+    def magnitude(self) -> str:
+        """The name of the magnitude of DoRA, of (outputs,)."""
+        return f"{self.weight.name}.lora_magnitude_vector"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all that trains."""
-        return self.a, self.b
+        return (self.a, self.b, self.magnitude) if self.settings.dora else (self.a, self.b)
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -81,8 +86,11 @@ class Adapter:
             a, b = self._principal(weight)
         else:
             a, b = self._random(seed)
-        is_residual = self.settings.init == "pissa"
-        return replace(self, start=(a, b) if is_residual else None), {self.a: a, self.b: b}
+        begun = replace(self, start=(a, b) if self.settings.init == "pissa" else None)
+        arrays = {self.a: a, self.b: b}
+        if self.settings.dora:
+            arrays[self.magnitude] = begun._first_magnitude(weight, arrays, loaded)
+        return begun, arrays
 
     def _random(self, seed: int) -> tuple[Array, Array]:
         """Return first values of A and B of which one is zeros.
@@ -126,6 +134,21 @@ class Adapter:
             )
         return a, b
 
+    def _first_magnitude(
+        self, weight: TensorProto, arrays: Mapping[str, Array], loaded: Matrices | None
+    ) -> Array:
+        """Return the loaded magnitude, or the norms with which nothing changes."""
+        _require_columns(self.weight)
+        if loaded is None or loaded.magnitude is None:
+            return self._norms(self._sum(numpy_helper.to_array(weight), arrays))
+        if loaded.magnitude.size != self.weight.sides[1]:
+            raise SettingError(
+                f"The loaded adapter of {self.weight.module!r} has a magnitude of"
+                f" {loaded.magnitude.size} numbers, and {self.weight.name!r} needs"
+                f" {self.weight.sides[1]}: it was trained beside another model."
+            )
+        return np.asarray(loaded.magnitude, self.dtype).reshape(-1)
+
     def saved(self, arrays: Mapping[str, Array], weight: TensorProto) -> Matrices:
         """Return A and B as PEFT stores them, for the weight of the file.
 
@@ -150,7 +173,16 @@ class Adapter:
             scaling=settings.scaling,
             is_embedding=self.weight.kind == "embedding",
             checksum=checksum(weight),
+            magnitude=self._saved_magnitude(arrays),
         )
+
+    def _saved_magnitude(self, arrays: Mapping[str, Array]) -> Array | None:
+        if not self.settings.dora:
+            return None
+        magnitude = arrays[self.magnitude]
+        if self.weight.kind == "conv":
+            return magnitude.reshape(1, -1, *[1] * (len(self.weight.shape) - 2))
+        return magnitude
 
     @property
     def start_in_peft(self) -> tuple[Array, ...]:
@@ -183,11 +215,27 @@ class Adapter:
         return np.asarray(weight - self._product(*self.start)).astype(weight.dtype)
 
     def merged(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """Return the weight as it is stored, plus s A B, without the `start`."""
+        """Return the weight as it is stored: V = W + s A B without the `start`, or V m / |V|."""
+        merged = self._sum(weight, arrays)
+        if self.settings.dora:
+            norms = self._norms(merged)
+            factors = np.divide(
+                arrays[self.magnitude], norms, out=np.ones_like(norms), where=norms > 0
+            )
+            merged = self.weight.as_stored(self.weight.as_matrix(merged) * factors)
+        return merged.astype(weight.dtype)
+
+    def _sum(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
+        """Return W + s A B without the `start`."""
         change = self._product(arrays[self.a], arrays[self.b])
         if self.start is not None:
             change = change - self._product(*self.start)
-        return np.asarray(weight + change).astype(weight.dtype)
+        return np.asarray(weight + change)
+
+    def _norms(self, weight: Array) -> Array:
+        """Return the L2 norm of the weights of each output."""
+        matrix = self.weight.as_matrix(weight).astype(np.float64)
+        return np.asarray(np.linalg.norm(matrix, axis=0), self.dtype)
 
     def _product(self, a: Array, b: Array) -> Array:
         """Return s A B as the weight is stored."""
@@ -195,6 +243,20 @@ class Adapter:
             a, b = a.reshape(len(a), -1).T, b.reshape(len(b), -1).T
         product = a @ b
         return self.weight.as_stored(product * product.dtype.type(self.settings.scale))
+
+
+def _require_columns(weight: AdaptableWeight) -> None:
+    """Raise SettingError for a weight whose columns the nodes of DoRA cannot scale."""
+    problem = ""
+    if weight.is_packed:
+        problem = "is packed integers, whose norms are not at hand"
+    elif any(reader.flipped != weight.is_flipped for reader in weight.readers):
+        problem = "is read by one layer as it is and by another transposed, such as a tied table"
+    if problem:
+        raise SettingError(
+            f"dora=True scales the columns of a weight, and {weight.name!r} {problem}: exclude it"
+            f" by target=[..., '!{weight.name}'], or give it an adapter of its own without dora."
+        )
 
 
 def checksum(weight: TensorProto) -> int:

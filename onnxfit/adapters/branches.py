@@ -3,21 +3,23 @@
 file       x -> MatMul(W) -> y
 training   x -> MatMul(W) ------------------------------------> Add -> y
            x -> Dropout -> MatMul(A) -> Mul(s) -> MatMul(B) -> /
+
+An adapter with a magnitude scales the sum, without a bias, as `magnitude` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.layers import Reader
-from onnxfit.editing import protos
-from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS, opset_of
+from onnxfit.adapters.magnitude import take_bias, write_scale
+from onnxfit.adapters.nodes import NodeWriter
+from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
 
@@ -55,19 +57,18 @@ class _BranchWriter:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
-        self.opset = opset_of(model) or 0
-        self.in_use = protos.used_names(model)
+        self.op = NodeWriter(model)
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.after: dict[int, list[onnx.NodeProto]] = {}  # position of a layer -> its branch
-        self.branch: list[onnx.NodeProto] = []
-        self.scope = ""
         self.inputs: dict[tuple[str, bool, float], str] = {}  # those of earlier branches
+        self.scales: dict[str, str] = {}  # weight -> the scale of its earlier branches
 
     def write(self, adapter: Adapter, reader: Reader, dropout: float) -> None:
         """Add the branch beside one reader of a weight."""
         layer = self.graph.node[reader.index]
         y = layer.output[0]
-        self.scope, self.branch = f"{y}/lora", []
-        layer.output[0] = protos.unique_name(f"{self.scope}/frozen", self.in_use)
+        self.after[reader.index] = self.op.begin(f"{y}/lora")
+        layer.output[0] = self.op.unique("frozen")
         is_half = adapter.weight.element_type in HALVES
         if reader.op_type == "Conv":
             product = self._convolution(adapter, layer, is_half, dropout)
@@ -76,10 +77,25 @@ class _BranchWriter:
         else:
             product = self._product(adapter, layer, reader, is_half, dropout)
         if is_half:
-            product = self._node("Cast", [product], to=adapter.weight.element_type)
-        name = protos.unique_name(f"{self.scope}/Add", self.in_use)
-        self.branch.append(helper.make_node("Add", [layer.output[0], product], [y], name=name))
-        self.after[reader.index] = self.branch
+            product = self.op.node("Cast", [product], to=adapter.weight.element_type)
+        total = self.op.node("Add", [layer.output[0], product])
+        if adapter.settings.dora:
+            self._scale(adapter, layer, total, is_half)
+        self.op.branch[-1].output[0] = y
+
+    def _scale(self, adapter: Adapter, layer: onnx.NodeProto, total: str, is_half: bool) -> None:
+        """Multiply the sum of a layer and its branch by m / |V|, and add the bias of the layer."""
+        bias = take_bias(self.op, adapter, layer)
+        name = adapter.weight.name
+        if name not in self.scales:
+            weight = numpy_helper.to_array(self.tensors[name])
+            scale = write_scale(self.op, adapter, weight)
+            if is_half:
+                scale = self.op.node("Cast", [scale], to=adapter.weight.element_type)
+            self.scales[name] = scale
+        scaled = self.op.node("Mul", [total, self.scales[name]])
+        if bias:
+            self.op.node("Add", [scaled, bias])
 
     def finish(self) -> None:
         """Put each branch behind its layer."""
@@ -94,30 +110,30 @@ class _BranchWriter:
         """Return s x A B."""
         a, b = self._matrices(adapter, reader)
         x = self._input(layer.input[0], is_half, dropout)
-        scaled = self._scaled(adapter, self._node("MatMul", [x, a]), reader.factor)
-        return self._node("MatMul", [scaled, b])
+        scaled = self._scaled(adapter, self.op.node("MatMul", [x, a]), reader.factor)
+        return self.op.node("MatMul", [scaled, b])
 
     def _rows(self, adapter: Adapter, layer: onnx.NodeProto, reader: Reader) -> str:
         """Return rows of s A B."""
         a, b = self._matrices(adapter, reader)
-        rows = self._node("Gather", [a, layer.input[1]], axis=0)
-        return self._node("MatMul", [self._scaled(adapter, rows), b])
+        rows = self.op.node("Gather", [a, layer.input[1]], axis=0)
+        return self.op.node("MatMul", [self._scaled(adapter, rows), b])
 
     def _convolution(
         self, adapter: Adapter, layer: onnx.NodeProto, is_half: bool, dropout: float
     ) -> str:
         """Return the convolution with A, as the layer convolves, times s B in each position."""
         x = self._input(layer.input[0], is_half, dropout)
-        convolved = self._node("Conv", [x, adapter.a])
-        self.branch[-1].attribute.extend(layer.attribute)
-        return self._node("Conv", [self._scaled(adapter, convolved), adapter.b])
+        convolved = self.op.node("Conv", [x, adapter.a])
+        self.op.branch[-1].attribute.extend(layer.attribute)
+        return self.op.node("Conv", [self._scaled(adapter, convolved), adapter.b])
 
     def _matrices(self, adapter: Adapter, reader: Reader) -> tuple[str, str]:
         """Return two matrices whose product is added to the matrix that the reader reads."""
         if reader.flipped == adapter.weight.is_flipped:
             return adapter.a, adapter.b
         first, second = (
-            self._node("Transpose", [name], perm=[1, 0]) for name in (adapter.b, adapter.a)
+            self.op.node("Transpose", [name], perm=[1, 0]) for name in (adapter.b, adapter.a)
         )
         return first, second
 
@@ -134,26 +150,15 @@ class _BranchWriter:
 
     def _prepared(self, x: str, is_half: bool, dropout: float) -> str:
         if is_half:
-            x = self._node("Cast", [x], to=TensorProto.FLOAT)
+            x = self.op.node("Cast", [x], to=TensorProto.FLOAT)
         if not dropout:
             return x
-        if self.opset < RATIO_IS_INPUT:
-            return self._node("Dropout", [x], ratio=dropout)
-        return self._node("Dropout", [x, self._constant(np.array(dropout, np.float32))])
+        if self.op.opset < RATIO_IS_INPUT:
+            return self.op.node("Dropout", [x], ratio=dropout)
+        return self.op.node("Dropout", [x, self.op.constant(np.array(dropout, np.float32))])
 
     def _scaled(self, adapter: Adapter, value: str, factor: float = 1.0) -> str:
         scale = adapter.settings.scale * factor
         if scale == 1:
             return value
-        return self._node("Mul", [value, self._constant(np.array(scale, adapter.dtype))])
-
-    def _node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node to the branch, and return the name of its output."""
-        name = protos.unique_name(f"{self.scope}/{op_type}", self.in_use)
-        self.branch.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
-        return name
-
-    def _constant(self, value: Array) -> str:
-        name = protos.unique_name(f"{self.scope}/constant", self.in_use)
-        self.graph.initializer.append(numpy_helper.from_array(value, name))
-        return name
+        return self.op.node("Mul", [value, self.op.constant(np.array(scale, adapter.dtype))])

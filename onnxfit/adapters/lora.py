@@ -45,6 +45,12 @@ class LoRA(ChecksArguments):
       the file does, within rounding, and learns faster, as $A$ and $B$ begin with the largest parts
       of $W$. Weights of 4 bits have no other. A large weight takes time: one of 4096 x 4096 about
       a minute.
+    - `dora`: train the magnitude of each weight apart from its direction (DoRA, Liu et al. 2024,
+      arXiv:2402.09353). With $V = W + s A B$ the layer computes $y = x V \mathrm{diag}(m / \lVert
+      V \rVert) + b$. The vector $m$ trains besides, and begins with the norms of the columns of
+      $W$; the norms $\lVert V \rVert$, one for each output, count as constants in the gradient.
+      Dropout acts on $x A B$ alone. Weights of 4 bits, and tables that are also the weight of a
+      linear layer, cannot have it.
     - `matrices`: module -> the first values of $A$ and $B$, as `LoRA.load` reads them; None for
       those of `init`. Checkpoints do not hold it.
 
@@ -62,6 +68,7 @@ class LoRA(ChecksArguments):
     dropout: float = 0.0
     scaling: str = "alpha/r"
     init: str = "kaiming"
+    dora: bool = False
     matrices: Mapping[str, Matrices] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +87,8 @@ class LoRA(ChecksArguments):
                     f" {shortened(getattr(self, name))}."
                 )
 
+        if not isinstance(self.dora, bool):
+            raise SettingError(f"dora of LoRA is True or False, got {shortened(self.dora)}.")
         given = {} if self.matrices is None else self.matrices
         values = given.values() if isinstance(given, Mapping) else [None]
         if not all(isinstance(value, Matrices) for value in values):
@@ -111,7 +120,8 @@ class LoRA(ChecksArguments):
                 raise CheckpointError(
                     f"{os.fspath(folder)!r} has settings that no adapter takes: {error}"
                 ) from None
-            loaded.append(replace(settings, matrices=matrices))
+            dora = first.magnitude is not None
+            loaded.append(replace(settings, dora=dora, matrices=matrices))
         return tuple(loaded)
 
     def without_matrices(self) -> LoRA:
