@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 import onnx
 
+from onnxfit.graph.fingerprint import fingerprint
 from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -47,6 +49,11 @@ class TrainableModel:
     def is_file(self) -> bool:
         """Whether the file itself is trained."""
         return self.model is self.file
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The digest of the file, by which a checkpoint without it knows it again."""
+        return fingerprint(self.file)
 
     @property
     def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:

@@ -5,9 +5,10 @@ No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so t
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
 `model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. A model of integers
 is there as it was given, and the state holds the weights: floats are trained in the place of the
-integers. So is a model with adapters, which are trained beside its weights. Weights go from memory
-to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
-can hold.
+integers. So is a model with adapters, which are trained beside its weights; or there are no
+`model.onnx` and `model.onnx.data`, and `onnxfit.json` has the fingerprint of the model. Weights go
+from memory to the disk one after another, so a checkpoint may be larger than the 2 GB that one
+message of ONNX can hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +41,7 @@ from onnxfit.files import (
     TEXT,
     list_of,
     mapping_of,
-    refusing_misfits,
+    optional,
     require_path,
     require_types,
     write_atomically,
@@ -60,12 +61,14 @@ from onnxfit.graph.validity import require_valid
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import from_config, to_config
 from onnxfit.step.tracker import SUM_TYPES
-from onnxfit.training.forms import trainable_form
+from onnxfit.training.contents import Contents
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.state import COUNTER_TYPES
 
-FORMAT = 2  # the newest; a checkpoint is written in the oldest that can hold it
+# The newest format; a checkpoint is written in the oldest that can hold it: 1 has all weights in
+# the model, 2 has them in the state, and 3 has no model.
+FORMAT = 3
 MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
@@ -88,6 +91,7 @@ FIELD_TYPES = {
     "settings": MAPPING,
     "weights": list_of(TEXT),
     "masters": MAPPING,
+    "base": optional(TEXT),
     "constants": mapping_of(LIST),
     "slots": MAPPING,
     "counters": MAPPING,
@@ -100,50 +104,6 @@ FIELD_TYPES = {
 }
 
 
-@dataclass
-class Contents:
-    """The contents of a checkpoint.
-
-    `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
-    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
-    event of which the loggers have not been told yet; `constants` are those of the trainable form.
-    """
-
-    model: onnx.ModelProto
-    settings: dict[str, Any]
-    state: dict[str, dict[str, Any]]
-    history: dict[str, Any]
-    train_losses: list[float]
-    resume: Sequence[Any]
-    tracker: Mapping[str, Any]
-    undelivered: Mapping[str, Any]
-    callbacks: Mapping[str, dict[str, Any]]
-    constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
-
-    def require_teacher(self, path: str | os.PathLike[str]) -> None:
-        """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
-        quantization = self.settings.get("quantization")
-        if isinstance(quantization, Quantization) and quantization.lacks_teacher:
-            call = repr(quantization).replace("(", "(teacher=..., ", 1)
-            raise CheckpointError(
-                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not hold."
-                f" Give it again: Trainer.load(path, quantization=onnxfit.{call})."
-            )
-
-    def trained_model(self) -> onnx.ModelProto:
-        """Return the model with the trained weights.
-
-        `model` lacks them where floats are trained in the place of its integers, or adapters beside
-        its weights.
-        """
-        # the seed decides the first values of adapters, which the state replaces
-        trainable = trainable_form(self.model, {**self.settings, "seed": 0})
-        if trainable.is_file:
-            return self.model
-        with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
-            return trainable.exported(self.state["weights"])
-
-
 class Snapshot:
     """A training state as it was at one moment; training may go on, and any thread may write it."""
 
@@ -154,12 +114,17 @@ class Snapshot:
         """
         self._writes = writes
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
-        own, masters = _divided(contents.model, contents.state["weights"])
-        model, self._tensors = detached(contents.model, own, DATA)
-        to_inference_form(model)
-        self._model = model.SerializeToString()
+        self._model: bytes | None = None
+        own: Mapping[str, np.ndarray[Any, Any]] = {}
+        masters = contents.state["weights"]
+        if contents.model is not None:
+            own, masters = _divided(contents.model, masters)
+            model, self._tensors = detached(contents.model, own, DATA)
+            to_inference_form(model)
+            self._model = model.SerializeToString()
         info = {
-            "format": 2 if masters else 1,
+            "format": 3 if contents.model is None else 2 if masters else 1,
+            "base": contents.base,
             "settings": {name: _encode_setting(value) for name, value in contents.settings.items()},
             "weights": list(own),
             "masters": self._without_arrays(masters),
@@ -195,11 +160,13 @@ class Snapshot:
                 info.file_size = size  # above 2 GB, zip needs to know it before
                 return archive.open(info, "w")
 
-            for name, data in {INFO: self._info, MODEL: self._model}.items():
-                with entry(name, len(data)) as inside:
-                    inside.write(data)
-            with entry(DATA, tensors_size(self._tensors)) as inside:
-                write_tensors(inside, self._tensors)
+            with entry(INFO, len(self._info)) as inside:
+                inside.write(self._info)
+            if self._model is not None:
+                with entry(MODEL, len(self._model)) as inside:
+                    inside.write(self._model)
+                with entry(DATA, tensors_size(self._tensors)) as inside:
+                    write_tensors(inside, self._tensors)
             with entry(STATE, safetensors_size(self._arrays)) as inside:
                 write_safetensors(inside, self._arrays)
 
@@ -256,7 +223,7 @@ def load(
         }
         state = {
             "weights": {
-                **initializer_arrays(model, info["weights"]),
+                **({} if model is None else initializer_arrays(model, info["weights"])),
                 **_with_arrays(info["masters"], arrays),
             },
             "slots": _with_arrays(info["slots"], arrays),
@@ -277,6 +244,7 @@ def load(
             undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
             constants=constants,
+            base=info["base"],
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
@@ -322,9 +290,11 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
+) -> tuple[dict[str, Any], onnx.ModelProto | None, dict[str, np.ndarray[Any, Any]]]:
     """Return a checkpoint's description, its model and its arrays, each of them checked."""
-    for entry in map(archive.getinfo, (INFO, MODEL, DATA, STATE)):
+    has_model = MODEL in archive.namelist()
+    entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
+    for entry in map(archive.getinfo, entries):
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
             raise CheckpointError(
                 f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or"
@@ -338,10 +308,14 @@ def _read_archive(
             f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to"
             f" {FORMAT}: upgrade."
         )
-    model = onnx.ModelProto.FromString(archive.read(MODEL))
-    with archive.open(DATA) as data:
-        attach(model, data)
-    require_valid(model, "its model")
+    if has_model == (info.get("base") is not None):
+        raise CheckpointError(f"{name!r} is damaged: it has a model or the fingerprint of one.")
+    model = None
+    if has_model:
+        model = onnx.ModelProto.FromString(archive.read(MODEL))
+        with archive.open(DATA) as data:
+            attach(model, data)
+        require_valid(model, "its model")
     return info, model, read_safetensors(archive.read(STATE))
 
 
@@ -349,6 +323,7 @@ def _check_description(info: dict[str, Any], name: str) -> None:
     """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
     info.setdefault("masters", {})  # format 1 has none
     info.setdefault("constants", {})  # nor has format 2 of earlier versions
+    info.setdefault("base", None)
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
         raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")

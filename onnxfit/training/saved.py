@@ -14,6 +14,7 @@ import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel
 from onnxfit.adapters.peft import write_adapters
+from onnxfit.callbacks.checks import require_adapters
 from onnxfit.callbacks.history import History
 from onnxfit.errors import (
     SettingError,
@@ -28,6 +29,7 @@ from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training import checkpoint
+from onnxfit.training.contents import Contents
 from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import require_same_form
@@ -47,10 +49,13 @@ class SavedTrainer(InferenceTrainer):
             f" write it with save(path), and read it with {type(self).__name__}.load(path)."
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    @check_arguments
+    def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
         """Write the whole training state into the file `path`, atomically.
 
-        It holds model, weights, slots, counters, settings, history and callbacks' states. A
+        It holds model, weights, slots, counters, settings, history and callbacks' states.
+        `adapters_only=True` leaves the model out, whose weights are frozen beside adapters. Then
+        `Trainer.load(path, model_onnx=...)` needs it, and refuses another. A
         checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
         `export`. Of several processes, only rank 0 writes, and the others do not wait for it.
         """
@@ -63,15 +68,16 @@ class SavedTrainer(InferenceTrainer):
         if not self.is_main:
             self._require_savable("save")
             return Path(path)
-        return self._snapshot("save").write(path)
+        return self._snapshot("save", adapters_only).write(path)
 
-    def snapshot(self) -> checkpoint.Snapshot:
-        """Return a copy in memory of what `save` writes.
+    @check_arguments
+    def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
+        """Return a copy in memory of what `save` writes; `adapters_only` is as there.
 
         Its `write(path)` may run later, or in another thread, while training goes on. Of several
         processes, only rank 0 writes.
         """
-        return self._snapshot("snapshot")
+        return self._snapshot("snapshot", adapters_only)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
@@ -86,6 +92,7 @@ class SavedTrainer(InferenceTrainer):
                 " `prepare`."
             )
         contents = checkpoint.load(path, self.settings, self._world)
+        contents.require_base(path, self._trainable.fingerprint if contents.base else "")
         with self._training, matching_this_version(path):
             self._restore(contents)
 
@@ -205,15 +212,18 @@ class SavedTrainer(InferenceTrainer):
         self._require_equal_ranks(what)
         self._require_whole_window(what)
 
-    def _snapshot(self, what: str) -> checkpoint.Snapshot:
+    def _snapshot(self, what: str, adapters_only: bool) -> checkpoint.Snapshot:
         self._require_savable(what)
-        return checkpoint.Snapshot(self._contents(), writes=self.is_main)
+        if adapters_only:
+            require_adapters(self.settings)
+        return checkpoint.Snapshot(self._contents(adapters_only), writes=self.is_main)
 
-    def _contents(self) -> checkpoint.Contents:
+    def _contents(self, adapters_only: bool) -> Contents:
         """Return what a checkpoint written now holds; its arrays are copies."""
         pending = self._pending_now()
-        return checkpoint.Contents(
-            model=self.model,
+        return Contents(
+            model=None if adapters_only else self.model,
+            base=self._trainable.fingerprint if adapters_only else None,
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
@@ -254,7 +264,7 @@ class SavedTrainer(InferenceTrainer):
         )
         return {}
 
-    def _restore(self, contents: checkpoint.Contents) -> None:
+    def _restore(self, contents: Contents) -> None:
         """Go to the state that a checkpoint holds."""
         history = History()
         history.load_state_dict(contents.history)
