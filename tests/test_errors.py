@@ -278,6 +278,16 @@ def function_cases() -> dict[str, Case]:
             {"X": X, "y": Y},
         ),
         "LoRA": (lambda **a: train(adapters=onnxfit.LoRA(**a)), onnxfit.LoRA, {"rank": 1}),
+        "merge": (
+            onnxfit.merge,
+            onnxfit.merge,
+            {"model_onnx": model(), "adapter": "nowhere"},
+        ),
+        "unmerge": (
+            onnxfit.unmerge,
+            onnxfit.unmerge,
+            {"model_onnx": model(), "adapter": "nowhere"},
+        ),
         "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"folder": "nowhere"}),
         "export_adapter": (
             Trainer(model(), loss="mse", adapters=onnxfit.LoRA(rank=1)).export_adapter,

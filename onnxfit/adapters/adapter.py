@@ -202,11 +202,15 @@ class Adapter:
     def _as_peft(self, a: Array, b: Array) -> tuple[Array, Array]:
         return (a, b) if self.weight.kind == "conv" else (a.T, b.T)
 
+    @property
+    def checksum(self) -> int | None:
+        """The checksum of the weight that loaded matrices were trained beside, if it is known."""
+        loaded = (self.settings.matrices or {}).get(self.weight.module)
+        return None if loaded is None else loaded.checksum
+
     def is_beside(self, weight: TensorProto) -> bool:
         """Return whether loaded matrices were trained beside this weight, as far as is known."""
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
-        known = None if loaded is None else loaded.checksum
-        return known is None or known == checksum(weight)
+        return self.checksum is None or self.checksum == checksum(weight)
 
     def residual(self, weight: Array) -> Array:
         """Return the frozen weight as it is stored: the file's, without the `start`."""
