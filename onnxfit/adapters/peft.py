@@ -37,6 +37,7 @@ from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safeten
 Array = npt.NDArray[Any]
 
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+FILES = (TENSORS, CONFIG)
 PICKLE = "adapter_model.bin"  # of older versions of PEFT
 CHECKSUMS = "onnxfit.base"  # in the metadata of the tensors
 KEY = re.compile(

@@ -41,6 +41,11 @@ def test_metrics_take_logits_where_the_loss_does() -> None:
         ("--penalty", "fc9*=1", "fc9*"),
         ("--weights", "fc9*", "fc9*"),
         ("--device", "abacus", "abacus"),
+        ("--lora", "rnk=2", "Did you mean 'rank'?"),
+        ("--lora", "rank", "rank=VALUE"),
+        ("--lora", "rank=0", "rank >= 1, got 0"),
+        ("--lora", "matrices=1", "No setting of --lora is called 'matrices'"),
+        ("--lora", "target=fc9*", "fc9*"),
         ("--quantization", "scale=learned", "Did you mean 'scales'?"),
         ("--quantization", "observe", "observe=VALUE"),
         ("--quantization", "observe=-1", "observe >= 0"),
@@ -80,6 +85,16 @@ def test_the_settings_of_integer_files() -> None:
     learned = settings.parse_quantization('scales=learned,weights=["w*", "!v"]')
     assert learned == onnxfit.Quantization(scales="learned", weights=["w*", "!v"])
     assert settings.parse_quantization("observe=100") == onnxfit.Quantization(observe=100)
+
+
+def test_the_settings_of_adapters() -> None:
+    assert settings.parse_lora([]) is None
+    texts = ["rank=2,alpha=4,target=*attn*,init=pissa", 'dora=true,target=["a", "!b"],dropout=0.1']
+    assert settings.parse_lora(texts) == [
+        onnxfit.LoRA(rank=2, alpha=4, target="*attn*", init="pissa"),
+        onnxfit.LoRA(target=["a", "!b"], dropout=0.1, dora=True),
+    ]
+    assert settings.parse_lora(["target=124"]) == [onnxfit.LoRA(target="124")]
 
 
 def test_given_twice(folder: Path) -> None:
