@@ -114,27 +114,17 @@ class AdaptedModel(TrainableModel):
             )
 
 
-def adapt(
-    trainable: TrainableModel, adapters: LoRA | Sequence[LoRA] | None, seed: int
-) -> TrainableModel:
-    """Return the form in which adapters train a file; without adapters, `trainable` itself.
+def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> AdaptedModel:
+    """Return the form in which adapters train a file.
 
-    - `trainable`: the file as it would be trained without adapters.
+    - `file`: the file as it would be trained without adapters.
     - `adapters`: the settings of one or several adapters.
     - `seed`: decides the first values of A.
 
     Raises ModelError, SettingError or UnknownNameError.
     """
-    if adapters is None:
-        return trainable
     settings = listed(adapters)
-    if not trainable.is_file:
-        raise SettingError(
-            "Adapters do not stand beside the integers behind a DequantizeLinear, which this file"
-            " has: train them without adapters=, or adapt the float file and quantize it afterwards"
-            " by onnxfit.quantize."
-        )
-    base = inline_functions(trainable.file)
+    base = inline_functions(file)
     _require_opset(base)
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)
@@ -144,7 +134,7 @@ def adapt(
     arrays = {name: array for _, first in begun for name, array in first.items()}
     _warn_of_other_bases(base, matched)
     return AdaptedModel(
-        file=trainable.file,
+        file=file,
         model=with_branches(_frozen(base, chosen), chosen, arrays, dropout=True),
         adapters=tuple(chosen),
     )

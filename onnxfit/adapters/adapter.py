@@ -110,7 +110,7 @@ class Adapter:
     def _principal(self, weight: TensorProto) -> tuple[Array, Array]:
         if self.weight.is_packed:
             raise SettingError(
-                f"init='pissa' takes a part out of the weight, and {self.weight.name!r} is packed"
+                f"init='pissa' takes a part out of the weight, and {self.weight.name!r} is"
                 " integers, which stay as they are: choose init='kaiming', or exclude the weight by"
                 f" target=[..., '!{self.weight.name}']."
             )
@@ -253,7 +253,7 @@ def _require_columns(weight: AdaptableWeight) -> None:
     """Raise SettingError for a weight whose columns the nodes of DoRA cannot scale."""
     problem = ""
     if weight.is_packed:
-        problem = "is packed integers, whose norms are not at hand"
+        problem = "is integers, whose norms are not at hand"
     elif any(reader.flipped != weight.is_flipped for reader in weight.readers):
         problem = "is read by one layer as it is and by another transposed, such as a tied table"
     if problem:

@@ -9,7 +9,7 @@ from typing import Union
 import onnx
 from onnx import numpy_helper
 
-from onnxfit.adapters.adapted import AdaptedModel, adapt, listed
+from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.targets import match_adapters
@@ -17,7 +17,6 @@ from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
 from onnxfit.graph.reading import ModelSource, read_model
 from onnxfit.graph.tensors import initializer_arrays
-from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import check_arguments
 
 __all__ = ["merge", "unmerge"]
@@ -33,7 +32,7 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     - `adapter`: what `LoRA.load` returned, or the path that it reads.
 
     The file is that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA the columns are
-    scaled as well. To packed integers nothing can be added: their adapters are nodes beside them.
+    scaled as well. To integers nothing can be added: their adapters are nodes beside them.
     Raises CheckpointError for a path without adapters, SettingError or UnknownNameError for those
     of another model; a UserWarning says where they were trained beside other weights.
 
@@ -53,8 +52,7 @@ def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     [[1.0, 2.0], [3.0, 4.0]]
     """
     file = read_model(model_onnx)
-    form = adapt(TrainableModel.of(file), _loaded(adapter), seed=0)
-    assert isinstance(form, AdaptedModel)  # `adapt` returns the file itself only without adapters
+    form = adapt(file, _loaded(adapter), seed=0)
     names = [name for one in form.adapters for name in one.names]
     return form.exported(initializer_arrays(form.model, names))
 
@@ -69,7 +67,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
     Each number differs from that of the base by less than the rounding of $W'$ and of itself, at
     most $6 \cdot 10^{-8} (|W| + |W'|)$ in float32. So keep the base file where bits matter.
     SettingError for a file that is the base itself; for DoRA, as the merged weight does not tell
-    the norms that it was divided by; and for packed integers, which are not changed by merging.
+    the norms that it was divided by; and for integers, which are not changed by merging.
     """
     file = read_model(model_onnx)
     model = inline_functions(file)
@@ -113,6 +111,6 @@ def _require_reversible(adapter: Adapter) -> None:
     if adapter.settings.dora:
         problem = f"DoRA divided the columns of {name!r} by norms that the file does not tell"
     elif adapter.weight.is_packed:
-        problem = f"{name!r} is packed integers, beside which adapters are nodes"
+        problem = f"{name!r} is integers, beside which adapters are nodes"
     if problem:
         raise SettingError(f"unmerge cannot undo this adapter: {problem}. Keep the base file.")

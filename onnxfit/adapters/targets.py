@@ -25,9 +25,10 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
     weights = adaptable_weights(model)
     if not weights:
         raise ModelError(
-            "The model has no weight that an adapter can stand beside: a float initializer that"
-            " MatMul, Gemm, Conv (with group=1) or Gather alone reads, or the integers of a"
-            " MatMulNBits. Train its weights by Trainer(..., weights=...) instead."
+            "The model has no weight that an adapter can stand beside: a float initializer, or"
+            " integers behind DequantizeLinear, that MatMul, Gemm, Conv (with group=1) or Gather"
+            " alone reads, or the integers of a MatMulNBits. Train its weights by Trainer(...,"
+            " weights=...) instead."
         )
     chosen: dict[str, LoRA] = {}
     for one in settings:

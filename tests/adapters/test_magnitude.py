@@ -226,7 +226,7 @@ def test_weights_that_a_magnitude_cannot_scale_are_refused(tmp_path: Path) -> No
     for kind in READ_TWO_WAYS:
         with pytest.raises(SettingError, match=r"'w' is read by one layer as it is and by another"):
             trainer_of(file_of(kind), dora())
-    with pytest.raises(SettingError, match="'fc1_Q4' is packed integers, whose norms"):
+    with pytest.raises(SettingError, match="'fc1_Q4' is integers, whose norms"):
         trainer_of(packed_file(), LoRA(rank=2, dora=True))
 
 

@@ -56,7 +56,7 @@ def test_adapters_of_packed_integers_are_merged_as_nodes(tmp_path: Path) -> None
     trainer = fitted(trainer_of(packed_file(), LoRA(rank=2)), x)
     folder = trainer.export_adapter(tmp_path)
     assert np.array_equal(run(onnxfit.merge(packed_file(), folder))(x), run(trainer.export())(x))
-    with pytest.raises(SettingError, match="is packed integers, beside which adapters are nodes"):
+    with pytest.raises(SettingError, match="is integers, beside which adapters are nodes"):
         onnxfit.unmerge(packed_file(), folder)
 
 
