@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -69,12 +70,35 @@ class AdaptedModel(TrainableModel):
         """Return the file, or its view, with the adapters."""
         packed = [one for one in self.adapters if one.weight.is_packed]
         if packed:
-            model = inline_functions(model)
-            weights = {weight.name: weight for weight in adaptable_weights(model)}
-            kept = [replace(one, weight=weights[one.weight.name]) for one in packed]
             matrices = [(arrays[one.a], arrays[one.b]) for one in packed]
-            model = with_branches(model, kept, matrices, dropout=False)
+            model = _beside(model, packed, matrices)
         return with_tensors(model, self.to_file(arrays))
+
+    def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file with adapters of zeros, which are inputs with these defaults.
+
+        Whoever runs it may pass the matrices of `parameters`, of any rank, in their place.
+        """
+        adapters = [one.unscaled for one in self.adapters]
+        zeros = [
+            (np.zeros(a, one.dtype), np.zeros(b, one.dtype))
+            for one in adapters
+            for a, b in [one.shapes]
+        ]
+        model = _beside(self.file, adapters, zeros)
+        for one in adapters:
+            model.graph.input.extend(one.inputs)
+        own = {name for one in adapters for name in (one.a, one.b)}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        return with_tensors(model, super().to_file(others))
+
+    def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return input of `served` -> its matrix, with the scale of the adapter in B."""
+        return {
+            name: matrix
+            for one in self.adapters
+            for name, matrix in one.served(arrays[one.a], arrays[one.b]).items()
+        }
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
         """Return module -> the matrices of its adapter, for a file of adapters."""
@@ -93,6 +117,16 @@ class AdaptedModel(TrainableModel):
                 f"weights= and adapters= both train {listed_names(both)}: leave them out of"
                 " weights=, or exclude them from the adapters' target."
             )
+
+
+def _beside(
+    model: onnx.ModelProto, adapters: Sequence[Adapter], arrays: Sequence[tuple[Array, Array]]
+) -> onnx.ModelProto:
+    """Return the file, or its view, without functions, with the adapters as nodes."""
+    model = inline_functions(model)
+    weights = {weight.name: weight for weight in adaptable_weights(model)}
+    found = [replace(one, weight=weights[one.weight.name]) for one in adapters]
+    return with_branches(model, found, arrays, dropout=False)
 
 
 def adapt(

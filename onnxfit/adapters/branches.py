@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,24 @@ class Adapter:
         inputs, outputs = self.weight.sides
         return (inputs, rank), (rank, outputs)
 
+    @property
+    def _loaded(self) -> Matrices | None:
+        """The loaded matrices, of a file that calls the weight by its module or its name."""
+        matrices = self.settings.matrices or {}
+        return matrices.get(self.weight.module) or matrices.get(self.weight.name)
+
+    @property
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """A and B as inputs of a graph, of any rank."""
+        shapes: list[list[int | str]] = [list(shape) for shape in self.shapes]
+        is_conv = self.weight.kind == "conv"
+        shapes[0][0 if is_conv else 1] = shapes[1][1 if is_conv else 0] = f"{self.a[:-2]}_rank"
+        element_type = helper.np_dtype_to_tensor_dtype(self.dtype)
+        return [
+            helper.make_tensor_value_info(name, element_type, shape)
+            for name, shape in zip((self.a, self.b), shapes)
+        ]
+
     def initial(self, seed: int) -> tuple[Array, Array]:
         """Return the first values of A and B; one of them is zeros.
 
@@ -88,7 +106,7 @@ class Adapter:
 
         Raises SettingError for matrices of another shape.
         """
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
+        loaded = self._loaded
         if loaded is None:
             return self.initial(seed)
         a, b = (np.asarray(array, self.dtype) for array in (loaded.a, loaded.b))
@@ -116,10 +134,19 @@ class Adapter:
             checksum=checksum(weight),
         )
 
+    @property
+    def unscaled(self) -> Adapter:
+        """The adapter with s = 1, whose B is to hold the scale."""
+        settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
+        return replace(self, settings=settings)
+
+    def served(self, a: Array, b: Array) -> dict[str, Array]:
+        """Return A and s B by name, as a file for onnxruntime holds them."""
+        return {self.a: a, self.b: np.asarray(b * self.dtype.type(self.settings.scale))}
+
     def is_beside(self, weight: TensorProto) -> bool:
         """Return whether loaded matrices were trained beside this weight, as far as is known."""
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
-        known = None if loaded is None else loaded.checksum
+        known = None if self._loaded is None else self._loaded.checksum
         return known is None or known == checksum(weight)
 
     def added(self, weight: Array, a: Array, b: Array) -> Array:

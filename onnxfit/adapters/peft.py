@@ -197,9 +197,8 @@ def _matrices(
     is_embedding: bool,
     checksum: Any,
 ) -> Matrices:
-    shapes = {part: array.shape for part, array in pair.items()}
-    a, b = shapes.get("A", ()), shapes.get("B", ())
-    if len(a) < 2 or len(a) != len(b) or a[0] != b[1] or 0 in a or 0 in b:
+    if not is_pair(pair):
+        shapes = {part: array.shape for part, array in pair.items()}
         raise CheckpointError(
             f"{str(path / TENSORS)!r} holds for {module!r} matrices of the shapes {shapes},"
             " expected A of (rank, inputs) and B of (outputs, rank)."
@@ -213,6 +212,13 @@ def _matrices(
         is_embedding=is_embedding,
         checksum=checksum if isinstance(checksum, int) else None,
     )
+
+
+def is_pair(pair: Mapping[str, Array]) -> bool:
+    """Return whether there are an "A" of (rank, inputs) and a "B" of (outputs, rank)."""
+    shapes = {part: array.shape for part, array in pair.items()}
+    a, b = shapes.get("A", ()), shapes.get("B", ())
+    return len(a) >= 2 and len(a) == len(b) and a[0] == b[1] and 0 not in a and 0 not in b
 
 
 def _alpha(path: Path, module: str, config: Mapping[str, Any]) -> float:
