@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,11 @@ def main() -> None:
         merged[task] = trainer.export(None)
 
     with_genai = genai is not None and (SERVED / "genai_config.json").exists()
-    serve = served_by_genai() if with_genai else served_by_onnxruntime(merged)
+    if with_genai:
+        serve, serve_base = served_by_genai(SERVED, TASKS), served_by_genai(options.model)
+    else:
+        serve = served_by_onnxruntime(SERVED / "model.onnx", merged)
+        serve_base = served_by_onnxruntime(base.SerializeToString())
     prompts = np.c_[unseen, np.full(len(unseen), ARROW)]
     print(f"served by {'onnxruntime-genai' if with_genai else 'onnxruntime'}")
     print(f"{'adapter':10} {'copied':>9} {'reversed':>9} {'sorted':>9}   {text_of(prompts[0])} ...")
@@ -94,7 +98,7 @@ def main() -> None:
         columns = " ".join(f"{found[task]:8.1f}%" for task in found)
         print(f"{adapter or 'none':10} {columns}   {text_of(answers[0])}")
     print(f"least      {min(shares[1:]):8.1f}%")
-    if not np.array_equal(serve(prompts, None), served_by_onnxruntime({}, base)(prompts, None)):
+    if not np.array_equal(serve(prompts, None), serve_base(prompts, None)):
         sys.exit("language_model: without an adapter, the served file is not the base")
     if options.model is None:
         draw(options.out, curves)
@@ -140,13 +144,13 @@ def rows_of(letters: np.ndarray, answers: np.ndarray) -> tuple[dict[str, np.ndar
 
 
 def served_by_onnxruntime(
-    merged: dict[str, onnx.ModelProto], base: onnx.ModelProto | None = None
+    model: Path | bytes, merged: Mapping[str, onnx.ModelProto] = {}
 ) -> Callable[[np.ndarray, str | None], np.ndarray]:
     """Return a function that continues prompts token by token, with caches.
 
     Releases of onnxruntime before 1.20 have no adapters: there each adapter is a merged file.
     """
-    session = session_of(SERVED / "model.onnx" if base is None else base.SerializeToString())
+    session = session_of(model)
 
     def serve(prompts: np.ndarray, adapter: str | None) -> np.ndarray:
         run, options = session, onnxruntime.RunOptions()
@@ -175,16 +179,18 @@ def served_by_onnxruntime(
     return serve
 
 
-def session_of(model: str | Path | bytes) -> onnxruntime.InferenceSession:
+def session_of(model: Path | bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
-def served_by_genai() -> Callable[[np.ndarray, str | None], np.ndarray]:
+def served_by_genai(
+    folder: Path, tasks: Iterable[str] = ()
+) -> Callable[[np.ndarray, str | None], np.ndarray]:
     """Return a function that continues prompts by onnxruntime-genai."""
-    model = genai.Model(str(SERVED))
+    model = genai.Model(str(folder))
     adapters = genai.Adapters(model)
-    for task in TASKS:
-        adapters.load(str(SERVED / f"{task}.onnx_adapter"), task)
+    for task in tasks:
+        adapters.load(str(folder / f"{task}.onnx_adapter"), task)
 
     def serve(prompts: np.ndarray, adapter: str | None) -> np.ndarray:
         answers = []
