@@ -94,10 +94,11 @@ class AdaptedModel(TrainableModel):
 
     def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return input of `served` -> its matrix, with the scale of the adapter in B."""
+        saved = self.saved(arrays)
         return {
             name: matrix
             for one in self.adapters
-            for name, matrix in one.served(arrays[one.a], arrays[one.b]).items()
+            for name, matrix in one.served(saved[one.weight.module]).items()
         }
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:

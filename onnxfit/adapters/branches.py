@@ -140,9 +140,13 @@ class Adapter:
         settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
         return replace(self, settings=settings)
 
-    def served(self, a: Array, b: Array) -> dict[str, Array]:
-        """Return A and s B by name, as a file for onnxruntime holds them."""
-        return {self.a: a, self.b: np.asarray(b * self.dtype.type(self.settings.scale))}
+    def served(self, saved: Matrices) -> dict[str, Array]:
+        """Return A and s B by name, as a file for onnxruntime holds them.
+
+        - `saved`: the matrices that `saved` returns, whose rank may differ from the settings'.
+        """
+        a, b = saved.a, saved.b * self.dtype.type(saved.scale)
+        return {self.a: a, self.b: b} if self.weight.kind == "conv" else {self.a: a.T, self.b: b.T}
 
     def is_beside(self, weight: TensorProto) -> bool:
         """Return whether loaded matrices were trained beside this weight, as far as is known."""

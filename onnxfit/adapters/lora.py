@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxfit.adapters.onnx_adapter import is_onnx_adapter, read_onnx_adapter
-from onnxfit.adapters.peft import Matrices, read_adapters
+from onnxfit.adapters.peft import Matrices, read_adapters, scale_of
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import require_path
 from onnxfit.registry import ChecksArguments, check_arguments, check_number, name_list, shortened
@@ -121,4 +120,4 @@ class LoRA(ChecksArguments):
     @property
     def scale(self) -> float:
         """The factor $s$ of the product of the two matrices."""
-        return self.alpha / (self.rank if self.scaling == "alpha/r" else math.sqrt(self.rank))
+        return scale_of(self.alpha, self.rank, self.scaling)

@@ -78,6 +78,15 @@ class Matrices:
     def rank(self) -> int:
         return len(self.a)
 
+    @property
+    def scale(self) -> float:
+        return scale_of(self.alpha, self.rank, self.scaling)
+
+
+def scale_of(alpha: float, rank: int, scaling: str) -> float:
+    """Return the factor s of the product of two matrices, by the scaling "alpha/r" or another."""
+    return alpha / (rank if scaling == "alpha/r" else math.sqrt(rank))
+
 
 def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
     """Write a folder of adapters that PEFT reads; each of its files is replaced atomically.
