@@ -288,11 +288,11 @@ def function_cases() -> dict[str, Case]:
             onnxfit.unmerge,
             {"model_onnx": model(), "adapter": "nowhere"},
         ),
-        "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"folder": "nowhere"}),
+        "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"path": "nowhere"}),
         "export_adapter": (
             Trainer(model(), loss="mse", adapters=onnxfit.LoRA(rank=1)).export_adapter,
             Trainer.export_adapter,
-            {"folder": "adapter"},
+            {"path": "adapter"},
         ),
         "Quantization": (
             lambda **a: Trainer(integer_file(), loss="mse", quantization=onnxfit.Quantization(**a)),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -71,11 +72,46 @@ class AdaptedModel(TrainableModel):
         """Return the file, or its view, with the adapters."""
         packed = [one for one in self.adapters if one.weight.is_packed]
         if packed:
-            model = inline_functions(model)
-            weights = {weight.name: weight for weight in adaptable_weights(model)}
-            kept = [replace(one, weight=weights[one.weight.name]) for one in packed]
-            model = with_branches(model, kept, arrays, dropout=False)
+            model = _beside(model, packed, arrays)
         return with_tensors(model, self.to_file(arrays))
+
+    def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file with adapters of zeros, which are inputs with these defaults.
+
+        Whoever runs it may pass the matrices of `parameters`, of any rank, in their place.
+        """
+        self._require_no_magnitude()
+        adapters = [one.unscaled for one in self.adapters]
+        zeros = {
+            name: np.zeros(shape, one.dtype)
+            for one in adapters
+            for name, shape in zip(one.names, one.shapes)
+        }
+        model = _beside(self.file, adapters, zeros)
+        for one in adapters:
+            model.graph.input.extend(one.inputs)
+        own = {name for one in adapters for name in one.names}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        return with_tensors(model, super().to_file(others))
+
+    def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return input of `served` -> its matrix, with the scale of the adapter in B."""
+        self._require_no_magnitude()
+        saved = self.saved(arrays)
+        return {
+            name: matrix
+            for one in self.adapters
+            for name, matrix in one.served(saved[one.weight.module]).items()
+        }
+
+    def _require_no_magnitude(self) -> None:
+        """Raise SettingError for DoRA, which changes more than the sum of two products."""
+        scaled = [one.weight.name for one in self.adapters if one.settings.dora]
+        if scaled:
+            raise SettingError(
+                f"The adapters of {listed_names(scaled)} have dora=True, and as inputs of a file"
+                " they would be A and B alone: export the merged model, or train without dora."
+            )
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
         """Return module -> the matrices of its adapter, for a file of adapters."""
@@ -112,6 +148,16 @@ class AdaptedModel(TrainableModel):
                 f"weights= and adapters= both train {listed_names(both)}: leave them out of"
                 " weights=, or exclude them from the adapters' target."
             )
+
+
+def _beside(
+    model: onnx.ModelProto, adapters: Sequence[Adapter], arrays: Mapping[str, Array]
+) -> onnx.ModelProto:
+    """Return the file, or its view, without functions, with the adapters as nodes."""
+    model = inline_functions(model)
+    weights = {weight.name: weight for weight in adaptable_weights(model)}
+    found = [replace(one, weight=weights[one.weight.name]) for one in adapters]
+    return with_branches(model, found, arrays, dropout=False)
 
 
 def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> AdaptedModel:

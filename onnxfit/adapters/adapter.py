@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto, numpy_helper
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxfit.adapters.layers import AdaptableWeight
 from onnxfit.adapters.lora import LoRA
@@ -70,6 +71,38 @@ class Adapter:
         inputs, outputs = self.weight.sides
         return (inputs, rank), (rank, outputs)
 
+    @property
+    def _loaded(self) -> Matrices | None:
+        """The loaded matrices, of a file that calls the weight by its module or its name."""
+        matrices = self.settings.matrices or {}
+        return matrices.get(self.weight.module) or matrices.get(self.weight.name)
+
+    @property
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """A and B as inputs of a graph, of any rank."""
+        shapes: list[list[int | str]] = [list(shape) for shape in self.shapes]
+        is_conv = self.weight.kind == "conv"
+        shapes[0][0 if is_conv else 1] = shapes[1][1 if is_conv else 0] = f"{self.a[:-2]}_rank"
+        element_type = helper.np_dtype_to_tensor_dtype(self.dtype)
+        return [
+            helper.make_tensor_value_info(name, element_type, shape)
+            for name, shape in zip((self.a, self.b), shapes)
+        ]
+
+    @property
+    def unscaled(self) -> Adapter:
+        """The adapter with s = 1, whose B is to hold the scale."""
+        settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
+        return replace(self, settings=settings)
+
+    def served(self, saved: Matrices) -> dict[str, Array]:
+        """Return A and s B by name, as a file for onnxruntime holds them.
+
+        - `saved`: the matrices that `saved` returns, whose rank may differ from the settings'.
+        """
+        a, b = self._as_peft(saved.a, saved.b * self.dtype.type(saved.scale))
+        return {self.a: a, self.b: b}
+
     def begun(self, seed: int, weight: TensorProto) -> tuple[Adapter, dict[str, Array]]:
         """Return the adapter with its `start`, and name -> the first value of all that trains.
 
@@ -79,9 +112,9 @@ class Adapter:
         Raises SettingError for loaded matrices of another shape, ModelError for a weight without a
         singular value decomposition.
         """
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
+        loaded = self._loaded
         if loaded is not None:
-            a, b = self._loaded(loaded)
+            a, b = self._checked(loaded)
         elif self.settings.init == "pissa":
             a, b = self._principal(weight)
         else:
@@ -122,7 +155,7 @@ class Adapter:
         of_a, of_b = self.shapes
         return a.reshape(of_a).astype(self.dtype), b.reshape(of_b).astype(self.dtype)
 
-    def _loaded(self, loaded: Matrices) -> tuple[Array, Array]:
+    def _checked(self, loaded: Matrices) -> tuple[Array, Array]:
         a, b = (np.asarray(array, self.dtype) for array in (loaded.a, loaded.b))
         if self.weight.kind != "conv":
             a, b = a.T, b.T
@@ -205,8 +238,7 @@ class Adapter:
     @property
     def checksum(self) -> int | None:
         """The checksum of the weight that loaded matrices were trained beside, if it is known."""
-        loaded = (self.settings.matrices or {}).get(self.weight.module)
-        return None if loaded is None else loaded.checksum
+        return None if self._loaded is None else self._loaded.checksum
 
     def is_beside(self, weight: TensorProto) -> bool:
         """Return whether loaded matrices were trained beside this weight, as far as is known."""

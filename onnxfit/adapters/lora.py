@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxfit.adapters.peft import Matrices, read_adapters
+from onnxfit.adapters.onnx_adapter import is_onnx_adapter, read_onnx_adapter
+from onnxfit.adapters.peft import Matrices, read_adapters, scale_of
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.files import require_path
 from onnxfit.registry import ChecksArguments, check_arguments, check_number, name_list, shortened
 
 __all__ = ["LoRA"]
@@ -93,23 +94,27 @@ class LoRA(ChecksArguments):
         values = given.values() if isinstance(given, Mapping) else [None]
         if not all(isinstance(value, Matrices) for value in values):
             raise SettingError(
-                "matrices of LoRA are those that LoRA.load(folder) reads, or None, got"
+                "matrices of LoRA are those that LoRA.load(path) reads, or None, got"
                 f" {shortened(self.matrices)}."
             )
 
     @classmethod
     @check_arguments
-    def load(cls, folder: str | os.PathLike[str]) -> tuple[LoRA, ...]:
-        """Return the adapters in a `folder` that `Trainer.export_adapter` or PEFT wrote.
+    def load(cls, path: str | os.PathLike[str]) -> tuple[LoRA, ...]:
+        """Return the adapters that `Trainer.export_adapter` or PEFT wrote, for `Trainer`.
 
-        There is one for each rank and alpha. `Trainer(model, adapters=LoRA.load(folder))` goes on
-        with their training, or applies them: it predicts, and exports the merged file.
-        CheckpointError for a folder without adapters, or with others than LoRA. The Trainer raises
-        UnknownNameError or SettingError for adapters of another model, and warns where they were
-        trained beside weights with other values.
+        `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. Such a file
+        holds $s B$ in the place of $B$: adapters of it have alpha = rank, so that $s = 1$, and no
+        dropout. There is one LoRA for each rank and alpha. `Trainer(model,
+        adapters=LoRA.load(path))` goes on with their training, or applies them: it predicts, and
+        exports the merged file. CheckpointError for a path without adapters, or with others than
+        LoRA. The Trainer raises UnknownNameError or SettingError for adapters of another model. It
+        warns of those from a folder that were trained beside weights with other values.
         """
+        require_path(path)
+        read = read_onnx_adapter if is_onnx_adapter(path) else read_adapters
         groups: dict[tuple[int, float], dict[str, Matrices]] = {}
-        for module, one in read_adapters(folder).items():
+        for module, one in read(path).items():
             groups.setdefault((one.rank, one.alpha), {})[module] = one
         loaded = []
         for (rank, alpha), matrices in groups.items():
@@ -118,7 +123,7 @@ class LoRA(ChecksArguments):
                 settings = cls(rank, alpha, tuple(matrices), first.dropout, first.scaling)
             except SettingError as error:
                 raise CheckpointError(
-                    f"{os.fspath(folder)!r} has settings that no adapter takes: {error}"
+                    f"{os.fspath(path)!r} has settings that no adapter takes: {error}"
                 ) from None
             dora = first.magnitude is not None
             loaded.append(replace(settings, dora=dora, matrices=matrices))
@@ -137,4 +142,4 @@ class LoRA(ChecksArguments):
     @property
     def scale(self) -> float:
         """The factor $s$ of the product of the two matrices."""
-        return self.alpha / (self.rank if self.scaling == "alpha/r" else math.sqrt(self.rank))
+        return scale_of(self.alpha, self.rank, self.scaling)

@@ -89,6 +89,15 @@ class Matrices:
     def rank(self) -> int:
         return len(self.a)
 
+    @property
+    def scale(self) -> float:
+        return scale_of(self.alpha, self.rank, self.scaling)
+
+
+def scale_of(alpha: float, rank: int, scaling: str) -> float:
+    """Return the factor s of the product of two matrices, by the scaling "alpha/r" or another."""
+    return alpha / (rank if scaling == "alpha/r" else math.sqrt(rank))
+
 
 def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
     """Write a folder of adapters that PEFT reads; each of its files is replaced atomically.
@@ -227,14 +236,13 @@ def _matrices(
     is_embedding: bool,
     checksum: Any,
 ) -> Matrices:
-    shapes = {part: array.shape for part, array in pair.items()}
     if bool(config["use_dora"]) != ("magnitude" in pair):
         raise CheckpointError(
             f"{str(path / CONFIG)!r} says use_dora={config['use_dora']}, and"
             f" {TENSORS} has {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}."
         )
-    a, b = shapes.get("A", ()), shapes.get("B", ())
-    if len(a) < 2 or len(a) != len(b) or a[0] != b[1] or 0 in a or 0 in b:
+    if not is_pair(pair):
+        shapes = {part: array.shape for part, array in pair.items()}
         raise CheckpointError(
             f"{str(path / TENSORS)!r} holds for {module!r} matrices of the shapes {shapes},"
             " expected A of (rank, inputs) and B of (outputs, rank)."
@@ -249,6 +257,13 @@ def _matrices(
         checksum=checksum if isinstance(checksum, int) else None,
         magnitude=pair.get("magnitude"),
     )
+
+
+def is_pair(pair: Mapping[str, Array]) -> bool:
+    """Return whether there are an "A" of (rank, inputs) and a "B" of (outputs, rank)."""
+    shapes = {part: array.shape for part, array in pair.items()}
+    a, b = shapes.get("A", ()), shapes.get("B", ())
+    return len(a) >= 2 and len(a) == len(b) and a[0] == b[1] and 0 not in a and 0 not in b
 
 
 def _alpha(path: Path, module: str, config: Mapping[str, Any]) -> float:
