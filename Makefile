@@ -24,6 +24,7 @@ dev := .venv-dev/bin/python
 plain := .venv-plain/bin/python
 exporting := .venv-exports/bin/python
 federating := .venv-federated/bin/python
+serving := .venv-genai/bin/python
 recipes := .venv-recipes/bin/python
 documenting := .venv-site/bin/python
 benching := .venv-bench/bin/python
@@ -37,7 +38,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated genai mutate docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:  ## list these targets
@@ -114,6 +115,9 @@ exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's
 federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
 	cd .venv-federated && FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 bin/python ../examples/federated.py
 
+genai: .venv-genai/installed  ## train the builder's files, serve them with adapters (3 min)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 $(serving) -m pytest tests/genai $(ARGS)
+
 # OPS= are operators, whose rules alone then have errors; ARGS= words of the files, or of the errors, in scripts/mutations.
 mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test must fail (30 min)
 	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
@@ -130,7 +134,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -187,6 +191,16 @@ python:
 	@echo "Installing onnxfit, Flower and its simulation (Ray) into .venv-federated ..."
 	$(PYTHON) -m venv .venv-federated
 	$(federating) $(pip_install) -e '.[flower]' 'flwr[simulation]'
+	@touch $@
+
+# onnxruntime-genai has wheels for Python 3.11 and later, and brings the plain onnxruntime.
+.venv-genai/installed: pyproject.toml | python
+	@echo "Installing onnxfit, PyTorch, transformers and onnxruntime-genai into .venv-genai ($(PLAIN_PYTHON)) ..."
+	$(PLAIN_PYTHON) -m venv .venv-genai
+	$(if $(TORCH),$(serving) $(pip_install) $(TORCH))
+	$(serving) $(pip_install) -e '.[genai]'
+	$(serving) -m pip uninstall --yes --quiet onnxruntime-training onnxruntime-training-cpu onnxruntime
+	$(serving) $(pip_install) --force-reinstall --no-deps 'onnxruntime>=1.20'
 	@touch $@
 
 .venv-recipes/installed: pyproject.toml | python

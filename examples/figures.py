@@ -36,10 +36,11 @@ STYLE = {
 }
 
 
-def arguments(text: str, quick: str = "") -> argparse.Namespace:
+def arguments(text: str, quick: str = "", model: str = "") -> argparse.Namespace:
     """Parse `--out FOLDER` (by default the current folder), and create the folder.
 
-    There is an option `--quick`, too, if `quick` describes it.
+    There is an option `--quick`, too, if `quick` describes it; and an argument that may be left
+    out, the folder of a model, if `model` does.
     """
     parser = argparse.ArgumentParser(description=text.partition("\n")[0])
     parser.add_argument(
@@ -50,6 +51,8 @@ def arguments(text: str, quick: str = "") -> argparse.Namespace:
     )
     if quick:
         parser.add_argument("--quick", action="store_true", help=quick)
+    if model:
+        parser.add_argument("model", type=Path, nargs="?", help=model)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     return options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -154,3 +155,87 @@ def _model(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def decoder(
+    vocabulary: int, layers: int = 2, heads: int = 4, head_size: int = 16, seed: int = 0
+) -> onnx.ModelProto:
+    """A language model that decodes with caches, in the nodes and names that onnxruntime-genai's
+    builder writes for a Llama: rotary attention, RMS norms, and a gated MLP.
+    """
+    width, positions = heads * head_size, 64
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {"one": np.array([1]), "axis": np.array(1)}
+    angles = np.arange(positions)[:, None] / 100.0 ** (np.arange(head_size // 2) * 2 / head_size)
+    arrays |= {"cos": np.cos(angles), "sin": np.sin(angles)}
+    nodes, inputs, outputs = [], [], []
+
+    def node(op_type: str, names: str, y: str, **attributes: Any) -> str:
+        domain = "com.microsoft" if op_type == "GroupQueryAttention" else ""
+        names_in = ["" if name == "-" else name for name in names.split()]
+        nodes.append(helper.make_node(op_type, names_in, y.split(), domain=domain, **attributes))
+        return y.split()[0]
+
+    def product(x: str, module: str, rows: int, columns: int) -> str:
+        arrays[f"{module}.weight"] = rng.normal(0, rows**-0.5, (rows, columns))
+        return node("MatMul", f"{x} {module}.weight", f"{module}/y")
+
+    def norm(x: str, module: str) -> str:
+        arrays[f"{module}.weight"] = np.ones(width)
+        return node("SimplifiedLayerNormalization", f"{x} {module}.weight", f"{module}/y", axis=-1)
+
+    node("ReduceSum", "attention_mask one", "lengths", keepdims=0)
+    node("Sub", "lengths one", "last")
+    last = node("Cast", "last", "last/int32", to=TensorProto.INT32)
+    node("Shape", "attention_mask", "sizes")
+    node("Gather", "sizes axis", "total")
+    total = node("Cast", "total", "total/int32", to=TensorProto.INT32)
+    arrays["embed_tokens.weight"] = rng.normal(size=(vocabulary, width))
+    x = node("Gather", "embed_tokens.weight input_ids", "embed_tokens/y")
+    for i in range(layers):
+        kinds = ("key", "value")
+        past = " ".join(f"past_key_values.{i}.{kind}" for kind in kinds)
+        present = " ".join(f"present.{i}.{kind}" for kind in kinds)
+        for values, names, length in ((inputs, past, "past"), (outputs, present, "total")):
+            shape = ["batch", heads, length, head_size]
+            values += [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+                for name in names.split()
+            ]
+        layer = f"layers.{i}"
+        qkv = product(norm(x, f"{layer}.input_norm"), f"{layer}.qkv_proj", width, 3 * width)
+        attended = node(
+            "GroupQueryAttention",
+            f"{qkv} - - {past} {last} {total} cos sin",
+            f"{layer}.attention {present}",
+            num_heads=heads,
+            kv_num_heads=heads,
+            do_rotary=1,
+        )
+        x = node("Add", f"{x} {product(attended, f'{layer}.o_proj', width, width)}", f"{layer}/x")
+        h = norm(x, f"{layer}.mlp_norm")
+        gate = product(h, f"{layer}.gate_proj", width, 2 * width)
+        node("Mul", f"{gate} {node('Sigmoid', gate, f'{layer}/sigmoid')}", f"{layer}/silu")
+        up = product(h, f"{layer}.up_proj", width, 2 * width)
+        hidden = node("Mul", f"{layer}/silu {up}", f"{layer}/hidden")
+        x = node(
+            "Add", f"{x} {product(hidden, f'{layer}.down_proj', 2 * width, width)}", f"{layer}/y"
+        )
+    product(norm(x, "norm"), "lm_head", width, vocabulary)
+    nodes[-1].output[0] = "logits"
+    text = [("input_ids", "tokens"), ("attention_mask", "total")]
+    inputs[:0] = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", length])
+        for name, length in text
+    ]
+    logits = ["batch", "tokens", vocabulary]
+    outputs[:0] = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits)]
+    tensors = [
+        numpy_helper.from_array(
+            array.astype(np.float32) if array.dtype.kind == "f" else array, name
+        )
+        for name, array in arrays.items()
+    ]
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "decoder", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)

@@ -5,6 +5,7 @@ back.
 import onnxfit.imports  # noqa: F401  # before everything else
 from onnxfit import callbacks, distributed, losses, metrics, optimizers, penalties, schedules
 from onnxfit.adapters.lora import LoRA
+from onnxfit.adapters.merging import merge, unmerge
 from onnxfit.data import (
     Bucket,
     DataLoader,
@@ -84,6 +85,7 @@ __all__ = [
     "gradient_model",
     "inspect",
     "losses",
+    "merge",
     "metrics",
     "optimizers",
     "penalties",
@@ -92,6 +94,7 @@ __all__ = [
     "replace_head",
     "schedules",
     "tie",
+    "unmerge",
     "untie",
     "versions",
 ]

@@ -99,6 +99,7 @@ OTHER_NAMES = {
     "targets": ("y",),
     "threshold": ("min_delta",),
     "tol": ("min_delta",),
+    "use_dora": ("dora",),
     "use_ema": ("ema_momentum",),
     "use_rslora": ("scaling",),
     "val_data": ("validation_data",),

@@ -338,15 +338,22 @@ class Trainer(FolderTrainer):
             self.global_step += 1
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **settings: Any) -> Trainer:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model_onnx: ModelSource | None = None,
+        **settings: Any,
+    ) -> Trainer:
         """Return the trainer that `save` wrote to `path`; its next `fit` resumes there.
 
-        `path` may be a folder of `save_onnx_graph` or of `export_training`. `settings` replace the
-        constructor's arguments of the same name; a loss, penalty, optimizer or metric of your own
-        class must be given again, since a checkpoint holds no code, and so must `quantization` with
-        a teacher. Of several processes, all call it; rank 0 reads the file, and the others get its
-        contents, but each reads a folder of `export_training`. CheckpointError for a file that is
-        no checkpoint, is damaged, or is from a newer onnxfit.
+        `path` may be a folder of `save_onnx_graph` or of `export_training`. `model_onnx` is the
+        model of a checkpoint that was saved with `adapters_only=True`; SettingError for another
+        one. `settings` replace the constructor's arguments of the same name; a loss, penalty,
+        optimizer or metric of your own class must be given again, since a checkpoint holds no code,
+        and so must `quantization` with a teacher. Of several processes, all call it; rank 0 reads
+        the file, and the others get its contents, but each reads a folder of `export_training`.
+        CheckpointError for a file that is no checkpoint, is damaged, or is from a newer onnxfit.
         """
         if is_training_folder(path):
             contents = read_training_folder(path, settings)
@@ -354,9 +361,14 @@ class Trainer(FolderTrainer):
             world = world_of(settings.get("distribute", "auto"))
             contents = checkpoint.load(path, settings, world)
         contents.require_teacher(path)
+        base = None
+        if model_onnx is not None:
+            is_dynamic = contents.settings.get("dynamic_batch")
+            base = read_model(any_batch(model_onnx) if is_dynamic else model_onnx)
+        model = contents.with_base(path, base)
         with matching_this_version(path):
             try:
-                trainer = cls(contents.model, **contents.settings)
+                trainer = cls(model, **contents.settings)
             except SettingError as error:
                 if settings:  # the wrong one may be the caller's
                     raise

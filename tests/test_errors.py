@@ -280,11 +280,21 @@ def function_cases() -> dict[str, Case]:
             {"X": X, "y": Y},
         ),
         "LoRA": (lambda **a: train(adapters=onnxfit.LoRA(**a)), onnxfit.LoRA, {"rank": 1}),
-        "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"folder": "nowhere"}),
+        "merge": (
+            onnxfit.merge,
+            onnxfit.merge,
+            {"model_onnx": model(), "adapter": "nowhere"},
+        ),
+        "unmerge": (
+            onnxfit.unmerge,
+            onnxfit.unmerge,
+            {"model_onnx": model(), "adapter": "nowhere"},
+        ),
+        "LoRA.load": (onnxfit.LoRA.load, onnxfit.LoRA.load, {"path": "nowhere"}),
         "export_adapter": (
             Trainer(model(), loss="mse", adapters=onnxfit.LoRA(rank=1)).export_adapter,
             Trainer.export_adapter,
-            {"folder": "adapter"},
+            {"path": "adapter"},
         ),
         "Quantization": (
             lambda **a: Trainer(integer_file(), loss="mse", quantization=onnxfit.Quantization(**a)),

@@ -19,6 +19,7 @@ from scipy import special
 from onnxfit import Trainer
 from onnxfit.errors import DataError, SettingError, UnknownNameError
 from onnxfit.gradients.backward import add_gradients
+from onnxfit.graph.labels import check_range
 from onnxfit.graph.model import infer_shapes
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
@@ -1278,3 +1279,14 @@ def test_a_function_of_class_indices_trains(backend, dtype):
         figures = [trainer.train_on_batch(x, y)["loss"] for trainer in (own, built_in)]
         assert figures[0] == pytest.approx(figures[1], rel=1e-5)
     assert own.evaluate(x, y) == pytest.approx(built_in.evaluate(x, y), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_labels_narrower_than_the_output_are_compared_without_a_warning(dtype: type) -> None:
+    y = np.ones((4, 2), dtype)
+    output = TensorSpec("y", np.dtype(np.float64), ("N", 2))
+    check_range("Mean", y, -np.inf, np.inf, np.dtype(np.float64), output)
+    y[2, 1] = np.nan
+    with pytest.raises(DataError, match="got nan at row 2"):
+        check_range("Mean", y, -np.inf, np.inf, np.dtype(np.float64), output)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "README.md",
     "docs/guide.md",
+    "docs/adapters.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
     "docs/coming-from.md",

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxfit.adapters.branches import Adapter, Array, with_branches
+from onnxfit.adapters.adapter import Adapter, Array
+from onnxfit.adapters.branches import with_branches
 from onnxfit.adapters.layers import adaptable_weights
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
-from onnxfit.graph.model import inline_functions, with_tensors
+from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import name_list, shortened
 
@@ -33,7 +36,7 @@ class AdaptedModel(TrainableModel):
 
     def selected(self, patterns: Sequence[str] | str | None) -> Sequence[str]:
         """Return the names of all matrices of the adapters, and `patterns`."""
-        own = [name for adapter in self.adapters for name in (adapter.a, adapter.b)]
+        own = [name for adapter in self.adapters for name in adapter.names]
         others = [] if patterns is None else name_list("weights", patterns)
         if others and all(pattern.startswith("!") for pattern in others):
             raise SettingError(
@@ -49,9 +52,9 @@ class AdaptedModel(TrainableModel):
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
-                a, b = rest.pop(adapter.a), rest.pop(adapter.b)
+                own = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                merged[name] = adapter.added(numpy_helper.to_array(tensors[name]), a, b)
+                merged[name] = adapter.merged(numpy_helper.to_array(tensors[name]), own)
         return super().to_file({**rest, **merged})
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
@@ -69,20 +72,72 @@ class AdaptedModel(TrainableModel):
         """Return the file, or its view, with the adapters."""
         packed = [one for one in self.adapters if one.weight.is_packed]
         if packed:
-            model = inline_functions(model)
-            weights = {weight.name: weight for weight in adaptable_weights(model)}
-            kept = [replace(one, weight=weights[one.weight.name]) for one in packed]
-            matrices = [(arrays[one.a], arrays[one.b]) for one in packed]
-            model = with_branches(model, kept, matrices, dropout=False)
+            model = _beside(model, packed, arrays)
         return with_tensors(model, self.to_file(arrays))
+
+    def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file with adapters of zeros, which are inputs with these defaults.
+
+        Whoever runs it may pass the matrices of `parameters`, of any rank, in their place.
+        """
+        self._require_no_magnitude()
+        adapters = [one.unscaled for one in self.adapters]
+        zeros = {
+            name: np.zeros(shape, one.dtype)
+            for one in adapters
+            for name, shape in zip(one.names, one.shapes)
+        }
+        model = _beside(self.file, adapters, zeros)
+        for one in adapters:
+            model.graph.input.extend(one.inputs)
+        own = {name for one in adapters for name in one.names}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        return with_tensors(model, super().to_file(others))
+
+    def parameters(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return input of `served` -> its matrix, with the scale of the adapter in B."""
+        self._require_no_magnitude()
+        saved = self.saved(arrays)
+        return {
+            name: matrix
+            for one in self.adapters
+            for name, matrix in one.served(saved[one.weight.module]).items()
+        }
+
+    def _require_no_magnitude(self) -> None:
+        """Raise SettingError for DoRA, which changes more than the sum of two products."""
+        scaled = [one.weight.name for one in self.adapters if one.settings.dora]
+        if scaled:
+            raise SettingError(
+                f"The adapters of {listed_names(scaled)} have dora=True, and as inputs of a file"
+                " they would be A and B alone: export the merged model, or train without dora."
+            )
 
     def saved(self, arrays: Mapping[str, Array]) -> dict[str, Matrices]:
         """Return module -> the matrices of its adapter, for a file of adapters."""
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         return {
-            one.weight.module: one.saved(arrays[one.a], arrays[one.b], tensors[one.weight.name])
-            for one in self.adapters
+            one.weight.module: one.saved(arrays, tensors[one.weight.name]) for one in self.adapters
         }
+
+    @property
+    def constants(self) -> Mapping[str, Sequence[Array]]:
+        """Module -> the first A and B, where the frozen weight is without their product."""
+        return {one.weight.module: one.start_in_peft for one in self.adapters if one.start}
+
+    def require_constants(self, constants: Mapping[str, Sequence[Array]]) -> None:
+        """Raise SettingError unless adapters began beside the same frozen weights.
+
+        Singular vectors may have another sign, and their product another rounding, on another
+        machine.
+        """
+        for one in self.adapters:
+            if one.start and not one.began_as(constants.get(one.weight.module, ())):
+                raise SettingError(
+                    f"The adapter of {one.weight.module!r} began with another part of the weight"
+                    " than that of this checkpoint, by init='pissa': load the checkpoint by"
+                    " Trainer.load(path), which begins with the same."
+                )
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
         """Raise SettingError for a weight that is trained besides having an adapter."""
@@ -95,37 +150,60 @@ class AdaptedModel(TrainableModel):
             )
 
 
-def adapt(
-    trainable: TrainableModel, adapters: LoRA | Sequence[LoRA] | None, seed: int
-) -> TrainableModel:
-    """Return the form in which adapters train a file; without adapters, `trainable` itself.
+def _beside(
+    model: onnx.ModelProto, adapters: Sequence[Adapter], arrays: Mapping[str, Array]
+) -> onnx.ModelProto:
+    """Return the file, or its view, without functions, with the adapters as nodes."""
+    model = inline_functions(model)
+    weights = {weight.name: weight for weight in adaptable_weights(model)}
+    found = [replace(one, weight=weights[one.weight.name]) for one in adapters]
+    return with_branches(model, found, arrays, dropout=False)
 
-    - `trainable`: the file as it would be trained without adapters.
+
+def adapt(file: onnx.ModelProto, adapters: LoRA | Sequence[LoRA], seed: int) -> AdaptedModel:
+    """Return the form in which adapters train a file.
+
+    - `file`: the file as it would be trained without adapters.
     - `adapters`: the settings of one or several adapters.
     - `seed`: decides the first values of A.
 
     Raises ModelError, SettingError or UnknownNameError.
     """
-    if adapters is None:
-        return trainable
     settings = listed(adapters)
-    if not trainable.is_file:
-        raise SettingError(
-            "Adapters do not stand beside the integers behind a DequantizeLinear, nor those of"
-            " MatMulNBits that quantization= trains: train them without adapters=, or adapt the"
-            " float file and quantize it afterwards by onnxfit.quantize."
-        )
-    base = inline_functions(trainable.file)
+    base = inline_functions(file)
     _require_opset(base)
     matched = match_adapters(base, settings)
     _refuse_taken_names(base, matched)
-    arrays = [adapter.first(seed) for adapter in matched]
+    tensors = {tensor.name: tensor for tensor in base.graph.initializer}
+    begun = [adapter.begun(seed, tensors[adapter.weight.name]) for adapter in matched]
+    chosen = [adapter for adapter, _ in begun]
+    arrays = {name: array for _, first in begun for name, array in first.items()}
     _warn_of_other_bases(base, matched)
     return AdaptedModel(
-        file=trainable.file,
-        model=with_branches(base, matched, arrays, dropout=True),
-        adapters=tuple(matched),
+        file=file,
+        model=with_branches(_frozen(base, chosen), chosen, arrays, dropout=True),
+        adapters=tuple(chosen),
     )
+
+
+def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelProto:
+    """Return the model with the weights that stay frozen beside the adapters."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    residuals = {
+        one.weight.name: one.residual(numpy_helper.to_array(tensors[one.weight.name]))
+        for one in adapters
+        if one.start is not None
+    }
+    return with_tensors(model, as_tensors(residuals)) if residuals else model
+
+
+def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> Any:
+    """Return the `adapters` of Trainer so that they begin with the `constants` of a model."""
+    if isinstance(adapters, (list, tuple)):
+        return [with_constants(one, constants) for one in adapters]
+    if isinstance(adapters, LoRA) and adapters.init == "pissa" and adapters.matrices is None:
+        return adapters.beginning_with(constants)
+    return adapters
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:
@@ -163,7 +241,7 @@ def _refuse_taken_names(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> 
     taken = {tensor.name for tensor in model.graph.initializer}
     taken |= {value.name for value in model.graph.input}
     taken |= {name for node in model.graph.node for name in node.output}
-    conflicts = [name for one in adapters for name in (one.a, one.b) if name in taken]
+    conflicts = [name for one in adapters for name in one.names if name in taken]
     if conflicts:
         raise ModelError(
             f"The model has tensors called {listed_names(conflicts)}, as those of its adapters"

@@ -1,7 +1,8 @@
 """Find the weights of a model that adapters of low rank can stand beside.
 
 Each is read by linear layers (MatMul, Gemm, MatMulNBits), as the table of an embedding (Gather), or
-by convolutions. Transpose and Identity may lie between the weight and its readers.
+by convolutions. Transpose and Identity may lie between the weight and its readers. A weight of
+integers is read through a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
@@ -21,14 +23,17 @@ from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.sharing import MODULES
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.graph.weights import FOLDED_FROM, NO_PARAMETER
+from onnxfit.quantization.operators import is_dequantize
+
+Array = npt.NDArray[Any]
 
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 LINEAR = {"MatMul", "Gemm", "MatMulNBits"}
 # onnxruntime's quantizer names packed integers after the float weight, with this ending. The
 # exporter's notes stay under the name of the float weight.
-PACKED_END = re.compile(r"_Q\d+(G\d+)?$")
+PACKED_END = re.compile(r"(_Q\d+(G\d+)?|_quantized)$")
 # the end of a weight's name behind that of its module: of torch, of quantizers, and of genai
-ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant)?$")
+ENDS = re.compile(r"((\.MatMul(NBits)?)?\.(q?weight|qzeros|scales))?(_Q\d+(G\d+)?|_quant(ized)?)?$")
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,13 @@ class Reader:
 class AdaptableWeight:
     """A weight that adapters can stand beside.
 
-    - `name`: its initializer; that of the packed integers for a MatMulNBits.
+    - `name`: its initializer; that of the integers for a MatMulNBits or a DequantizeLinear.
     - `module`: the module that it belongs to, by the name before the export.
     - `names`: every name that a target may call it by.
     - `shape`: its shape as it is stored; (inputs, outputs) for a MatMulNBits.
     - `element_type`: that of the layer's input and output, a number of `onnx.TensorProto`.
     - `readers`: the nodes that read it.
-    - `is_packed`: whether its numbers are packed, so that nothing can be added to them.
+    - `is_packed`: whether its numbers are integers, so that nothing can be added to them.
     """
 
     name: str
@@ -99,6 +104,18 @@ class AdaptableWeight:
         rows, columns = self.shape
         return (columns, rows) if self.is_flipped else (rows, columns)
 
+    def as_matrix(self, stored: Array) -> Array:
+        """Return a weight of this shape as a matrix of (inputs, outputs)."""
+        if self.kind == "conv":
+            return stored.reshape(len(stored), -1).T
+        return stored.T if self.is_flipped else stored
+
+    def as_stored(self, matrix: Array) -> Array:
+        """Return a matrix of (inputs, outputs) in the shape of the weight."""
+        if self.kind == "conv":
+            return matrix.T.reshape(self.shape)
+        return matrix.T if self.is_flipped else matrix
+
 
 @dataclass
 class _Graph:
@@ -135,10 +152,9 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
         if readers is None:
             continue
         first = model.graph.node[readers[0].index]
-        is_packed = first.op_type == "MatMulNBits"
-        element_type = tensor.data_type
+        element_type = _element_type(graph, name)
         shape: tuple[int, ...] = tuple(tensor.dims)
-        if is_packed:
+        if first.op_type == "MatMulNBits":
             element_type = graph.tensors[first.input[2]].data_type
             shape = (_attribute(first, "K", 0), _attribute(first, "N", 0))
         nodes = [model.graph.node[reader.index] for reader in readers]
@@ -154,7 +170,7 @@ def adaptable_weights(model: onnx.ModelProto) -> list[AdaptableWeight]:
                 shape=shape,
                 element_type=element_type,
                 readers=tuple(readers),
-                is_packed=is_packed,
+                is_packed=tensor.data_type not in FLOATS,
             )
         )
     return _with_unique_modules(found)
@@ -184,6 +200,7 @@ def output_layers(model: onnx.ModelProto, weights: list[AdaptableWeight]) -> set
 def _readers(graph: _Graph, name: str) -> list[Reader] | None:
     """Return the readers of an initializer; None if it is no weight that can have an adapter."""
     tensor = graph.tensors[name]
+    is_float = _element_type(graph, name) in FLOATS
     readers = []
     waiting = [(name, False)]
     while waiting:
@@ -192,10 +209,13 @@ def _readers(graph: _Graph, name: str) -> list[Reader] | None:
             return None
         for index, position in graph.readers[value]:
             node = graph.proto.node[index]
-            if _moves_a_matrix(node, tensor):
+            if (value, position) == (name, 0) and _dequantizes(graph, node):
+                waiting.append((node.output[0], flipped))
+                continue
+            if is_float and _moves_a_matrix(node, tensor):
                 waiting.append((node.output[0], flipped != (node.op_type == "Transpose")))
                 continue
-            reader = _reader(graph, tensor, index, position, flipped)
+            reader = _reader(graph, tensor, index, position, flipped, is_float)
             if reader is None:
                 return None
             readers.append(reader)
@@ -203,9 +223,25 @@ def _readers(graph: _Graph, name: str) -> list[Reader] | None:
     return readers or None
 
 
+def _element_type(graph: _Graph, name: str) -> int:
+    """Return the element type of an initializer; that of its scale behind a DequantizeLinear."""
+    own: int = graph.tensors[name].data_type
+    types = {own}
+    for index, position in graph.readers[name]:
+        node = graph.proto.node[index]
+        if position == 0 and _dequantizes(graph, node):
+            types.add(graph.tensors[node.input[1]].data_type)
+    return next((kind for kind in types if kind in FLOATS), own)
+
+
+def _dequantizes(graph: _Graph, node: onnx.NodeProto) -> bool:
+    """Return whether a node is a DequantizeLinear by a constant scale."""
+    return is_dequantize(node) and node.input[1] in graph.tensors
+
+
 def _moves_a_matrix(node: onnx.NodeProto, tensor: TensorProto) -> bool:
     """Return whether a node passes a matrix on as it is, or transposed."""
-    if node.domain or len(tensor.dims) != 2 or tensor.data_type not in FLOATS:
+    if node.domain or len(tensor.dims) != 2:
         return False
     return node.op_type == "Identity" or (
         node.op_type == "Transpose" and list(_attribute(node, "perm", [1, 0])) == [1, 0]
@@ -213,7 +249,7 @@ def _moves_a_matrix(node: onnx.NodeProto, tensor: TensorProto) -> bool:
 
 
 def _reader(
-    graph: _Graph, tensor: TensorProto, index: int, position: int, flipped: bool
+    graph: _Graph, tensor: TensorProto, index: int, position: int, flipped: bool, is_float: bool
 ) -> Reader | None:
     """Return how a node reads a weight at an input; None if an adapter cannot follow it there."""
     node = graph.proto.node[index]
@@ -221,7 +257,7 @@ def _reader(
         scales = graph.tensors.get(node.input[2])
         known = scales is not None and scales.data_type in FLOATS
         return Reader(index, node.op_type) if position == 1 and known else None
-    if node.domain or tensor.data_type not in FLOATS or 0 in tensor.dims:
+    if node.domain or not is_float or 0 in tensor.dims:
         return None
     rank = len(tensor.dims)
     if node.op_type == "MatMul" and (position, rank) == (1, 2):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from onnxfit.adapters.peft import Matrices, read_adapters
+from onnxfit.adapters.onnx_adapter import is_onnx_adapter, read_onnx_adapter
+from onnxfit.adapters.peft import Matrices, read_adapters, scale_of
 from onnxfit.errors import CheckpointError, SettingError
+from onnxfit.files import require_path
 from onnxfit.registry import ChecksArguments, check_arguments, check_number, name_list, shortened
 
 __all__ = ["LoRA"]
 
 SCALINGS = ("alpha/r", "alpha/sqrt(r)")
-INITIALIZERS = ("kaiming", "gaussian")
+INITIALIZERS = ("kaiming", "gaussian", "pissa")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,18 @@ class LoRA(ChecksArguments):
     - `scaling`: "alpha/r"; or "alpha/sqrt(r)", $s = \alpha / \sqrt{r}$, with which the updates do
       not become smaller with the rank (rsLoRA, Kalajdzievski 2023, arXiv:2312.03732).
     - `init`: the first values of $A$: "kaiming", uniform in $\pm 1 / \sqrt{\text{inputs}}$, or
-      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1.
+      "gaussian", with standard deviation $1 / r$. That of $B$ in an embedding is 1. "pissa": $s A
+      B$ is the best approximation of $W$ of this rank, from the singular value decomposition, and
+      $W - s A B$ is frozen (Meng et al. 2024, arXiv:2404.02948). The model computes at first what
+      the file does, within rounding, and learns faster, as $A$ and $B$ begin with the largest parts
+      of $W$. Weights of 4 bits have no other. A large weight takes time: one of 4096 x 4096 about
+      a minute.
+    - `dora`: train the magnitude of each weight apart from its direction (DoRA, Liu et al. 2024,
+      arXiv:2402.09353). With $V = W + s A B$ the layer computes $y = x V \mathrm{diag}(m / \lVert
+      V \rVert) + b$. The vector $m$ trains besides, and begins with the norms of the columns of
+      $W$; the norms $\lVert V \rVert$, one for each output, count as constants in the gradient.
+      Dropout acts on $x A B$ alone. Weights of 4 bits, and tables that are also the weight of a
+      linear layer, cannot have it.
     - `matrices`: module -> the first values of $A$ and $B$, as `LoRA.load` reads them; None for
       those of `init`. Checkpoints do not hold it.
 
@@ -56,6 +69,7 @@ class LoRA(ChecksArguments):
     dropout: float = 0.0
     scaling: str = "alpha/r"
     init: str = "kaiming"
+    dora: bool = False
     matrices: Mapping[str, Matrices] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,31 +84,37 @@ class LoRA(ChecksArguments):
         for name, known in (("scaling", SCALINGS), ("init", INITIALIZERS)):
             if getattr(self, name) not in known:
                 raise SettingError(
-                    f"{name} of LoRA is {' or '.join(map(repr, known))}, got"
+                    f"{name} of LoRA is one of {', '.join(map(repr, known))}, got"
                     f" {shortened(getattr(self, name))}."
                 )
 
+        if not isinstance(self.dora, bool):
+            raise SettingError(f"dora of LoRA is True or False, got {shortened(self.dora)}.")
         given = {} if self.matrices is None else self.matrices
         values = given.values() if isinstance(given, Mapping) else [None]
         if not all(isinstance(value, Matrices) for value in values):
             raise SettingError(
-                "matrices of LoRA are those that LoRA.load(folder) reads, or None, got"
+                "matrices of LoRA are those that LoRA.load(path) reads, or None, got"
                 f" {shortened(self.matrices)}."
             )
 
     @classmethod
     @check_arguments
-    def load(cls, folder: str | os.PathLike[str]) -> tuple[LoRA, ...]:
-        """Return the adapters in a `folder` that `Trainer.export_adapter` or PEFT wrote.
+    def load(cls, path: str | os.PathLike[str]) -> tuple[LoRA, ...]:
+        """Return the adapters that `Trainer.export_adapter` or PEFT wrote, for `Trainer`.
 
-        There is one for each rank and alpha. `Trainer(model, adapters=LoRA.load(folder))` goes on
-        with their training, or applies them: it predicts, and exports the merged file.
-        CheckpointError for a folder without adapters, or with others than LoRA. The Trainer raises
-        UnknownNameError or SettingError for adapters of another model, and warns where they were
-        trained beside weights with other values.
+        `path` is a folder, or an `.onnx_adapter` file of `Trainer.export_adapter`. Such a file
+        holds $s B$ in the place of $B$: adapters of it have alpha = rank, so that $s = 1$, and no
+        dropout. There is one LoRA for each rank and alpha. `Trainer(model,
+        adapters=LoRA.load(path))` goes on with their training, or applies them: it predicts, and
+        exports the merged file. CheckpointError for a path without adapters, or with others than
+        LoRA. The Trainer raises UnknownNameError or SettingError for adapters of another model. It
+        warns of those from a folder that were trained beside weights with other values.
         """
+        require_path(path)
+        read = read_onnx_adapter if is_onnx_adapter(path) else read_adapters
         groups: dict[tuple[int, float], dict[str, Matrices]] = {}
-        for module, one in read_adapters(folder).items():
+        for module, one in read(path).items():
             groups.setdefault((one.rank, one.alpha), {})[module] = one
         loaded = []
         for (rank, alpha), matrices in groups.items():
@@ -103,16 +123,23 @@ class LoRA(ChecksArguments):
                 settings = cls(rank, alpha, tuple(matrices), first.dropout, first.scaling)
             except SettingError as error:
                 raise CheckpointError(
-                    f"{os.fspath(folder)!r} has settings that no adapter takes: {error}"
+                    f"{os.fspath(path)!r} has settings that no adapter takes: {error}"
                 ) from None
-            loaded.append(replace(settings, matrices=matrices))
+            dora = first.magnitude is not None
+            loaded.append(replace(settings, dora=dora, matrices=matrices))
         return tuple(loaded)
 
     def without_matrices(self) -> LoRA:
         """Return the settings that a checkpoint holds."""
         return replace(self, matrices=None)
 
+    def beginning_with(self, start: Mapping[str, Sequence[Any]]) -> LoRA:
+        """Return the same settings with matrices; `start` is module -> A and B as in PEFT."""
+        settings = self.alpha, self.dropout, self.scaling
+        matrices = {module: Matrices(a, b, *settings) for module, (a, b) in start.items()}
+        return replace(self, matrices=matrices)
+
     @property
     def scale(self) -> float:
         """The factor $s$ of the product of the two matrices."""
-        return self.alpha / (self.rank if self.scaling == "alpha/r" else math.sqrt(self.rank))
+        return scale_of(self.alpha, self.rank, self.scaling)

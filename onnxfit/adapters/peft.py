@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
-from onnxfit.errors import CheckpointError, listed_names
+from onnxfit.errors import CheckpointError, SettingError, listed_names
 from onnxfit.files import (
     COUNT,
     FLAG,
@@ -37,11 +37,12 @@ from onnxfit.graph.tensors import read_metadata, read_safetensors, write_safeten
 Array = npt.NDArray[Any]
 
 TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+FILES = (TENSORS, CONFIG)
 PICKLE = "adapter_model.bin"  # of older versions of PEFT
 CHECKSUMS = "onnxfit.base"  # in the metadata of the tensors
 KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<table>embedding_)(?P<t>[AB])"
-    r"|(?P<part>[AB])\.weight)"
+    r"|(?P<part>[AB])\.weight|(?P<magnitude>magnitude_vector))"
 )
 LITERAL = re.compile(r"[\w.-]+")
 CONFIG_TYPES = {
@@ -53,7 +54,15 @@ CONFIG_TYPES = {
     "use_dora": FLAG,
     "alpha_pattern": optional(MAPPING),
 }
-DEFAULTS = {"lora_dropout": 0.0, "use_rslora": False, "use_dora": False, "alpha_pattern": None}
+DEFAULTS = {
+    "lora_dropout": 0.0,
+    "use_rslora": False,
+    "use_dora": False,
+    "alpha_pattern": None,
+    "init_lora_weights": True,
+}
+# the beginnings of PEFT's init_lora_weights with which it replaces the weight of the model
+CHANGING_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +73,7 @@ class Matrices:
     - `alpha`, `dropout`, `scaling`: as in `LoRA`.
     - `is_embedding`: whether they stand beside the table of an embedding.
     - `checksum`: the checksum of the weight that they were trained beside, if it is known.
+    - `magnitude`: that of DoRA, of (outputs,); of a Conv (1, outputs, 1, ...).
     """
 
     a: Array
@@ -73,10 +83,20 @@ class Matrices:
     scaling: str
     is_embedding: bool = False
     checksum: int | None = None
+    magnitude: Array | None = None
 
     @property
     def rank(self) -> int:
         return len(self.a)
+
+    @property
+    def scale(self) -> float:
+        return scale_of(self.alpha, self.rank, self.scaling)
+
+
+def scale_of(alpha: float, rank: int, scaling: str) -> float:
+    """Return the factor s of the product of two matrices, by the scaling "alpha/r" or another."""
+    return alpha / (rank if scaling == "alpha/r" else math.sqrt(rank))
 
 
 def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matrices]) -> Path:
@@ -84,14 +104,24 @@ def write_adapters(folder: str | os.PathLike[str], adapters: Mapping[str, Matric
 
     - `adapters`: module -> its matrices.
 
-    Raises CheckpointError where the disk refuses.
+    Raises SettingError for some adapters with DoRA and some without, CheckpointError where the disk
+    refuses.
     """
     require_path(folder)
+    plain = [module for module, one in adapters.items() if one.magnitude is None]
+    if 0 < len(plain) < len(adapters):
+        raise SettingError(
+            "A folder of PEFT has adapters that are all with DoRA or all without, and those of"
+            f" {listed_names(plain)} alone have dora=False. Use one kind of adapters, or export the"
+            " merged model by export(path)."
+        )
     tensors: dict[str, Array] = {}
     for module, one in adapters.items():
         for part, array in (("A", one.a), ("B", one.b)):
             name = f"embedding_{part}" if one.is_embedding else f"{part}.weight"
             tensors[f"base_model.model.{module}.lora_{name}"] = np.ascontiguousarray(array)
+        if one.magnitude is not None:
+            tensors[f"base_model.model.{module}.lora_magnitude_vector"] = one.magnitude
     sums = {module: one.checksum for module, one in adapters.items()}
     metadata = {"format": "pt", CHECKSUMS: json.dumps(sums)}
     path = Path(folder)
@@ -120,6 +150,7 @@ def _config(adapters: Mapping[str, Matrices]) -> dict[str, Any]:
         "lora_alpha": alpha,
         "lora_dropout": first.dropout,
         "use_rslora": is_rooted,
+        "use_dora": first.magnitude is not None,
         "target_modules": sorted(adapters),
         "rank_pattern": {m: one.rank for m, one in adapters.items() if one.rank != first.rank},
         "alpha_pattern": {m: value for m, value in alphas.items() if value != alpha},
@@ -157,9 +188,10 @@ def read_adapters(folder: str | os.PathLike[str]) -> dict[str, Matrices]:
         if match is None or array.dtype.kind not in "fV":
             raise CheckpointError(
                 f"{str(path / TENSORS)!r} holds {name!r}, which is no matrix of LoRA. Adapters are"
-                " read alone: without DoRA, biases and modules_to_save."
+                " read alone: without biases and modules_to_save."
             )
-        pairs.setdefault(match["module"], {})[match["part"] or match["t"]] = array
+        part = match["part"] or match["t"] or "magnitude"
+        pairs.setdefault(match["module"], {})[part] = array
         if match["table"]:
             tables.add(match["module"])
     if not pairs:
@@ -183,9 +215,16 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{str(path)!r} cannot be read as JSON: {error}") from None
     config = {**DEFAULTS, **config} if isinstance(config, dict) else config
     require_types(repr(str(path)), config, CONFIG_TYPES)
-    if config["peft_type"] != "LORA" or config["use_dora"]:
-        kind = "DoRA" if config["peft_type"] == "LORA" else config["peft_type"]
+    if config["peft_type"] != "LORA":
+        kind = config["peft_type"]
         raise CheckpointError(f"{str(path)!r} describes an adapter of the kind {kind}, not LoRA.")
+    start = config["init_lora_weights"]
+    if isinstance(start, str) and start.lower().startswith(CHANGING_THE_BASE):
+        raise CheckpointError(
+            f"{str(path)!r} describes an adapter of init_lora_weights={start!r}, which stands"
+            " beside another weight than the model's. Save it in PEFT as one of the model's weight,"
+            " by save_pretrained(folder, path_initial_model_for_weight_conversion=...)."
+        )
     return dict(config)
 
 
@@ -197,9 +236,13 @@ def _matrices(
     is_embedding: bool,
     checksum: Any,
 ) -> Matrices:
-    shapes = {part: array.shape for part, array in pair.items()}
-    a, b = shapes.get("A", ()), shapes.get("B", ())
-    if len(a) < 2 or len(a) != len(b) or a[0] != b[1] or 0 in a or 0 in b:
+    if bool(config["use_dora"]) != ("magnitude" in pair):
+        raise CheckpointError(
+            f"{str(path / CONFIG)!r} says use_dora={config['use_dora']}, and"
+            f" {TENSORS} has {'a' if 'magnitude' in pair else 'no'} magnitude for {module!r}."
+        )
+    if not is_pair(pair):
+        shapes = {part: array.shape for part, array in pair.items()}
         raise CheckpointError(
             f"{str(path / TENSORS)!r} holds for {module!r} matrices of the shapes {shapes},"
             " expected A of (rank, inputs) and B of (outputs, rank)."
@@ -212,7 +255,15 @@ def _matrices(
         scaling="alpha/sqrt(r)" if config["use_rslora"] else "alpha/r",
         is_embedding=is_embedding,
         checksum=checksum if isinstance(checksum, int) else None,
+        magnitude=pair.get("magnitude"),
     )
+
+
+def is_pair(pair: Mapping[str, Array]) -> bool:
+    """Return whether there are an "A" of (rank, inputs) and a "B" of (outputs, rank)."""
+    shapes = {part: array.shape for part, array in pair.items()}
+    a, b = shapes.get("A", ()), shapes.get("B", ())
+    return len(a) >= 2 and len(a) == len(b) and a[0] == b[1] and 0 not in a and 0 not in b
 
 
 def _alpha(path: Path, module: str, config: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import onnx
 
-from onnxfit.adapters.branches import Adapter
+from onnxfit.adapters.adapter import Adapter
 from onnxfit.adapters.layers import AdaptableWeight, adaptable_weights, output_layers
 from onnxfit.adapters.lora import LoRA
 from onnxfit.errors import ModelError, SettingError, UnknownNameError, listed_names
@@ -25,9 +25,10 @@ def match_adapters(model: onnx.ModelProto, settings: Sequence[LoRA]) -> list[Ada
     weights = adaptable_weights(model)
     if not weights:
         raise ModelError(
-            "The model has no weight that an adapter can stand beside: a float initializer that"
-            " MatMul, Gemm, Conv (with group=1) or Gather alone reads, or the integers of a"
-            " MatMulNBits. Train its weights by Trainer(..., weights=...) instead."
+            "The model has no weight that an adapter can stand beside: a float initializer, or"
+            " integers behind DequantizeLinear, that MatMul, Gemm, Conv (with group=1) or Gather"
+            " alone reads, or the integers of a MatMulNBits. Train its weights by Trainer(...,"
+            " weights=...) instead."
         )
     chosen: dict[str, LoRA] = {}
     for one in settings:
@@ -85,7 +86,8 @@ def _names_of(pattern: str, weights: Sequence[AdaptableWeight]) -> set[str]:
 
 
 def _require_rank(weight: AdaptableWeight, settings: LoRA) -> None:
-    if settings.rank > min(weight.sides):
+    # Loaded matrices may have more: PiSSA's twice the rank that they were trained with.
+    if settings.matrices is None and settings.rank > min(weight.sides):
         raise SettingError(
             f"An adapter of rank {settings.rank} is larger than the weight {weight.name!r}, whose"
             f" smaller side is {min(weight.sides)}: choose a smaller rank, or exclude the weight"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Union
 
 from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.checks import require_at_least, require_save_freq
+from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.errors import CheckpointError, warn_user
 from onnxfit.files import remove_leftovers, require_path
@@ -37,6 +37,8 @@ class BackupAndRestore(SavingCallback):
       backups always stay.
     - `every_n_steps`: a number n >= 1 for a backup after every n updates too, which with
       accumulated gradients are fewer than the batches; None for none.
+    - `adapters_only`: leave the frozen model out of the backups (`trainer.save(path,
+      adapters_only=True)`); the script that is run again has it.
     - `background`: training waits only for a copy of its state in memory and goes on while the copy
       is written; the next backup waits for the one before. False waits for every backup.
 
@@ -69,6 +71,7 @@ class BackupAndRestore(SavingCallback):
         double_checkpoint: bool = True,
         delete_checkpoint: bool = True,
         every_n_steps: int | None = None,
+        adapters_only: bool = False,
         background: bool = True,
     ) -> None:
         require_at_least("BackupAndRestore", 1, every_n_steps=every_n_steps)
@@ -79,6 +82,7 @@ class BackupAndRestore(SavingCallback):
         self.double_checkpoint = double_checkpoint
         self.delete_checkpoint = delete_checkpoint
         self.every_n_steps = every_n_steps
+        self.adapters_only = adapters_only
         self.background = background
         self._ended_normally = False
         # Backups of this training that can be read, the newest last.
@@ -94,6 +98,8 @@ class BackupAndRestore(SavingCallback):
         return super().listens(hook) and (hook != "on_train_batch_end" or by_batch)
 
     def prepare(self, trainer: Trainer) -> None:
+        if self.adapters_only:
+            require_adapters(trainer.settings)
         self._readable = []
         paths: list[Path] = []
         if trainer.is_main:
@@ -154,7 +160,7 @@ class BackupAndRestore(SavingCallback):
         self._last_step = self.trainer.global_step
         number = max((_number(path) for path in self._backups()), default=-1) + 1
         path = self.backup_dir / f"backup-{number:06d}.onnxfit"
-        snapshot = self.trainer.snapshot()
+        snapshot = self.trainer.snapshot(adapters_only=self.adapters_only)
         count = 2 if self.double_checkpoint else 1
 
         def write() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxfit.trainer import Trainer
 
 __all__ = [
+    "require_adapters",
     "require_at_least",
     "require_below",
     "require_constant_rate",
@@ -33,6 +34,18 @@ def writes_files(callback: Callback) -> bool:
     """
     trainer = getattr(callback, "trainer", None)
     return trainer is None or trainer.is_main
+
+
+def require_adapters(settings: Mapping[str, Any]) -> None:
+    """Raise SettingError for the settings of a Trainer without adapters.
+
+    - `settings`: the arguments of its constructor.
+    """
+    if settings["adapters"] is None:
+        raise SettingError(
+            "adapters_only=True saves adapters without their frozen model, and this trainer has"
+            " none: leave it out, or train adapters by Trainer(..., adapters=onnxfit.LoRA(rank=8))."
+        )
 
 
 def require_at_least(owner: str, minimum: float, **settings: float | None) -> None:

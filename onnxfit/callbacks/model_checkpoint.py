@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Union
 
 from onnxfit.callbacks import file_template
 from onnxfit.callbacks.background import SavingCallback
-from onnxfit.callbacks.checks import require_at_least, require_save_freq
+from onnxfit.callbacks.checks import require_adapters, require_at_least, require_save_freq
 from onnxfit.callbacks.logs import Logs
 from onnxfit.callbacks.monitor import Monitor
 from onnxfit.callbacks.progress import print_line
@@ -50,6 +50,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     - `save_weights_only`: instead of the training state (`trainer.save`, for `Trainer.load`), write
       `trainer.get_weights()` as safetensors; or, where `filepath` ends in ".onnx", the inference
       model of `trainer.export`.
+    - `adapters_only`: leave the frozen model out of the training state (`trainer.save(path,
+      adapters_only=True)`). `Trainer.load(path, model_onnx=...)` then needs the same model.
     - `mode`: "min", "max", or "auto" (the metric's own mode; "min" for a loss).
     - `save_freq`: "epoch", or a number n >= 1: instead of after epochs, save after every n batches,
       with the running metrics of the epoch.
@@ -105,6 +107,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         verbose: int = 0,
         save_best_only: bool = False,
         save_weights_only: bool = False,
+        adapters_only: bool = False,
         mode: str = "auto",
         save_freq: Union[str, int] = "epoch",
         initial_value_threshold: float | None = None,
@@ -119,6 +122,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
+        self.adapters_only = adapters_only
         self.save_freq = save_freq
         self.initial_value_threshold = initial_value_threshold
         self.every_n_epochs = every_n_epochs
@@ -150,6 +154,11 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         if self.top_k == 0 and not self.save_last:
             raise SettingError(
                 "ModelCheckpoint with top_k=0 saves nothing: add save_last=True, or drop it."
+            )
+        if self.adapters_only and self.save_weights_only:
+            raise SettingError(
+                "ModelCheckpoint takes save_weights_only or adapters_only, not both: the weights"
+                " alone are those of the adapters."
             )
         if self.filepath.endswith(".onnx") and not self.save_weights_only:
             raise SettingError(
@@ -258,6 +267,8 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
         super().on_train_begin(logs)
         if self._monitor_decides:
             self.monitor.require(self.callbacks, at_batches=self._saves_at_batches)
+        if self.adapters_only:
+            require_adapters(self.trainer.settings)
         self.monitor.start(self.trainer)
         if self.trainer.is_main:
             remove_leftovers(Path(self.last_path).parent)
@@ -399,7 +410,7 @@ class ModelCheckpoint(SavingCallback, StatefulCallback):
     def _writer(self) -> Callable[[str], object]:
         """Return a function that writes the training of this moment to a path, at any time."""
         if not self.save_weights_only:
-            return self.trainer.snapshot().write
+            return self.trainer.snapshot(adapters_only=self.adapters_only).write
         if self.filepath.endswith(".onnx"):
             model = self.trainer.export(None)
             return lambda path: write_model(path, model)

@@ -66,6 +66,17 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     ),
 )
 @click.option(
+    "--lora",
+    multiple=True,
+    metavar="SETTING=VALUE,...",
+    help=(
+        "Train adapters of low rank beside frozen weights, as in"
+        " rank=8,alpha=16,target=*attn*,dropout=0.05; init=pissa and dora=true are PiSSA and DoRA."
+        " Without target beside every linear layer but the last. --weights then names those that"
+        " train besides. May be repeated, for several targets."
+    ),
+)
+@click.option(
     "--penalty",
     multiple=True,
     metavar="[PATTERN=]NUMBER",
@@ -190,6 +201,12 @@ _NEW_FILE = click.Path(dir_okay=False)  # a str, since the options are saved as 
     help="The .onnx file to write: the original model with the trained weights.",
 )
 @click.option(
+    "--adapter-output",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="The folder to write for PEFT, with the adapters of --lora alone; --output has them too.",
+)
+@click.option(
     "--checkpoint",
     type=click.Path(),
     metavar="FOLDER/FILE",
@@ -240,10 +257,14 @@ def fit(
         --epochs 10 --metrics accuracy --validation-split 0.2 \\
         --tensorboard runs/first --checkpoint checkpoints/ --output trained.onnx
     """
-    if not (fit_options["output"] or fit_options["checkpoint"]):
+    if not any(fit_options[name] for name in ("output", "adapter_output", "checkpoint")):
         raise click.UsageError(
             "Nothing would be left of the training: give --output trained.onnx, --checkpoint FILE,"
             " or both."
+        )
+    if fit_options["adapter_output"] and not fit_options["lora"]:
+        raise click.UsageError(
+            "--adapter-output writes the adapters of --lora, which is not given: add --lora rank=8."
         )
     if fit_options["validation_data"] and fit_options["validation_split"]:
         raise click.UsageError("Give --validation-data or --validation-split, not both.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
+from onnxfit.adapters.peft import FILES as ADAPTER_FILES
 from onnxfit.callbacks import (
     Callback,
     CSVLogger,
@@ -32,18 +33,16 @@ from onnxfit.trainer import Trainer
 from onnxfit.training import checkpoint
 
 Options = dict[str, Any]  # of `onnxfit fit`, by click's names, with the values that were given
+WRITTEN_OPTIONS = ("csv", "output", "adapter_output", "tensorboard")
 PATH_OPTIONS = (
     "model",
     "data",
     "validation_data",
     "float_model",
     "teacher",
-    "tensorboard",
     "checkpoint",
-    "csv",
-    "output",
+    *WRITTEN_OPTIONS,
 )
-WRITTEN_OPTIONS = ("csv", "output", "tensorboard")
 # passed on to Trainer as they are
 TRAINER_OPTIONS = (
     "backend",
@@ -169,11 +168,15 @@ def paths_outside(fit_options: Options) -> list[str]:
         return not any(Path(os.path.realpath(path)).is_relative_to(root) for root in roots)
 
     named = [name for name in WRITTEN_OPTIONS if fit_options[name]]
-    written = [(f"--{name}", Path(fit_options[name])) for name in named]
+    written = [(f"--{name.replace('_', '-')}", Path(fit_options[name])) for name in named]
     # Links in the folders of checkpoints and TensorBoard would lead their files to other places.
     for path in layout.folder.glob("*"):
         if path.is_symlink() and (path == layout.options_path or layout.matches(path)):
             written.append(("--checkpoint", path))
+    if fit_options["adapter_output"]:
+        for name in ADAPTER_FILES:
+            path = Path(fit_options["adapter_output"]) / name
+            written += [("--adapter-output", path)] if path.is_symlink() else []
     # A folder that is outside is refused itself. Searching it could take as long as searching "/".
     if fit_options["tensorboard"] and not is_outside(Path(fit_options["tensorboard"])):
         # Runs are folders below, and TensorBoard itself passes over files that are links.
@@ -223,6 +226,8 @@ def run(fit_options: Options, *, quiet: bool, as_json: bool, start: Path | None 
     history = _fit(trainer, fit_options, data, validation, callbacks, layout, quiet)
     if fit_options["output"] and trainer.is_main:
         trainer.export(fit_options["output"])
+    if fit_options["adapter_output"]:
+        trainer.export_adapter(fit_options["adapter_output"])
     if layout:
         layout.write_options(fit_options, finished=True)
     _print_report(trainer, history, stopping, fit_options["output"], as_json)
@@ -251,6 +256,7 @@ def trainer_settings(fit_options: Options) -> dict[str, Any]:
             fit_options["optimizer"], fit_options["learning_rate"]
         ),
         "metrics": settings.parse_metrics(fit_options["metrics"]),
+        "adapters": settings.parse_lora(fit_options["lora"]),
         "quantization": settings.parse_quantization(
             *(fit_options[name] for name in ("quantization", "float_model", "teacher"))
         ),

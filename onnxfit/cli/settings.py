@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxfit import losses, metrics, optimizers, penalties, schedules
+from onnxfit.adapters.lora import LoRA
 from onnxfit.errors import SettingError, UnknownNameError
 from onnxfit.quantization.settings import Quantization
 from onnxfit.registry import registry
@@ -108,6 +109,18 @@ def parse_quantization(
         return None
     chosen = _settings(text or "", "--quantization", QUANTIZATION)
     return Quantization(**chosen, float_model=float_model, teacher=teacher)
+
+
+def parse_lora(texts: Sequence[str]) -> list[LoRA] | None:
+    """Return the argument `adapters` of Trainer, from SETTING=VALUE,SETTING=VALUE of each."""
+    known = [field.name for field in dataclasses.fields(LoRA) if field.name != "matrices"]
+    adapters = []
+    for text in texts:
+        settings = _settings(text, "--lora", known)
+        if "target" in settings and not isinstance(settings["target"], tuple):
+            settings["target"] = str(settings["target"])  # a name may be a number
+        adapters.append(LoRA(**settings))
+    return adapters or None
 
 
 def _split_key(text: str, key: str = r"[^=:]+") -> tuple[str | None, str]:

@@ -79,10 +79,14 @@ def check_range(
     limit = float(np.finfo(dtype).max)
     lowest = max(low, -limit)
     highest = min(high, limit)
+    if not labels.size:
+        return
+    # As Python's floats, since a bound of float64 would overflow in the type of float32 labels.
     # With NaN among the labels, their minimum and maximum are NaN, and both comparisons fail.
-    if labels.size and not (labels.min() >= lowest and labels.max() <= highest):
+    if not (float(labels.min()) >= lowest and float(labels.max()) <= highest):
         expected = RANGES.get((low, high), "finite {}").format(kind)
-        refuse_where(owner, labels, ~((labels >= lowest) & (labels <= highest)), expected, output)
+        numbers = labels.astype(np.float64) if labels.dtype.kind == "f" else labels
+        refuse_where(owner, labels, ~((numbers >= lowest) & (numbers <= highest)), expected, output)
 
 
 def refuse_where(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 import onnx
 
+from onnxfit.graph.fingerprint import fingerprint
 from onnxfit.graph.model import as_tensors, with_tensors
 from onnxfit.graph.values import GraphBuilder, Value
 
@@ -48,6 +50,11 @@ class TrainableModel:
         """Whether the file itself is trained."""
         return self.model is self.file
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The digest of the file, by which a checkpoint without it knows it again."""
+        return fingerprint(self.file)
+
     @property
     def bounds(self) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Initializer -> arrays of its shape: the least and the greatest numbers after an update.
@@ -60,6 +67,14 @@ class TrainableModel:
     def statistics(self) -> tuple[str, ...]:
         """The initializers that `to_training_form` returns: a step updates them by its batch."""
         return ()
+
+    @property
+    def constants(self) -> Mapping[str, Sequence[npt.NDArray[Any]]]:
+        """Arrays that `model` was built with and a checkpoint holds, as the file lacks them."""
+        return {}
+
+    def require_constants(self, constants: Mapping[str, Sequence[npt.NDArray[Any]]]) -> None:
+        """Raise SettingError if `model` was not built with the `constants` of another form."""
 
     def to_training_form(self, op: GraphBuilder, step: Value) -> dict[str, Value]:
         """Rewrite the graph of `op`, which is that of `model`, for training, in place.

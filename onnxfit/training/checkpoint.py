@@ -5,9 +5,10 @@ No pickle: a stranger's checkpoint runs no code. Written aside and renamed, so t
 not there; every entry carries zip's CRC-32. `model.onnx` is the trained model, its weights in
 `model.onnx.data`: unpacked side by side, they are what any ONNX tool reads. A model of integers
 is there as it was given, and the state holds the weights: floats are trained in the place of the
-integers. So is a model with adapters, which are trained beside its weights. Weights go from memory
-to the disk one after another, so a checkpoint may be larger than the 2 GB that one message of ONNX
-can hold.
+integers. So is a model with adapters, which are trained beside its weights; or there are no
+`model.onnx` and `model.onnx.data`, and `onnxfit.json` has the fingerprint of the model. Weights go
+from memory to the disk one after another, so a checkpoint may be larger than the 2 GB that one
+message of ONNX can hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import os
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +28,7 @@ import onnx
 import onnx_ir as ir
 import safetensors
 
+from onnxfit.adapters.adapted import with_constants
 from onnxfit.callbacks.history import History
 from onnxfit.distributed.world import ALONE, World
 from onnxfit.errors import CheckpointError
@@ -39,7 +40,7 @@ from onnxfit.files import (
     TEXT,
     list_of,
     mapping_of,
-    refusing_misfits,
+    optional,
     require_path,
     require_types,
     write_atomically,
@@ -56,15 +57,16 @@ from onnxfit.graph.tensors import (
 )
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.graph.validity import require_valid
-from onnxfit.quantization.settings import Quantization
 from onnxfit.step.tracker import SUM_TYPES
-from onnxfit.training.forms import trainable_form
+from onnxfit.training.contents import Contents
 from onnxfit.training.position import EVENT_TYPES, POSITION_TYPES
 from onnxfit.training.ranks import RANKS
 from onnxfit.training.setting_values import decode_setting, encode_setting
 from onnxfit.training.state import COUNTER_TYPES
 
-FORMAT = 2  # the newest; a checkpoint is written in the oldest that can hold it
+# The newest format; a checkpoint is written in the oldest that can hold it: 1 has all weights in
+# the model, 2 has them in the state, and 3 has no model.
+FORMAT = 3
 MAX_MESSAGE_BYTES = 1 << 26  # of a checkpoint that rank 0 sends to the others
 SUFFIX = ".onnxfit"  # of the one that lies beside the graphs of a trainer
 INFO, MODEL, DATA, STATE = CHECKPOINT_ENTRY, "model.onnx", "model.onnx.data", "state.safetensors"
@@ -80,6 +82,8 @@ FIELD_TYPES = {
     "settings": MAPPING,
     "weights": list_of(TEXT),
     "masters": MAPPING,
+    "base": optional(TEXT),
+    "constants": mapping_of(LIST),
     "slots": MAPPING,
     "counters": MAPPING,
     "history": MAPPING,
@@ -89,49 +93,6 @@ FIELD_TYPES = {
     "ended": MAPPING,
     "callbacks": mapping_of(MAPPING),
 }
-
-
-@dataclass
-class Contents:
-    """The contents of a checkpoint.
-
-    `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
-    a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
-    event of which the loggers have not been told yet.
-    """
-
-    model: onnx.ModelProto
-    settings: dict[str, Any]
-    state: dict[str, dict[str, Any]]
-    history: dict[str, Any]
-    train_losses: list[float]
-    resume: Sequence[Any]
-    tracker: Mapping[str, Any]
-    undelivered: Mapping[str, Any]
-    callbacks: Mapping[str, dict[str, Any]]
-
-    def require_teacher(self, path: str | os.PathLike[str]) -> None:
-        """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
-        quantization = self.settings.get("quantization")
-        if isinstance(quantization, Quantization) and quantization.lacks_teacher:
-            call = repr(quantization).replace("(", "(teacher=..., ", 1)
-            raise CheckpointError(
-                f"{os.fspath(path)!r} was trained with a teacher, which a checkpoint does not hold."
-                f" Give it again: Trainer.load(path, quantization=onnxfit.{call})."
-            )
-
-    def trained_model(self) -> onnx.ModelProto:
-        """Return the model with the trained weights.
-
-        `model` lacks them where floats are trained in the place of its integers, or adapters beside
-        its weights.
-        """
-        # the seed decides the first values of adapters, which the state replaces
-        trainable = trainable_form(self.model, {**self.settings, "seed": 0})
-        if trainable.is_file:
-            return self.model
-        with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
-            return trainable.exported(self.state["weights"])
 
 
 class Snapshot:
@@ -144,15 +105,21 @@ class Snapshot:
         """
         self._writes = writes
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
-        own, masters = _divided(contents.model, contents.state["weights"])
-        model, self._tensors = detached(contents.model, own, DATA)
-        to_inference_form(model)
-        self._model = model.SerializeToString()
+        self._model: bytes | None = None
+        own: Mapping[str, np.ndarray[Any, Any]] = {}
+        masters = contents.state["weights"]
+        if contents.model is not None:
+            own, masters = _divided(contents.model, masters)
+            model, self._tensors = detached(contents.model, own, DATA)
+            to_inference_form(model)
+            self._model = model.SerializeToString()
         info = {
-            "format": 2 if masters else 1,
+            "format": 3 if contents.model is None else 2 if masters else 1,
+            "base": contents.base,
             "settings": {name: encode_setting(value) for name, value in contents.settings.items()},
             "weights": list(own),
             "masters": self._without_arrays(masters),
+            "constants": self._without_arrays(contents.constants),
             "slots": self._without_arrays(contents.state["slots"]),
             "counters": contents.state["counters"],
             "history": self._without_arrays(contents.history),
@@ -184,11 +151,13 @@ class Snapshot:
                 info.file_size = size  # above 2 GB, zip needs to know it before
                 return archive.open(info, "w")
 
-            for name, data in {INFO: self._info, MODEL: self._model}.items():
-                with entry(name, len(data)) as inside:
-                    inside.write(data)
-            with entry(DATA, tensors_size(self._tensors)) as inside:
-                write_tensors(inside, self._tensors)
+            with entry(INFO, len(self._info)) as inside:
+                inside.write(self._info)
+            if self._model is not None:
+                with entry(MODEL, len(self._model)) as inside:
+                    inside.write(self._model)
+                with entry(DATA, tensors_size(self._tensors)) as inside:
+                    write_tensors(inside, self._tensors)
             with entry(STATE, safetensors_size(self._arrays)) as inside:
                 write_safetensors(inside, self._arrays)
 
@@ -245,15 +214,19 @@ def load(
         }
         state = {
             "weights": {
-                **initializer_arrays(model, info["weights"]),
+                **({} if model is None else initializer_arrays(model, info["weights"])),
                 **_with_arrays(info["masters"], arrays),
             },
             "slots": _with_arrays(info["slots"], arrays),
             "counters": info["counters"],
         }
+        constants = _constants(info, arrays, name)
+        settings = {**saved, **settings}
+        if constants:
+            settings["adapters"] = with_constants(settings.get("adapters"), constants)
         return Contents(
             model=model,
-            settings={**saved, **settings},
+            settings=settings,
             state=state,
             history=_with_arrays(info["history"], arrays),
             train_losses=info["train_losses"],
@@ -261,9 +234,26 @@ def load(
             tracker=_with_arrays(info["tracker"], arrays),
             undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
+            constants=constants,
+            base=info["base"],
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
+
+
+def _constants(
+    info: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]], name: str
+) -> dict[str, tuple[np.ndarray[Any, Any], ...]]:
+    """Return the `constants` of a checkpoint; CheckpointError unless they are pairs of floats."""
+    constants: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}
+    for module, entries in info["constants"].items():
+        pair = tuple(_with_arrays(entry, arrays) for entry in entries)
+        if len(pair) != 2 or not all(
+            isinstance(a, np.ndarray) and a.dtype.kind == "f" for a in pair
+        ):
+            raise CheckpointError(f"{name!r} is damaged: its adapter of {module!r} is no pair.")
+        constants[module] = pair
+    return constants
 
 
 def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO]:
@@ -291,9 +281,11 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
+) -> tuple[dict[str, Any], onnx.ModelProto | None, dict[str, np.ndarray[Any, Any]]]:
     """Return a checkpoint's description, its model and its arrays, each of them checked."""
-    for entry in map(archive.getinfo, (INFO, MODEL, DATA, STATE)):
+    has_model = MODEL in archive.namelist()
+    entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
+    for entry in map(archive.getinfo, entries):
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
             raise CheckpointError(
                 f"{name!r} is not a checkpoint that onnxfit wrote: its entries are compressed or"
@@ -307,16 +299,22 @@ def _read_archive(
             f"{name!r} has format {info['format']}, from a newer onnxfit; this one reads up to"
             f" {FORMAT}: upgrade."
         )
-    model = onnx.ModelProto.FromString(archive.read(MODEL))
-    with archive.open(DATA) as data:
-        attach(model, data)
-    require_valid(model, "its model")
+    if has_model == (info.get("base") is not None):
+        raise CheckpointError(f"{name!r} is damaged: it has a model or the fingerprint of one.")
+    model = None
+    if has_model:
+        model = onnx.ModelProto.FromString(archive.read(MODEL))
+        with archive.open(DATA) as data:
+            attach(model, data)
+        require_valid(model, "its model")
     return info, model, read_safetensors(archive.read(STATE))
 
 
 def _check_description(info: dict[str, Any], name: str) -> None:
     """Raise CheckpointError where a field has a value that `Snapshot` never writes."""
     info.setdefault("masters", {})  # format 1 has none
+    info.setdefault("constants", {})  # nor has format 2 of earlier versions
+    info.setdefault("base", None)
     require_types(repr(name), info, FIELD_TYPES)
     if "distribute" in info["settings"]:  # a file does not decide which processes train
         raise CheckpointError(f"{name!r} is not a checkpoint that onnxfit wrote: it distributes.")

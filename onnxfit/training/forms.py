@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 
 from onnxfit.adapters.adapted import adapt, listed
+from onnxfit.errors import SettingError
 from onnxfit.graph.caches import without_caches
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.quantization.unfolding import unfold
@@ -30,6 +31,7 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
 
     A file with caches is trained as the model for whole sequences, a file of integers in floats,
     and adapters in branches beside the layers. Each form is built on the model of the one before.
+    Beside adapters integers stay as they are.
 
     - `file`: a model that `read_model` returned.
     - `settings`: the arguments of `Trainer`; those that are missing have their defaults.
@@ -37,6 +39,14 @@ def trainable_form(file: onnx.ModelProto, settings: Mapping[str, Any]) -> Traina
     Raises ModelError, SettingError or UnknownNameError.
     """
     view = without_caches(file)
-    form = unfold(view, settings.get("quantization"))
-    form = adapt(form, settings.get("adapters"), settings.get("seed", 0))
+    quantization, adapters = settings.get("quantization"), settings.get("adapters")
+    if adapters is None:
+        form = unfold(view, quantization)
+    elif quantization is None:
+        form = adapt(view, adapters, settings.get("seed", 0))
+    else:
+        raise SettingError(
+            "quantization= trains the integers of a file, and beside adapters= they stay as they"
+            " are: leave one of the two out."
+        )
     return form if view is file else replace(form, file=file, view=view)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from onnxfit.adapters.adapted import AdaptedModel
+from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
 from onnxfit.adapters.peft import write_adapters
+from onnxfit.callbacks.checks import require_adapters
 from onnxfit.callbacks.history import History
 from onnxfit.errors import (
     SettingError,
@@ -26,8 +28,9 @@ from onnxfit.gradients.inspection import Inspection, inspect_working
 from onnxfit.graph import names
 from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
-from onnxfit.registry import check_arguments
+from onnxfit.registry import check_arguments, shortened
 from onnxfit.training import checkpoint
+from onnxfit.training.contents import Contents
 from onnxfit.training.inference import InferenceTrainer
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import require_same_form
@@ -47,10 +50,13 @@ class SavedTrainer(InferenceTrainer):
             f" write it with save(path), and read it with {type(self).__name__}.load(path)."
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    @check_arguments
+    def save(self, path: str | os.PathLike[str], *, adapters_only: bool = False) -> Path:
         """Write the whole training state into the file `path`, atomically.
 
-        It holds model, weights, slots, counters, settings, history and callbacks' states. A
+        It holds model, weights, slots, counters, settings, history and callbacks' states.
+        `adapters_only=True` leaves the model out, whose weights are frozen beside adapters. Then
+        `Trainer.load(path, model_onnx=...)` needs it, and refuses another. A
         checkpoint is no ONNX file: SettingError for a name that ends in `.onnx`, which is for
         `export`. Of several processes, only rank 0 writes, and the others do not wait for it.
         """
@@ -63,15 +69,16 @@ class SavedTrainer(InferenceTrainer):
         if not self.is_main:
             self._require_savable("save")
             return Path(path)
-        return self._snapshot("save").write(path)
+        return self._snapshot("save", adapters_only).write(path)
 
-    def snapshot(self) -> checkpoint.Snapshot:
-        """Return a copy in memory of what `save` writes.
+    @check_arguments
+    def snapshot(self, *, adapters_only: bool = False) -> checkpoint.Snapshot:
+        """Return a copy in memory of what `save` writes; `adapters_only` is as there.
 
         Its `write(path)` may run later, or in another thread, while training goes on. Of several
         processes, only rank 0 writes.
         """
-        return self._snapshot("snapshot")
+        return self._snapshot("snapshot", adapters_only)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Load into this trainer what `save` wrote to `path` from it, or from one built alike.
@@ -86,70 +93,89 @@ class SavedTrainer(InferenceTrainer):
                 " `prepare`."
             )
         contents = checkpoint.load(path, self.settings, self._world)
+        contents.require_base(path, self._trainable.fingerprint if contents.base else "")
         with self._training, matching_this_version(path):
             self._restore(contents)
 
     @check_arguments
     def export(
-        self, path: str | os.PathLike[str] | None = None, *, averaged: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        averaged: bool = False,
+        adapters: str = "merged",
     ) -> onnx.ModelProto:
         """Return the original model with the trained weights, for inference; write it to `path`.
 
         `averaged=True` takes the averages that `optimizer=Adam(..., ema_momentum=...)` keeps. Above
-        2 GB the tensors are in a file `<path>.data` beside it. Adapters are merged: the file has
-        W + s A B in the place of W. Those of packed integers (MatMulNBits) stay beside them, as
-        nodes. Of several processes, only rank 0 writes. CheckpointError if it cannot be written.
+        2 GB the tensors are in a file `<path>.data` beside it. Of several processes, only rank 0
+        writes. CheckpointError if it cannot be written.
+
+        `adapters="merged"` writes W + s A B in the place of W. Adapters of packed integers
+        (MatMulNBits) stay beside them, as nodes. `adapters="inputs"` leaves W as it is and writes
+        all adapters as nodes. Their matrices are inputs whose defaults are zeros, so that the file
+        computes what the base does until it gets others: those of an `.onnx_adapter` file of
+        `export_adapter`, of any rank, or arrays. Weights that train besides are in the file.
         """
         if averaged and self.optimizer.ema_momentum is None:
             raise SettingError(
                 "averaged=True needs an optimizer that averages, such as"
                 " optimizer=onnxfit.optimizers.Adam(ema_momentum=0.99)."
             )
+        if adapters not in ("merged", "inputs"):
+            raise SettingError(
+                f"adapters of export is 'merged' or 'inputs', got {shortened(adapters)}."
+            )
+        exported = self._trainable.exported
+        if adapters == "inputs":
+            exported = self._require_adapters("adapters='inputs' makes inputs of adapters").served
         self._require_equal_ranks("export")
         with self._backend.lock:
             arrays = self.get_weights()
             if averaged:
                 for name in self._recipe.weights:
                     arrays[name] = self._backend.state.get(names.slot(name, names.EMA))
-        model = self._trainable.exported(arrays)
+        model = exported(arrays)
         to_inference_form(model)
         if path is not None and self.is_main:
             write_model(path, model, self._recipe.state)
         return model
 
-    def export_adapter(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the adapters alone to `folder`, in the format of PEFT, and return the folder.
+    def export_adapter(self, path: str | os.PathLike[str]) -> Path:
+        """Write the adapters alone, and return the path.
 
-        `onnxfit.LoRA.load(folder)` reads them, and so does `PeftModel.from_pretrained` for the
-        torch model that the file was exported from. The files are adapter_model.safetensors and
-        adapter_config.json. Of several processes, only rank 0 writes. SettingError for a trainer
-        without adapters, CheckpointError if they cannot be written. A UserWarning names weights
-        that are trained besides, which are in `export` alone, and a table that is also the weight
-        of a linear layer, whose adapter PEFT cannot read.
+        `path` is a folder for PEFT; or a file `*.onnx_adapter` for onnxruntime, which sets it for
+        single runs of the file of `export(adapters="inputs")`. `onnxfit.LoRA.load(path)` reads
+        both. `PeftModel.from_pretrained` reads the folder for the torch model that the file was
+        exported from: its files are adapter_model.safetensors and adapter_config.json. A file for
+        onnxruntime (from 1.20 on) and onnxruntime-genai has A, and s B in the place of B. Of
+        several processes, only rank 0 writes. SettingError for a trainer without adapters,
+        CheckpointError if they cannot be written. A UserWarning names weights that are trained
+        besides, which are in `export` alone, and a table that is also the weight of a linear layer,
+        whose adapter PEFT cannot read.
         """
-        require_path(folder)
-        form = self._trainable
-        if not isinstance(form, AdaptedModel):
-            raise SettingError(
-                "export_adapter writes adapters, and this trainer has none:"
-                " Trainer(..., adapters=onnxfit.LoRA(rank=8)) trains them."
-            )
+        require_path(path)
+        form = self._require_adapters("export_adapter writes adapters")
         self._require_equal_ranks("export_adapter")
         arrays = self.get_weights()
-        own = {name for one in form.adapters for name in (one.a, one.b)}
+        own = {name for one in form.adapters for name in one.names}
         others = [name for name in arrays if name not in own]
         if others:
             warn_user(
-                f"The folder does not hold {listed_names(others)}, which train besides the"
-                " adapters: export(path) writes the whole model."
+                f"{os.fspath(path)!r} does not hold {listed_names(others)}, which train besides the"
+                " adapters: export(path) writes the whole model, and export(path,"
+                " adapters='inputs') the base with them."
             )
+        if is_onnx_adapter(path):
+            tensors = form.parameters(arrays)
+            return write_onnx_adapter(path, tensors) if self.is_main else Path(path)
         tied = [one.weight.module for one in form.adapters if one.weight.is_tied]
         if tied:
             warn_user(
                 f"PEFT cannot read the adapter of {listed_names(tied)}, a table that is also the"
                 " weight of a linear layer: onnxfit.LoRA.load alone does."
             )
-        return write_adapters(folder, form.saved(arrays)) if self.is_main else Path(folder)
+        return write_adapters(path, form.saved(arrays)) if self.is_main else Path(path)
 
     def save_onnx_graph(self, folder: Any, prefix: str = "", suffix: str = "") -> dict[str, Any]:
         """Write every graph of this trainer, and a checkpoint, to `folder`.
@@ -200,20 +226,32 @@ class SavedTrainer(InferenceTrainer):
         outputs = recipe.loss_outputs or recipe.float_outputs
         return inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
 
+    def _require_adapters(self, what: str) -> AdaptedModel:
+        """Return the form with adapters; SettingError for a trainer that has none."""
+        if not isinstance(self._trainable, AdaptedModel):
+            raise SettingError(
+                f"{what}, and this trainer has none: Trainer(..., adapters=onnxfit.LoRA(rank=8))"
+                " trains them."
+            )
+        return self._trainable
+
     def _require_savable(self, what: str) -> None:
         """Raise SettingError where rank 0 does not have the state of all ranks."""
         self._require_equal_ranks(what)
         self._require_whole_window(what)
 
-    def _snapshot(self, what: str) -> checkpoint.Snapshot:
+    def _snapshot(self, what: str, adapters_only: bool) -> checkpoint.Snapshot:
         self._require_savable(what)
-        return checkpoint.Snapshot(self._contents(), writes=self.is_main)
+        if adapters_only:
+            require_adapters(self.settings)
+        return checkpoint.Snapshot(self._contents(adapters_only), writes=self.is_main)
 
-    def _contents(self) -> checkpoint.Contents:
+    def _contents(self, adapters_only: bool) -> Contents:
         """Return what a checkpoint written now holds; its arrays are copies."""
         pending = self._pending_now()
-        return checkpoint.Contents(
-            model=self.model,
+        return Contents(
+            model=None if adapters_only else self.model,
+            base=self._trainable.fingerprint if adapters_only else None,
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
@@ -222,6 +260,7 @@ class SavedTrainer(InferenceTrainer):
             tracker=deepcopy(pending.tracker),
             undelivered=pending.undelivered,
             callbacks=pending.callbacks,
+            constants=self._trainable.constants,
         )
 
     def _pending_now(self) -> PendingFit:
@@ -253,7 +292,7 @@ class SavedTrainer(InferenceTrainer):
         )
         return {}
 
-    def _restore(self, contents: checkpoint.Contents) -> None:
+    def _restore(self, contents: Contents) -> None:
         """Go to the state that a checkpoint holds."""
         history = History()
         history.load_state_dict(contents.history)
@@ -263,6 +302,7 @@ class SavedTrainer(InferenceTrainer):
         tracker, undelivered = dict(contents.tracker), dict(contents.undelivered)
         with self._training, self._backend.lock:
             require_same_form(contents.state, self.get_state())
+            self._trainable.require_constants(contents.constants)
             self._set_state(contents.state)
             self._backend.keep_window_on_main()
         self._averaged_step = self.global_step

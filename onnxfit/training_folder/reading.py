@@ -18,7 +18,7 @@ from onnxfit.errors import CheckpointError
 from onnxfit.files import refusing_misfits
 from onnxfit.graph.tensors import TYPES, is_external
 from onnxfit.graph.validity import require_valid
-from onnxfit.training.checkpoint import Contents
+from onnxfit.training.contents import Contents
 from onnxfit.training.position import Position
 from onnxfit.training.setting_values import decode_setting
 from onnxfit.training_folder.description import with_all_floats
@@ -68,6 +68,7 @@ def read_training_folder(path: str | os.PathLike[str], settings: Mapping[str, An
         tracker={},
         undelivered={},
         callbacks={},
+        constants={},
     )
 
 

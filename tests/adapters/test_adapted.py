@@ -18,7 +18,6 @@ from tests import models
 from tests.adapters.files import KINDS, file_of, initializers, packed_file, rows_of, run
 from tests.distributed.threads import on_ranks
 from tests.helpers import classification
-from tests.quantization.integer_files import integer_file
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 BOTH_BACKENDS = pytest.mark.parametrize("backend", ["full", "forward_backward"])
@@ -339,11 +338,6 @@ def test_a_weight_trains_by_one_of_weights_and_adapters() -> None:
         mlp_trainer(weights="fc0.*")
     with pytest.raises(SettingError, match="excludes weights only"):
         mlp_trainer(weights="!fc0.*")
-
-
-def test_integers_behind_dequantize_linear_have_no_adapters() -> None:
-    with pytest.raises(SettingError, match="integers behind a DequantizeLinear"):
-        trainer_of(integer_file())
 
 
 def test_names_of_adapters_that_are_taken_are_refused() -> None:

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from onnxfit import CheckpointError, LoRA, SettingError, Trainer, UnknownNameError
+from onnxfit.optimizers import SGD
 from tests import models
 from tests.adapters.files import KINDS, file_of, initializers, rows_of, run
 from tests.adapters.test_adapted import X, fitted, mlp_trainer, trainer_of
@@ -166,9 +167,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "negative alpha": (with_config(lora_alpha=0), "settings that no adapter takes"),
     "dropout": (with_config(lora_dropout=2), "settings that no adapter takes"),
     "kind": (with_config(peft_type="IA3"), "of the kind IA3"),
-    "DoRA": (with_config(use_dora=True), "of the kind DoRA"),
+    "DoRA": (with_config(use_dora=True), "says use_dora=True, and .* has no magnitude for 'fc0'"),
+    "magnitude": (
+        with_tensors({"base_model.model.fc0.lora_magnitude_vector": np.ones(8, np.float32)}),
+        "says use_dora=False, and .* has a magnitude for 'fc0'",
+    ),
     "expression": (with_config(alpha_pattern={"(a+)+b": 3}), "regular expressions"),
     "alpha of a module": (with_config(alpha_pattern={"fc1": "x"}), "has alpha = 'x'"),
+    "residual": (with_config(init_lora_weights="pissa_niter_4"), "beside another weight than"),
     "other tensor": (
         with_tensors({"base_model.model.fc2.weight": np.zeros(3, np.float32)}),
         "which is no matrix of LoRA",
@@ -215,13 +221,18 @@ def test_an_adapter_predicts_as_the_merged_file(trained: Trainer, folder: Path) 
     assert np.array_equal(loaded.predict(X), run(trained.export())(X))
 
 
-def test_peft_itself_loads_the_folder(trained: Trainer, folder: Path) -> None:
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+# ---------------------------------------------------------------------- PEFT itself
+
+SIZES = (4, 8, 8, 3)
+
+
+def torch_network(torch: Any) -> Any:
+    """The network of `models.mlp`, which computes what the file does."""
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for tensor in models.mlp((4, 8, 8, 3)).graph.initializer:
+            for tensor in models.mlp(SIZES).graph.initializer:
                 name, _, kind = tensor.name.partition(".")
                 array = onnx.numpy_helper.to_array(tensor)
                 if kind == "weight":
@@ -232,10 +243,99 @@ def test_peft_itself_loads_the_folder(trained: Trainer, folder: Path) -> None:
         def forward(self, x: Any) -> Any:
             return self.fc2(torch.tanh(self.fc1(torch.tanh(self.fc0(x)))))
 
-    network = peft.PeftModel.from_pretrained(Network(), folder).eval()
+    return Network()
+
+
+def predicted(torch: Any, network: Any, x: np.ndarray = X) -> np.ndarray:
     with torch.no_grad():
-        expected = network(torch.tensor(X)).numpy()
-    np.testing.assert_allclose(trained.predict(X), expected, atol=1e-5)
+        return network.eval()(torch.tensor(x)).numpy()
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoRA(rank=2, dropout=0.1),
+        LoRA(rank=2, alpha=3, init="pissa"),
+        LoRA(rank=2, init="pissa", scaling="alpha/sqrt(r)"),
+        LoRA(rank=2, dora=True),
+        LoRA(rank=2, init="pissa", dora=True),
+    ],
+    ids=["plain", "pissa", "pissa with sqrt", "dora", "pissa with dora"],
+)
+def test_peft_itself_loads_the_folder(lora: LoRA, tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    trainer = fitted(trainer_of(models.mlp(SIZES), lora), X)
+    folder = trainer.export_adapter(tmp_path)
+    network = peft.PeftModel.from_pretrained(torch_network(torch), folder).eval()
+    np.testing.assert_allclose(trainer.predict(X), predicted(torch, network), atol=1e-5)
     network.save_pretrained(folder / "again")
-    loaded = Trainer(models.mlp((4, 8, 8, 3)), adapters=LoRA.load(folder / "again"))
-    assert np.array_equal(loaded.predict(X), trained.predict(X))
+    loaded = Trainer(models.mlp(SIZES), adapters=LoRA.load(folder / "again"))
+    np.testing.assert_allclose(loaded.predict(X), trainer.predict(X), atol=1e-5)
+
+
+def test_the_principal_matrices_are_those_of_peft(tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    settings = {"r": 2, "lora_alpha": 3, "target_modules": ["fc0", "fc1"]}
+    config = peft.LoraConfig(init_lora_weights="pissa", **settings)
+    network = peft.get_peft_model(torch_network(torch), config)
+    trainer = trainer_of(models.mlp(SIZES), LoRA(rank=2, alpha=3, init="pissa"))
+    weights = trainer.get_weights()
+    for name in ("fc0", "fc1"):
+        layer = getattr(network.base_model.model, name)
+        theirs = layer.lora_B.default.weight @ layer.lora_A.default.weight
+        ours = weights[f"{name}.weight.lora_A"] @ weights[f"{name}.weight.lora_B"]
+        np.testing.assert_allclose(ours.T, theirs.detach().numpy(), atol=1e-5)
+    network.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"init_lora_weights='pissa'.*\n?.*path_initial"):
+        LoRA.load(tmp_path)
+
+
+def network_of(torch: Any, kind: str) -> Any:
+    """The network of `file_of(kind)`."""
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in file_of(kind).graph.initializer}
+    w = arrays["w"]
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "embedding":
+                self.w = torch.nn.Embedding(*w.shape)
+            elif kind == "conv":
+                self.w = torch.nn.Conv2d(6, 4, 3, stride=2, padding=1, bias=False)
+            else:
+                self.w = torch.nn.Linear(*w.shape)
+                self.w.bias = torch.nn.Parameter(torch.tensor(arrays["b"]))
+            stored = w.T.copy() if kind == "gemm" else w
+            self.w.weight = torch.nn.Parameter(torch.tensor(stored))
+
+        def forward(self, x: Any) -> Any:
+            y = self.w(x)
+            return y + torch.tensor(arrays["b"]) if kind == "embedding" else y
+
+    return Network()
+
+
+@pytest.mark.parametrize("kind", ["gemm", "conv", "embedding"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_training_goes_on_from_the_folder_as_in_peft(kind: str, dora: bool, tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    file, x = file_of(kind), rows_of(kind)
+    lora = LoRA(rank=2, alpha=3, target="w", dora=dora)
+    folder = fitted(trainer_of(file, lora), x).export_adapter(tmp_path)
+    trainer = trainer_of(file, LoRA.load(folder), optimizer=SGD(0.05))
+    network = peft.PeftModel.from_pretrained(network_of(torch, kind), folder, is_trainable=True)
+    np.testing.assert_allclose(trainer.predict(x), predicted(torch, network, x), atol=1e-5)
+    y = np.random.default_rng(0).normal(size=trainer.predict(x).shape).astype(np.float32)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    assert len(trained) == 2 + dora
+    optimizer = torch.optim.SGD(trained, 0.05)
+    for _ in range(6):
+        loss = torch.nn.functional.mse_loss(network(torch.tensor(x)), torch.tensor(y))
+        assert trainer.train_on_batch(x, y)["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    np.testing.assert_allclose(trainer.predict(x), predicted(torch, network, x), atol=2e-5)
+    network.save_pretrained(tmp_path / "again")
+    loaded = Trainer(file, adapters=LoRA.load(tmp_path / "again"))
+    np.testing.assert_allclose(loaded.predict(x), trainer.predict(x), atol=2e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfit import Trainer, losses, metrics, optimizers, penalties, schedules
+from onnxfit import LoRA, Trainer, losses, metrics, optimizers, penalties, schedules
 from tests.cli.helpers import ADAM, FIT, ROWS, done, refused
 from tests.models import two_outputs
 
@@ -75,6 +75,39 @@ def test_every_option_arrives(folder: Path) -> None:
     }
     rest |= {"clip_norm": 2, "clip_value": 3, "accumulate": 2}
     assert {name: found[name] for name in rest} == rest
+
+
+LORA = ("--lora", "rank=2,alpha=4,target=fc0*,dora=true", "--lora", "rank=1,target=fc1*,init=pissa")
+
+
+def test_adapters_train_as_in_python(folder: Path) -> None:
+    done(*ADAM, "-e", 2, *LORA[:2], "-o", "t.onnx", "--adapter-output", "peft/")
+    trainer = Trainer(
+        "m.onnx",
+        loss="cross_entropy",
+        optimizer=optimizers.Adam(0.01),
+        adapters=LoRA(rank=2, alpha=4, target="fc0*", dora=True),
+    )
+    with np.load("d.npz") as file:
+        trainer.fit(file["X"], file["y"], epochs=2, verbose=0)
+    assert Path("t.onnx").read_bytes() == trainer.export(None).SerializeToString()
+    (loaded,) = LoRA.load("peft")
+    assert (loaded.rank, loaded.dora, loaded.target) == (2, True, ("fc0",))
+
+
+def test_adapters_of_a_configuration_file(folder: Path) -> None:
+    options = {"lora": [LORA[1], LORA[3]], "loss": "cross_entropy", "data": "d.npz"}
+    Path("c.json").write_text(json.dumps({**options, "checkpoint": "c/"}))
+    done("fit", "m.onnx", "-q", "--config", "c.json")
+    assert Trainer.load("c/last.onnxfit").settings["adapters"] == [
+        LoRA(rank=2, alpha=4, target="fc0*", dora=True),
+        LoRA(rank=1, target="fc1*", init="pissa"),
+    ]
+
+
+def test_adapters_are_written_where_some_train(folder: Path) -> None:
+    text = refused(*FIT, "--adapter-output", "peft/", code=2)
+    assert "--adapter-output writes the adapters of --lora, which is not given" in text
 
 
 def test_its_files(folder: Path) -> None:

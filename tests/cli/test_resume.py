@@ -46,6 +46,30 @@ def test_the_result_is_as_if_nothing_had_happened(
     assert Path("t.csv").read_text() == figures
 
 
+def test_adapters_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = ("--lora", "rank=2,target=*weight,init=pissa,dora=true,dropout=0.2")
+    files = ("-o", "t.onnx", "--adapter-output", "peft")
+    done(*LONG, *lora, *files)
+    names = ("t.onnx", "peft/adapter_model.safetensors", "peft/adapter_config.json")
+    whole = [Path(name).read_bytes() for name in names]
+    with monkeypatch.context() as patch:
+        stop_at(patch, "on_train_batch_end", 2, 1)
+        assert call(*LONG, *lora, *files, "--checkpoint", "c/").exit_code == 130
+    for name in names:
+        Path(name).unlink()
+    done("resume", "c", "-q")
+    assert [Path(name).read_bytes() for name in names] == whole
+
+
+def test_a_link_in_the_folder_of_adapters_leads_nowhere(shipped: Path) -> None:
+    Path("peft").mkdir()
+    Path("peft/adapter_config.json").symlink_to(shipped / "victim")
+    note_with(adapter_output="peft", lora=["rank=2"])
+    text = refused("resume", "c", "-e", 2, "-q")
+    assert "--adapter-output 'peft/adapter_config.json'" in text
+    assert unchanged(shipped)
+
+
 def test_the_newest_whole_checkpoint_of_a_folder(folder: Path) -> None:
     whole, _ = uninterrupted()
     done(*LONG, "-e", 3, "-o", "t.onnx", "--checkpoint", "c/{epoch}.ckpt")
@@ -157,7 +181,7 @@ def unchanged(folder: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("option", ["csv", "output", "tensorboard"])
+@pytest.mark.parametrize("option", ["csv", "output", "tensorboard", "adapter_output"])
 @pytest.mark.parametrize("place", ["{}/victim", "../victim", "c/../../victim", "{}/runs", "link"])
 def test_a_note_does_not_decide_where_files_are_written(
     shipped: Path, option: str, place: str
@@ -166,7 +190,7 @@ def test_a_note_does_not_decide_where_files_are_written(
     noted = place.format(shipped)
     note_with(**{option: noted})
     text = refused("resume", "c", "-e", 2, "-q")
-    assert f"--{option}" in text
+    assert f"--{option.replace('_', '-')}" in text
     assert "--allow-paths-outside" in text
     assert unchanged(shipped)
 

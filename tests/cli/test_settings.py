@@ -41,6 +41,11 @@ def test_metrics_take_logits_where_the_loss_does() -> None:
         ("--penalty", "fc9*=1", "fc9*"),
         ("--weights", "fc9*", "fc9*"),
         ("--device", "abacus", "abacus"),
+        ("--lora", "rnk=2", "Did you mean 'rank'?"),
+        ("--lora", "rank", "rank=VALUE"),
+        ("--lora", "rank=0", "rank >= 1, got 0"),
+        ("--lora", "matrices=1", "No setting of --lora is called 'matrices'"),
+        ("--lora", "target=fc9*", "fc9*"),
         ("--quantization", "scale=learned", "Did you mean 'scales'?"),
         ("--quantization", "observe", "observe=VALUE"),
         ("--quantization", "observe=-1", "observe >= 0"),
@@ -85,6 +90,16 @@ def test_the_settings_of_integer_files() -> None:
     assert taught == onnxfit.Quantization(
         float_model="f.onnx", teacher="t.onnx", temperature=3, teacher_weight=1
     )
+
+
+def test_the_settings_of_adapters() -> None:
+    assert settings.parse_lora([]) is None
+    texts = ["rank=2,alpha=4,target=*attn*,init=pissa", 'dora=true,target=["a", "!b"],dropout=0.1']
+    assert settings.parse_lora(texts) == [
+        onnxfit.LoRA(rank=2, alpha=4, target="*attn*", init="pissa"),
+        onnxfit.LoRA(target=["a", "!b"], dropout=0.1, dora=True),
+    ]
+    assert settings.parse_lora(["target=124"]) == [onnxfit.LoRA(target="124")]
 
 
 def test_given_twice(folder: Path) -> None:

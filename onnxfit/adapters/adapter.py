@@ -1,0 +1,301 @@
+"""The small matrices beside a weight: their first values, and the weight that they make of it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxfit.adapters.layers import AdaptableWeight
+from onnxfit.adapters.lora import LoRA
+from onnxfit.adapters.peft import Matrices
+from onnxfit.adapters.principal import principal_matrices
+from onnxfit.errors import SettingError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Two small matrices A and B beside a weight.
+
+    - `weight`: the weight.
+    - `settings`: rank, scale and dropout.
+    - `start`: the first values of A and B, if the frozen weight is without their product (PiSSA);
+      None if it stays as it is.
+    """
+
+    weight: AdaptableWeight
+    settings: LoRA
+    start: tuple[Array, Array] | None = field(default=None, compare=False)
+
+    @property
+    def a(self) -> str:
+        """The name of A, of (inputs, rank); of a Conv (rank, channels, ...)."""
+        return f"{self.weight.name}.lora_A"
+
+    @property
+    def b(self) -> str:
+        """The name of B, of (rank, outputs); of a Conv (channels, rank, 1, ...)."""
+        return f"{self.weight.name}.lora_B"
+
+    @property
+    def magnitude(self) -> str:
+        """The name of the magnitude of DoRA, of (outputs,)."""
+        return f"{self.weight.name}.lora_magnitude_vector"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that trains."""
+        return (self.a, self.b, self.magnitude) if self.settings.dora else (self.a, self.b)
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """The element type of A and B: float64 beside float64, else float32."""
+        is_double = self.weight.element_type == TensorProto.DOUBLE
+        return np.dtype(np.float64 if is_double else np.float32)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of A and B."""
+        rank, shape = self.settings.rank, self.weight.shape
+        if self.weight.kind == "conv":
+            return (rank, *shape[1:]), (shape[0], rank, *[1] * (len(shape) - 2))
+        inputs, outputs = self.weight.sides
+        return (inputs, rank), (rank, outputs)
+
+    @property
+    def _loaded(self) -> Matrices | None:
+        """The loaded matrices, of a file that calls the weight by its module or its name."""
+        matrices = self.settings.matrices or {}
+        return matrices.get(self.weight.module) or matrices.get(self.weight.name)
+
+    @property
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """A and B as inputs of a graph, of any rank."""
+        shapes: list[list[int | str]] = [list(shape) for shape in self.shapes]
+        is_conv = self.weight.kind == "conv"
+        shapes[0][0 if is_conv else 1] = shapes[1][1 if is_conv else 0] = f"{self.a[:-2]}_rank"
+        element_type = helper.np_dtype_to_tensor_dtype(self.dtype)
+        return [
+            helper.make_tensor_value_info(name, element_type, shape)
+            for name, shape in zip((self.a, self.b), shapes)
+        ]
+
+    @property
+    def unscaled(self) -> Adapter:
+        """The adapter with s = 1, whose B is to hold the scale."""
+        settings = replace(self.settings, alpha=self.settings.rank, scaling="alpha/r")
+        return replace(self, settings=settings)
+
+    def served(self, saved: Matrices) -> dict[str, Array]:
+        """Return A and s B by name, as a file for onnxruntime holds them.
+
+        - `saved`: the matrices that `saved` returns, whose rank may differ from the settings'.
+        """
+        a, b = self._as_peft(saved.a, saved.b * self.dtype.type(saved.scale))
+        return {self.a: a, self.b: b}
+
+    def begun(self, seed: int, weight: TensorProto) -> tuple[Adapter, dict[str, Array]]:
+        """Return the adapter with its `start`, and name -> the first value of all that trains.
+
+        - `seed`: decides the first values, unless they are loaded.
+        - `weight`: the weight of the file.
+
+        Raises SettingError for loaded matrices of another shape, ModelError for a weight without a
+        singular value decomposition.
+        """
+        loaded = self._loaded
+        if loaded is not None:
+            a, b = self._checked(loaded)
+        elif self.settings.init == "pissa":
+            a, b = self._principal(weight)
+        else:
+            a, b = self._random(seed)
+        begun = replace(self, start=(a, b) if self.settings.init == "pissa" else None)
+        arrays = {self.a: a, self.b: b}
+        if self.settings.dora:
+            arrays[self.magnitude] = begun._first_magnitude(weight, arrays, loaded)
+        return begun, arrays
+
+    def _random(self, seed: int) -> tuple[Array, Array]:
+        """Return first values of A and B of which one is zeros.
+
+        They depend on the seed and the name of the weight, not on the other adapters.
+        """
+        random = np.random.default_rng([seed % 2**64, zlib.crc32(self.weight.name.encode())])
+        a, b = (np.zeros(shape, self.dtype) for shape in self.shapes)
+        if self.weight.kind == "embedding":  # a row of A is read rarely: it can begin with zeros
+            return a, np.asarray(random.normal(size=b.shape), self.dtype)
+        if self.settings.init == "gaussian":
+            std = 1 / self.settings.rank
+            return np.asarray(random.normal(0, std, a.shape), self.dtype), b
+        bound = 1 / np.sqrt(self.weight.sides[0])
+        return np.asarray(random.uniform(-bound, bound, a.shape), self.dtype), b
+
+    def _principal(self, weight: TensorProto) -> tuple[Array, Array]:
+        if self.weight.is_packed:
+            raise SettingError(
+                f"init='pissa' takes a part out of the weight, and {self.weight.name!r} is"
+                " integers, which stay as they are: choose init='kaiming', or exclude the weight by"
+                f" target=[..., '!{self.weight.name}']."
+            )
+        matrix = self.weight.as_matrix(numpy_helper.to_array(weight))
+        rank, scale = self.settings.rank, self.settings.scale
+        a, b = principal_matrices(matrix, rank, scale, name=self.weight.name)
+        if self.weight.kind == "conv":
+            a, b = a.T, b.T
+        of_a, of_b = self.shapes
+        return a.reshape(of_a).astype(self.dtype), b.reshape(of_b).astype(self.dtype)
+
+    def _checked(self, loaded: Matrices) -> tuple[Array, Array]:
+        a, b = (np.asarray(array, self.dtype) for array in (loaded.a, loaded.b))
+        if self.weight.kind != "conv":
+            a, b = a.T, b.T
+        if (a.shape, b.shape) != self.shapes:
+            raise SettingError(
+                f"The loaded adapter of {self.weight.module!r} has matrices of {a.shape} and"
+                f" {b.shape}, and {self.weight.name!r} needs {self.shapes[0]} and"
+                f" {self.shapes[1]}: it was trained beside another model."
+            )
+        return a, b
+
+    def _first_magnitude(
+        self, weight: TensorProto, arrays: Mapping[str, Array], loaded: Matrices | None
+    ) -> Array:
+        """Return the loaded magnitude, or the norms with which nothing changes."""
+        _require_columns(self.weight)
+        if loaded is None or loaded.magnitude is None:
+            return self._norms(self._sum(numpy_helper.to_array(weight), arrays))
+        if loaded.magnitude.size != self.weight.sides[1]:
+            raise SettingError(
+                f"The loaded adapter of {self.weight.module!r} has a magnitude of"
+                f" {loaded.magnitude.size} numbers, and {self.weight.name!r} needs"
+                f" {self.weight.sides[1]}: it was trained beside another model."
+            )
+        return np.asarray(loaded.magnitude, self.dtype).reshape(-1)
+
+    def saved(self, arrays: Mapping[str, Array], weight: TensorProto) -> Matrices:
+        """Return A and B as PEFT stores them, for the weight of the file.
+
+        Those of PiSSA stand beside the residual. Beside the weight itself s (A B - A0 B0) does the
+        same: one product of 2 r instead of r rows, with the first values A0 and B0.
+
+        - `arrays`: the trained arrays by name.
+        - `weight`: the weight of the file.
+        """
+        settings = self.settings
+        a, b = self._as_peft(arrays[self.a], arrays[self.b])
+        alpha = settings.alpha
+        if self.start is not None:
+            first_a, first_b = self._as_peft(*self.start)
+            a, b = np.concatenate([a, first_a]), np.concatenate([b, -first_b], axis=1)
+            alpha *= 2 if settings.scaling == "alpha/r" else math.sqrt(2)  # the same s
+        return Matrices(
+            a=a,
+            b=b,
+            alpha=alpha,
+            dropout=settings.dropout,
+            scaling=settings.scaling,
+            is_embedding=self.weight.kind == "embedding",
+            checksum=checksum(weight),
+            magnitude=self._saved_magnitude(arrays),
+        )
+
+    def _saved_magnitude(self, arrays: Mapping[str, Array]) -> Array | None:
+        if not self.settings.dora:
+            return None
+        magnitude = arrays[self.magnitude]
+        if self.weight.kind == "conv":
+            return magnitude.reshape(1, -1, *[1] * (len(self.weight.shape) - 2))
+        return magnitude
+
+    @property
+    def start_in_peft(self) -> tuple[Array, ...]:
+        """The first values of A and B as PEFT stores them; () where the weight stays as it is."""
+        return () if self.start is None else self._as_peft(*self.start)
+
+    def began_as(self, start: Sequence[Array]) -> bool:
+        """Return whether the `start_in_peft` of another adapter has the same product."""
+        if self.start is None or len(start) != len(self.start):
+            return False
+        a, b = self._as_peft(*start)  # the way back is the same
+        if (a.shape, b.shape) != self.shapes:
+            return False
+        own = self._product(*self.start)
+        return bool(np.allclose(self._product(a, b), own, rtol=0, atol=1e-5 * np.abs(own).max()))
+
+    def _as_peft(self, a: Array, b: Array) -> tuple[Array, Array]:
+        return (a, b) if self.weight.kind == "conv" else (a.T, b.T)
+
+    @property
+    def checksum(self) -> int | None:
+        """The checksum of the weight that loaded matrices were trained beside, if it is known."""
+        return None if self._loaded is None else self._loaded.checksum
+
+    def is_beside(self, weight: TensorProto) -> bool:
+        """Return whether loaded matrices were trained beside this weight, as far as is known."""
+        return self.checksum is None or self.checksum == checksum(weight)
+
+    def residual(self, weight: Array) -> Array:
+        """Return the frozen weight as it is stored: the file's, without the `start`."""
+        if self.start is None:
+            return weight
+        return np.asarray(weight - self._product(*self.start)).astype(weight.dtype)
+
+    def merged(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
+        """Return the weight as it is stored: V = W + s A B without the `start`, or V m / |V|."""
+        merged = self._sum(weight, arrays)
+        if self.settings.dora:
+            norms = self._norms(merged)
+            factors = np.divide(
+                arrays[self.magnitude], norms, out=np.ones_like(norms), where=norms > 0
+            )
+            merged = self.weight.as_stored(self.weight.as_matrix(merged) * factors)
+        return merged.astype(weight.dtype)
+
+    def _sum(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
+        """Return W + s A B without the `start`."""
+        change = self._product(arrays[self.a], arrays[self.b])
+        if self.start is not None:
+            change = change - self._product(*self.start)
+        return np.asarray(weight + change)
+
+    def _norms(self, weight: Array) -> Array:
+        """Return the L2 norm of the weights of each output."""
+        matrix = self.weight.as_matrix(weight).astype(np.float64)
+        return np.asarray(np.linalg.norm(matrix, axis=0), self.dtype)
+
+    def _product(self, a: Array, b: Array) -> Array:
+        """Return s A B as the weight is stored."""
+        if self.weight.kind == "conv":
+            a, b = a.reshape(len(a), -1).T, b.reshape(len(b), -1).T
+        product = a @ b
+        return self.weight.as_stored(product * product.dtype.type(self.settings.scale))
+
+
+def _require_columns(weight: AdaptableWeight) -> None:
+    """Raise SettingError for a weight whose columns the nodes of DoRA cannot scale."""
+    problem = ""
+    if weight.is_packed:
+        problem = "is integers, whose norms are not at hand"
+    elif any(reader.flipped != weight.is_flipped for reader in weight.readers):
+        problem = "is read by one layer as it is and by another transposed, such as a tied table"
+    if problem:
+        raise SettingError(
+            f"dora=True scales the columns of a weight, and {weight.name!r} {problem}: exclude it"
+            f" by target=[..., '!{weight.name}'], or give it an adapter of its own without dora."
+        )
+
+
+def checksum(weight: TensorProto) -> int:
+    """Return a checksum of the shape and the numbers of a tensor."""
+    array = numpy_helper.to_array(weight)
+    return zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(str(array.shape).encode()))

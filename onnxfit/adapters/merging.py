@@ -1,0 +1,116 @@
+"""`merge` and `unmerge`: a file with adapters in its weights, and the file without them again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Union
+
+import onnx
+from onnx import numpy_helper
+
+from onnxfit.adapters.adapted import adapt, listed
+from onnxfit.adapters.adapter import Adapter, Array
+from onnxfit.adapters.lora import LoRA
+from onnxfit.adapters.targets import match_adapters
+from onnxfit.errors import SettingError, listed_names
+from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
+from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.tensors import initializer_arrays
+from onnxfit.registry import check_arguments
+
+__all__ = ["merge", "unmerge"]
+
+AdapterSource = Union[LoRA, Sequence[LoRA], str, "os.PathLike[str]"]
+
+
+@check_arguments
+def merge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
+    r"""Return the model with $W + s A B$ in the place of each weight $W$ that has an adapter.
+
+    - `model_onnx`: a path, bytes or an `onnx.ModelProto`, which is not changed.
+    - `adapter`: what `LoRA.load` returned, or the path that it reads.
+
+    The file is that of `Trainer(model_onnx, adapters=adapter).export()`. With DoRA the columns are
+    scaled as well. To integers nothing can be added: their adapters are nodes beside them.
+    Raises CheckpointError for a path without adapters, SettingError or UnknownNameError for those
+    of another model; a UserWarning says where they were trained beside other weights.
+
+    >>> import numpy as np, onnx.parser, onnxfit, tempfile
+    >>> model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
+    ...     { y = MatMul(x, w) }''')
+    >>> trainer = onnxfit.Trainer(model, adapters=onnxfit.LoRA(rank=1, alpha=1))
+    >>> trainer.set_weights({"w.lora_A": [[1], [0]], "w.lora_B": [[10, 20]]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     loaded = onnxfit.LoRA.load(trainer.export_adapter(folder))
+    >>> merged = merge(model, loaded)
+    >>> onnx.numpy_helper.to_array(merged.graph.initializer[0]).tolist()
+    [[11.0, 22.0], [3.0, 4.0]]
+    >>> base = unmerge(merged, loaded)
+    >>> onnx.numpy_helper.to_array(base.graph.initializer[0]).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+    file = read_model(model_onnx)
+    form = adapt(file, _loaded(adapter), seed=0)
+    names = [name for one in form.adapters for name in one.names]
+    return form.exported(initializer_arrays(form.model, names))
+
+
+@check_arguments
+def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
+    r"""Return a merged model without an adapter: $W' - s A B$ in the place of each weight $W'$.
+
+    - `model_onnx`: the merged model, as `merge` or `Trainer.export` wrote it.
+    - `adapter`: the adapter that it was merged with: what `LoRA.load` returned, or the path.
+
+    Each number differs from that of the base by less than the rounding of $W'$ and of itself, at
+    most $6 \cdot 10^{-8} (|W| + |W'|)$ in float32. So keep the base file where bits matter.
+    SettingError for a file that is the base itself; for DoRA, as the merged weight does not tell
+    the norms that it was divided by; and for integers, which are not changed by merging.
+    """
+    file = read_model(model_onnx)
+    model = inline_functions(file)
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    matched = match_adapters(model, _loaded(adapter))
+    for one in matched:
+        _require_reversible(one)
+    adapters = [one.begun(0, tensors[one.weight.name]) for one in matched]
+    base = [
+        one.weight.module
+        for one, _ in adapters
+        if one.checksum is not None and one.is_beside(tensors[one.weight.name])
+    ]
+    if base:
+        raise SettingError(
+            f"The weights of {listed_names(base)} are those that the adapter was trained beside:"
+            " the model is not merged with it. Give unmerge the merged file."
+        )
+    arrays: dict[str, Array] = {}
+    for one, matrices in adapters:
+        weight = numpy_helper.to_array(tensors[one.weight.name])
+        arrays[one.weight.name] = one.merged(weight, {**matrices, one.b: -matrices[one.b]})
+    return with_tensors(file, as_tensors(arrays))
+
+
+def _loaded(adapter: AdapterSource) -> list[LoRA]:
+    """Return the adapters; SettingError for settings without matrices."""
+    given = LoRA.load(adapter) if isinstance(adapter, (str, os.PathLike)) else adapter
+    settings = listed(given)
+    if any(one.matrices is None for one in settings):
+        raise SettingError(
+            "An adapter to merge has matrices, and LoRA(...) has settings alone: give what"
+            " onnxfit.LoRA.load(path) returns, or the path."
+        )
+    return settings
+
+
+def _require_reversible(adapter: Adapter) -> None:
+    """Raise SettingError for an adapter that a merged weight does not give back."""
+    name, problem = adapter.weight.name, ""
+    if adapter.settings.dora:
+        problem = f"DoRA divided the columns of {name!r} by norms that the file does not tell"
+    elif adapter.weight.is_packed:
+        problem = f"{name!r} is integers, beside which adapters are nodes"
+    if problem:
+        raise SettingError(f"unmerge cannot undo this adapter: {problem}. Keep the base file.")

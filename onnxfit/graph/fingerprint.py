@@ -1,0 +1,32 @@
+"""A digest by which a model is recognized."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+
+def fingerprint(model: onnx.ModelProto) -> str:
+    """Return the SHA-256 of what a model computes: nodes, inputs, outputs, numbers and functions.
+
+    Documentation, metadata, and whether numbers are stored raw or as fields have no influence.
+    """
+    digest = hashlib.sha256()
+    graph = model.graph
+    for part in (*graph.node, *graph.input, *graph.output, *model.functions, *model.opset_import):
+        _add(digest, part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        _add(digest, f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
+        _add(digest, np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes())
+    for sparse in graph.sparse_initializer:
+        _add(digest, sparse.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, data: bytes) -> None:
+    """Add bytes after their length, so that they do not run into their neighbours."""
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)

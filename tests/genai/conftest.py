@@ -1,0 +1,11 @@
+"""These tests need onnxruntime-genai, torch and transformers, and minutes: `make genai`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.on_request import ignored
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return ignored(Path(__file__).parent, config)
