@@ -108,7 +108,7 @@ screenshots: .venv/installed  ## photograph TensorBoard for the docs (needs chro
 
 exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
-	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py $(ARGS)
+	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)
 
 # Flower and Ray report their use to their makers, unless these variables say no.
 federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
