@@ -162,10 +162,10 @@ python:
 	@touch $@
 
 .venv-bench/installed: pyproject.toml | python
-	@echo "Installing onnxfit, PyTorch, Keras, JAX, Lightning and skorch into .venv-bench ..."
+	@echo "Installing onnxfit, PyTorch, Keras, JAX, Lightning, skorch and peft into .venv-bench ..."
 	$(PYTHON) -m venv .venv-bench
 	$(if $(TORCH),$(benching) $(pip_install) $(TORCH))
-	$(benching) $(pip_install) -e . torch onnxscript keras jax lightning skorch scikit-learn matplotlib
+	$(benching) $(pip_install) -e . torch onnxscript keras jax lightning skorch scikit-learn matplotlib peft
 	@touch $@
 
 .venv-bench-plain/installed: pyproject.toml | python
@@ -177,7 +177,7 @@ python:
 	@touch $@
 
 .venv-exports/installed: pyproject.toml | python
-	@echo "Installing onnxfit, PyTorch, torchvision and transformers into .venv-exports ..."
+	@echo "Installing onnxfit, PyTorch, torchvision, transformers and peft into .venv-exports ..."
 	$(PYTHON) -m venv .venv-exports
 	$(if $(TORCH),$(exporting) $(pip_install) $(TORCH))
 	$(exporting) $(pip_install) -e '.[exports]'
