@@ -109,7 +109,7 @@ screenshots: .venv/installed  ## photograph TensorBoard for the docs (needs chro
 
 exports: .venv-exports/installed .venv-recipes/installed  ## train torchvision's and transformers' exports (30 min)
 	CI=true $(exporting) -m pytest tests/exports $(ARGS)
-	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py $(ARGS)
+	ONNXFIT_SLOW=1 $(recipes) -m pytest tests/test_exporting.py tests/exports/test_decoders.py $(ARGS)
 
 # Flower and Ray report their use to their makers, unless these variables say no.
 federated: .venv-federated/installed  ## train with three clients in Flower's simulation (1 min)
@@ -166,10 +166,10 @@ python:
 	@touch $@
 
 .venv-bench/installed: pyproject.toml | python
-	@echo "Installing onnxfit, PyTorch, Keras, JAX, Lightning and skorch into .venv-bench ..."
+	@echo "Installing onnxfit, PyTorch, Keras, JAX, Lightning, skorch and peft into .venv-bench ..."
 	$(PYTHON) -m venv .venv-bench
 	$(if $(TORCH),$(benching) $(pip_install) $(TORCH))
-	$(benching) $(pip_install) -e . torch onnxscript keras jax lightning skorch scikit-learn matplotlib
+	$(benching) $(pip_install) -e . torch onnxscript keras jax lightning skorch scikit-learn matplotlib peft
 	@touch $@
 
 .venv-bench-plain/installed: pyproject.toml | python
@@ -181,7 +181,7 @@ python:
 	@touch $@
 
 .venv-exports/installed: pyproject.toml | python
-	@echo "Installing onnxfit, PyTorch, torchvision and transformers into .venv-exports ..."
+	@echo "Installing onnxfit, PyTorch, torchvision, transformers and peft into .venv-exports ..."
 	$(PYTHON) -m venv .venv-exports
 	$(if $(TORCH),$(exporting) $(pip_install) $(TORCH))
 	$(exporting) $(pip_install) -e '.[exports]'

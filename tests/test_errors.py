@@ -31,6 +31,7 @@ from onnxfit.data.order import permutation
 from onnxfit.data.source import Source
 from onnxfit.optimizers import SGD
 from onnxfit.schedules import Constant
+from tests.data.test_text import bigrams
 from tests.models import linear
 from tests.quantization.integer_files import integer_file
 from tests.quantization.qdq_files import with_integers
@@ -212,6 +213,11 @@ def method_cases() -> dict[str, Case]:
     ):
         cases[name] = on(name, "forward_backward"), getattr(Trainer, name), args
     cases["backward"] = backward, Trainer.backward, {"output_gradients": Y}
+    cases["generate"] = (
+        lambda **arguments: Trainer(bigrams(), loss="causal_lm").generate(**arguments),
+        Trainer.generate,
+        {"prompts": [[1]], "max_new_tokens": 2, "temperature": 1.0},
+    )
     cases["trial_steps"] = listed, Trainer.trial_steps, {"rates": [0.1]}
     cases["log"] = (
         lambda **entry: in_fit(lambda on: on.log(**entry)),

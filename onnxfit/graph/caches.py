@@ -7,14 +7,17 @@ needs neither: an empty cache changes no result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence
+import re
+from collections.abc import Iterable, Iterator, MutableSequence
+from dataclasses import dataclass
 
 import onnx
 
 from onnxfit.graph.completion import MICROSOFT
+from onnxfit.graph.concatenated_caches import concatenated_caches, without_concatenated
 from onnxfit.graph.subgraphs import read_by
 
-__all__ = ["without_caches"]
+__all__ = ["Cache", "caches_of", "without_caches"]
 
 # (domain, operator) -> the inputs that are caches, and the outputs that are caches with new tokens
 CACHES: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -23,17 +26,50 @@ CACHES: dict[tuple[str, str], tuple[tuple[int, ...], tuple[int, ...]]] = {
     (MICROSOFT, "GroupQueryAttention"): ((3, 4), (1, 2)),
     (MICROSOFT, "MultiHeadAttention"): ((6, 7), (1, 2)),
 }
-LENGTH_AXIS = -2  # of a cache: (batch, heads, length, size)
+LENGTH_AXIS = -2  # of the cache of an attention operator: (batch, heads, length, size)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A graph input with the keys or values of earlier tokens, and what it becomes.
+
+    - `past`: the name of the input.
+    - `present`: the name of the graph output with the new tokens, too; "" if there is none.
+    - `axis`: the axis of the tokens.
+    """
+
+    past: str
+    present: str
+    axis: int
+
+
+def caches_of(model: onnx.ModelProto) -> list[Cache]:
+    """Return the caches of a model, in the order of its inputs.
+
+    A cache is a graph input that attention operators read as keys or values of the past, and
+    nothing else reads. Or it is one to which a Concat adds new keys or values for a graph output,
+    which the graph reads, too; nothing reads such a cache otherwise but for its sizes.
+    """
+    graph = model.graph
+    outputs = {value.name for value in graph.output}
+    names = _attention_caches(graph)
+    found: dict[str, Cache] = {}
+    for node, inputs, present in _attentions(graph):
+        for past, name in zip([node.input[i] for i in inputs], present):
+            if past in names:
+                found.setdefault(past, Cache(past, name if name in outputs else "", LENGTH_AXIS))
+    for one in concatenated_caches(graph):
+        found[one.past] = Cache(one.past, one.present, one.axis)
+    return [found[value.name] for value in graph.input if value.name in found]
 
 
 def without_caches(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model as it is for whole sequences, whose caches are empty.
 
-    A cache is a graph input that attention operators read as keys or values of the past, and
-    nothing else reads. These inputs are removed, and so are the graph outputs that would be the
-    next caches. A size that counts past and new tokens, such as that of an attention mask, gets the
-    name of the number of new tokens. Initializers keep their names, so that weights trained on the
-    view can be put back into the file.
+    The inputs of `caches_of` are removed, and so are the graph outputs that would be the next
+    caches. A size that counts past and new tokens, such as that of an attention mask, gets the name
+    of the number of new tokens. Initializers keep their names, so that weights trained on the view
+    can be put back into the file.
 
     - `model`: the model, which is not changed. It is returned itself if it has no caches.
 
@@ -48,43 +84,46 @@ def without_caches(model: onnx.ModelProto) -> onnx.ModelProto:
     >>> [v.name for v in view.graph.input], [v.name for v in view.graph.output]
     (['x'], ['y'])
     """
-    caches = _cache_inputs(model.graph)
+    caches = caches_of(model)
     if not caches:
         return model
     view = onnx.ModelProto()
     view.CopyFrom(model)
     graph = view.graph
-    next_caches: set[str] = set()
-    for node, inputs, outputs in _attentions(graph):
-        if not caches.isdisjoint(node.input[i] for i in inputs):
+    pasts = {cache.past for cache in caches}
+    presents = {cache.present for cache in caches}
+    for node, inputs, names in _attentions(graph):
+        if not pasts.isdisjoint(node.input[i] for i in inputs):
+            presents.update(names)
             _empty_caches(node, inputs)
-            next_caches.update(node.output[i] for i in outputs)
-    lengths = {
-        value.type.tensor_type.shape.dim[LENGTH_AXIS].dim_param
-        for value in graph.output
-        if value.name in next_caches and _rank(value) >= -LENGTH_AXIS
-    }
-    _remove(graph.input, caches)
-    _remove(graph.output, next_caches)
-    _rename_lengths(graph, lengths - {""})
+    axes = {cache.past: cache.axis for cache in caches}
+    axes |= {cache.present: cache.axis for cache in caches}
+    values = (*graph.input, *graph.output)
+    lengths = {_size(value, axes[value.name]) for value in values if value.name in axes} - {""}
+    without_concatenated(view)
+    _remove(graph.input, pasts)
+    _remove(graph.output, presents)
+    _rename_lengths(graph, lengths)
     return view
 
 
 def _attentions(
     graph: onnx.GraphProto,
-) -> Iterator[tuple[onnx.NodeProto, list[int], list[int]]]:
-    """Yield the attention nodes that read a cache, with the positions of caches.
+) -> Iterator[tuple[onnx.NodeProto, list[int], list[str]]]:
+    """Yield the attention nodes that read a cache, and where.
 
-    The positions are those among the inputs and among the outputs.
+    With each come the positions of caches among its inputs, and the names of the next caches; ""
+    where there is none.
     """
     for node in graph.node:
-        inputs, outputs = CACHES.get((node.domain, node.op_type), ((), ()))
-        read = [i for i in inputs if i < len(node.input) and node.input[i]]
+        positions = CACHES.get((node.domain, node.op_type), ((), ()))
+        read = [(i, j) for i, j in zip(*positions) if i < len(node.input) and node.input[i]]
         if read:
-            yield node, read, [i for i in outputs if i < len(node.output) and node.output[i]]
+            presents = [node.output[j] if j < len(node.output) else "" for _, j in read]
+            yield node, [i for i, _ in read], presents
 
 
-def _cache_inputs(graph: onnx.GraphProto) -> set[str]:
+def _attention_caches(graph: onnx.GraphProto) -> set[str]:
     """Return the graph inputs that attention nodes read as caches, and nothing else reads."""
     read_otherwise = {value.name for value in (*graph.initializer, *graph.output)}
     of_nodes = []
@@ -119,8 +158,10 @@ def _empty_caches(node: onnx.NodeProto, inputs: list[int]) -> None:
             del node.attribute[i]
 
 
-def _rank(value: onnx.ValueInfoProto) -> int:
-    return len(value.type.tensor_type.shape.dim)
+def _size(value: onnx.ValueInfoProto, axis: int) -> str:
+    """Return the name of a size of a value, "" if it has none."""
+    dims = value.type.tensor_type.shape.dim
+    return dims[axis].dim_param if -len(dims) <= axis < len(dims) else ""
 
 
 def _remove(values: MutableSequence[onnx.ValueInfoProto], names: set[str]) -> None:
@@ -133,13 +174,23 @@ def _rename_lengths(graph: onnx.GraphProto, lengths: set[str]) -> None:
     """Give sizes of these names that of the number of tokens, in place.
 
     That is the second size of the inputs whose sizes have other names. Where there are several such
-    names, the sizes keep theirs.
+    names, the sizes of inputs and outputs keep theirs. Other values lose sizes that are computed of
+    the lengths of caches, such as `past + 1`.
     """
     names = [[dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in graph.input]
     tokens = {sizes[1] for sizes in names if len(sizes) > 1 and lengths.isdisjoint(sizes)}
-    if len(tokens) != 1 or tokens == {""}:
-        return
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
+    if len(tokens) == 1 and tokens != {""}:
+        for dim in _dims((*graph.input, *graph.output, *graph.value_info)):
             if dim.dim_param in lengths:
                 (dim.dim_param,) = tokens
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in sorted(lengths)))
+    for dim in _dims(graph.value_info):
+        if lengths and pattern.search(dim.dim_param):
+            dim.ClearField("dim_param")
+
+
+def _dims(
+    values: Iterable[onnx.ValueInfoProto],
+) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    for value in values:
+        yield from value.type.tensor_type.shape.dim

@@ -1,4 +1,4 @@
-"""The opset for which onnxruntime has kernels on CUDA, and for integers on the CPU.
+"""The opset for which onnxruntime has kernels on CUDA, for integers on the CPU, and of new files.
 
 A kernel without an upper bound runs only the version of its operator that it was written for. When
 ONNX accepts a further element type, the operator has a new version, and onnxruntime computes it on

@@ -19,6 +19,7 @@ from onnxruntime.capi import _pybind_state as C
 from onnxfit.data import Batch
 from onnxfit.errors import StepError
 from onnxfit.graph import names
+from onnxfit.graph.completion import opset_of
 from onnxfit.graph.scopes import maker_of
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.runtime.blocked_convolutions import with_blocked_convolutions
@@ -80,7 +81,11 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
         model = with_blocked_convolutions(model)
-    older = device.kind == "cuda" or (uses_integers and quantizes(model))
+    older = (
+        device.kind == "cuda"
+        or (uses_integers and quantizes(model))
+        or (opset_of(model) or 0) > newest_opset()
+    )
     with compilation_order(model), kernel_opset(model) if older else nullcontext():
         serialized = model.SerializeToString()
     try:
@@ -94,6 +99,15 @@ def compile_model(
         raise StepError(_explain(f"onnxruntime cannot compile the {name} graph", error)) from error
     _sessions.add(session._sess)
     return session
+
+
+def newest_opset() -> int:
+    """Return the newest opset that an onnxruntime before 1.21 reads; no limit for a later one.
+
+    A file may be newer: its training step is built in an older opset, and `predict` runs it.
+    """
+    version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+    return 21 if version < (1, 21) else sys.maxsize
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

@@ -31,7 +31,7 @@ from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
 from onnxfit.training import checkpoint
 from onnxfit.training.contents import Contents
-from onnxfit.training.inference import InferenceTrainer
+from onnxfit.training.generation import GeneratingTrainer
 from onnxfit.training.position import PendingFit, Position
 from onnxfit.training.state import require_same_form
 from onnxfit.training.summary import summary, trainer_html
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onnxfit.training.loop import FitState
 
 
-class SavedTrainer(InferenceTrainer):
+class SavedTrainer(GeneratingTrainer):
     """Writes and reads the training state, and writes the model and its graphs."""
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import onnx.parser
 import pytest
 
 from onnxfit import DataError, DataLoader, SettingError, Trainer
@@ -90,3 +93,15 @@ def test_a_fit_goes_on_to_log_after_an_evaluation_in_a_hook() -> None:
 def test_data_without_a_batch_is_refused(trainer: Trainer, call: str) -> None:
     with pytest.raises(DataError, match=r"data gave no batch"):
         getattr(trainer, call)(lambda: iter(()))
+
+
+def test_a_file_of_a_newer_opset_than_the_runtime_reads_predicts() -> None:
+    """onnxruntime 1.19 reads opset 21; a step is built in it, and `predict` runs the file."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22]>
+        g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, -1, 0.5}>
+        { h = MatMul(x, w) y = Gelu(h) }""")
+    trainer = Trainer(model, loss="mse")
+    x = np.array([[1, 2], [3, -4]], np.float32)
+    h = x @ np.array([[1, 2], [-1, 0.5]])
+    expected = h / 2 * (1 + np.vectorize(math.erf)(h / np.sqrt(2)))
+    np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-5)

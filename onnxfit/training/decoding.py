@@ -1,0 +1,170 @@
+"""Texts as the inputs of a language model, and a file with caches that reads every token once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from onnxfit.data.padding import MASK, TOKENS
+from onnxfit.data.text import TextLoader
+from onnxfit.errors import SettingError
+from onnxfit.graph.caches import Cache, caches_of
+from onnxfit.runtime.device import Device
+from onnxfit.runtime.session import StatelessSession
+from onnxfit.runtime.values import array_of, numpy_dtype, ort_value
+from onnxfit.step.recipe import Recipe
+from onnxfit.training.adapting import adapter_for
+
+Array = npt.NDArray[Any]
+Texts = list[list[int]]
+
+
+class TextInputs:
+    """The inputs of a language model, made of texts.
+
+    - `recipe`: that of the model, without caches.
+    - `input_names`: those of `TextLoader`.
+    """
+
+    def __init__(self, recipe: Recipe, input_names: Mapping[str, str] | None) -> None:
+        own_names = {TOKENS: TOKENS, MASK: MASK, **(input_names or {})}
+        self._input_names = input_names
+        self._adapter = adapter_for(recipe, "prediction", 0)
+        self._mask = own_names[MASK]
+        shapes = {spec.name: spec.shape or () for spec in recipe.inputs}
+        shape = shapes.get(own_names[TOKENS]) or next(iter(shapes.values()), ())
+        self.names = frozenset(shapes)
+        # (rows, tokens): a name or None stands for any number
+        self.sizes: tuple[Any, Any] = (*shape, None, None)[:2]  # type: ignore[assignment]
+        self.names_of_rows = {one[0] for one in shapes.values() if one and isinstance(one[0], str)}
+
+    def loader(self, texts: Texts, multiple: int, batch_size: int) -> TextLoader:
+        """Return the loader of texts, padded to a multiple of so many tokens."""
+        return TextLoader(
+            texts,
+            pack=False,
+            pad_to_multiple_of=multiple,
+            input_names=self._input_names,
+            batch_size=batch_size,
+            shuffle=False,
+        )
+
+    def after(self, past: int, texts: Texts) -> dict[str, Array]:
+        """Return the inputs for all tokens of texts of one length but the first `past` ones."""
+        loader = self.loader(texts, 1, len(texts)).bind(self._adapter)
+        arrays = next(loader.batches(0, 0, None))[0]
+        return {name: self._cut(name, array, past) for name, array in arrays.items()}
+
+    def _cut(self, name: str, array: Array, past: int) -> Array:
+        """Return an input for new tokens. A mask keeps a column for each earlier token."""
+        if name != self._mask:
+            array = array[:, past:]
+        elif array.ndim > 2:
+            array = array[..., past:, :]
+        return np.ascontiguousarray(array)
+
+
+@dataclass(frozen=True)
+class EmptyCache:
+    """A cache of no tokens.
+
+    - `shape`: None stands for the number of rows.
+    """
+
+    cache: Cache
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+    def array(self, rows: int) -> Array:
+        return np.zeros([rows if size is None else size for size in self.shape], self.dtype)
+
+
+def empty_caches(file: onnx.ModelProto, inputs: TextInputs) -> list[EmptyCache] | None:
+    """Return the caches of a file that texts can be continued by.
+
+    None for a file without caches, for one with fixed sizes or further inputs, and for one whose
+    caches have sizes that the other inputs do not have.
+    """
+    caches = {cache.past: cache for cache in caches_of(file)}
+    initializers = {tensor.name for tensor in file.graph.initializer}
+    names = {value.name for value in file.graph.input} - initializers
+    is_fixed = any(isinstance(size, int) for size in inputs.sizes)
+    if not caches or is_fixed or not names <= {*inputs.names, *caches}:
+        return None
+    empty = []
+    for value in file.graph.input:
+        if value.name not in caches:
+            continue
+        cache, tensor = caches[value.name], value.type.tensor_type
+        shape: list[Any] = [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+            for dim in tensor.shape.dim
+        ]
+        shape[cache.axis] = 0
+        names_of_sizes = {size for size in shape if isinstance(size, str)}
+        if not cache.present or not names_of_sizes <= inputs.names_of_rows:
+            return None
+        sizes = tuple(None if isinstance(size, str) else size for size in shape)
+        empty.append(EmptyCache(cache, numpy_dtype(tensor.elem_type), sizes))
+    return empty
+
+
+class Decoder:
+    """A compiled file with caches.
+
+    - `session`, `device`: the file with its weights inside, and where it runs.
+    - `output`: the name of the logits.
+    """
+
+    def __init__(
+        self,
+        session: StatelessSession,
+        device: Device,
+        inputs: TextInputs,
+        caches: Sequence[EmptyCache],
+        output: str,
+    ) -> None:
+        self._session = session
+        self._device = device
+        self._inputs = inputs
+        self._caches = caches
+        self._output = output
+
+    def predictor(self) -> Callable[[Texts], Array]:
+        """Return a function that reads the tokens of texts which it has not read before.
+
+        It returns the logits of the next token of each text. The texts have one length, and begin
+        with those of the call before.
+        """
+        past = 0
+        state: dict[str, Any] = {}
+        wanted = [self._output, *(one.cache.present for one in self._caches)]
+
+        def predict(texts: Texts) -> Array:
+            nonlocal past, state
+            arrays = self._inputs.after(past, texts)
+            if not past:
+                arrays |= {one.cache.past: one.array(len(texts)) for one in self._caches}
+            values = {name: ort_value(array, self._device) for name, array in arrays.items()}
+            results = self._session(state | values, wanted)
+            logits = array_of(results[self._output])
+            check_logits(logits.shape, len(texts[0]) - past)
+            state = {one.cache.past: results[one.cache.present] for one in self._caches}
+            past = len(texts[0])
+            return logits[:, -1].copy()
+
+        return predict
+
+
+def check_logits(shape: tuple[int, ...], tokens: int) -> None:
+    """Raise SettingError unless an output of this shape has logits for each of so many tokens."""
+    if len(shape) != 3 or shape[1] != tokens:
+        raise SettingError(
+            f"generate needs logits of shape (batch, {tokens}, vocabulary) for {tokens} tokens, and"
+            f" the model gives {shape}."
+        )

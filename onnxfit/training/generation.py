@@ -1,0 +1,193 @@
+"""A trainer that continues texts, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxfit.data.sampling import Sampling
+from onnxfit.data.text import MAX_LENGTH
+from onnxfit.errors import SettingError
+from onnxfit.graph.training_form import to_inference_form
+from onnxfit.registry import check_arguments, shortened
+from onnxfit.runtime.session import StatelessSession
+from onnxfit.training.decoding import (
+    Array,
+    Decoder,
+    TextInputs,
+    Texts,
+    check_logits,
+    empty_caches,
+)
+from onnxfit.training.inference import InferenceTrainer
+
+# from texts to the logits of the next token of each
+Predict = Callable[[Texts], Iterable[Array]]
+
+
+class GeneratingTrainer(InferenceTrainer):
+    """Continues texts by a language model."""
+
+    @check_arguments
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        max_new_tokens: int = 32,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        eos_token_id: int | None = None,
+        seed: int = 0,
+        output: str | None = None,
+        input_names: Mapping[str, str] | None = None,
+    ) -> Texts:
+        """Return prompts with the tokens that a language model adds.
+
+        A file with caches of keys and values reads each prompt once, and then one token at a time.
+        Any other model reads the whole text for each token, in batches of one shape.
+
+        - `prompts`: lists of token ids.
+        - `max_new_tokens` >= 1: tokens to add to a prompt.
+        - `temperature` >= 0: 0 takes the likeliest token; otherwise a token is drawn from
+          softmax(logits / temperature).
+        - `top_k` >= 1: draw from the likeliest k tokens only; None draws from all.
+        - `top_p` in (0, 1]: draw from the fewest likeliest tokens whose probabilities add up to
+          `top_p` (Holtzman et al. 2019, arXiv:1904.09751); None draws from all.
+        - `eos_token_id`: the id that ends a text; None ends it after `max_new_tokens`.
+        - `seed`: decides what is drawn, with the place of a prompt among the others.
+        - `output`: the output with the logits, shape `(batch, tokens, vocabulary)`. None takes the
+          one with a loss.
+        - `input_names`: those of `TextLoader`, which makes the inputs.
+
+        Of a model with a fixed number of tokens, the last ones of a longer text are read. Returns a
+        list of ids for each prompt. SettingError: an impossible setting, no prompt, or an output of
+        another shape.
+        """
+        sampling = Sampling(temperature, top_k, top_p)
+        sampling.check("generate")
+        if not 1 <= max_new_tokens <= MAX_LENGTH:
+            raise SettingError(
+                f"generate needs max_new_tokens from 1 to {MAX_LENGTH}, got"
+                f" {shortened(max_new_tokens)}."
+            )
+        texts = _checked_prompts(prompts)
+        inputs = TextInputs(self._recipe, input_names)
+        name = self._logits_name(output)
+        decoder = self._decoder(inputs, name)
+        groups: dict[tuple[int, ...], Predict]  # numbers of texts that are continued together
+        if decoder is None:
+            width = max(map(len, texts)) + max_new_tokens
+            groups = {tuple(range(len(texts))): self._predictor(inputs, name, texts, width)}
+        else:
+            groups = {group: decoder.predictor() for group in _of_equal_length(texts)}
+        for group, predict in groups.items():
+            generators = [np.random.default_rng([seed % 2**64, i]) for i in group]
+            continued = _continued(
+                [texts[i] for i in group],
+                predict,
+                max_new_tokens,
+                eos_token_id,
+                sampling,
+                generators,
+            )
+            for i, text in zip(group, continued):
+                texts[i] = text
+        return [[*map(int, text)] for text in self._world.from_main("generated tokens", texts)]
+
+    # ------------------------------------------------------------------ inside
+
+    def _logits_name(self, output: str | None) -> str:
+        """Return the output with the logits."""
+        outputs = list(self._recipe.outputs)
+        name = output or next(iter(self.objectives), outputs[0] if len(outputs) == 1 else "logits")
+        if name not in outputs:
+            raise SettingError(
+                f"generate needs the output with the logits, and there is no {name!r}: the outputs"
+                f" are {', '.join(map(repr, outputs))}. Set output=."
+            )
+        return name
+
+    def _decoder(self, inputs: TextInputs, output: str) -> Decoder | None:
+        """Return the decoder by the caches of the file; None for a file that has none.
+
+        None, too, for a file whose inputs are more than texts and caches.
+        """
+        file = self._trainable.file
+        caches = empty_caches(file, inputs)
+        if caches is None or self._recipe.large:
+            return None
+        with self._backend.lock:
+            model = self._trainable.exported(self.get_weights())
+        to_inference_form(model)
+        device = self._backend.device
+        session = StatelessSession(
+            model, device, self._backend.threads, "generation", uses_integers=True
+        )
+        return Decoder(session, device, inputs, caches, output)
+
+    def _predictor(self, inputs: TextInputs, output: str, texts: Texts, width: int) -> Predict:
+        """Return a function that reads whole texts, in batches of one shape.
+
+        - `width`: the number of tokens that no text exceeds.
+        """
+        rows, tokens = inputs.sizes
+        width = tokens if isinstance(tokens, int) else width
+        size = rows * self.world_size if isinstance(rows, int) else len(texts)
+
+        def predict(texts: Texts) -> list[Array]:
+            seen = [ids[-width:] for ids in texts]
+            padding = [seen[0]] * (-len(seen) % size)  # for a fixed size of batches
+            outputs = self.predict(inputs.loader(seen + padding, width, size))
+            logits = outputs[output] if isinstance(outputs, dict) else outputs
+            check_logits(getattr(logits, "shape", ()), width)  # a list if batches differ
+            return [logits[row, len(ids) - 1] for row, ids in enumerate(seen)]
+
+        return predict
+
+
+def _checked_prompts(prompts: Any) -> Texts:
+    """Return lists of token ids. SettingError for anything else, and for an empty prompt."""
+    try:
+        texts = [np.asarray(prompt) for prompt in prompts]
+    except (TypeError, ValueError):
+        texts = []
+    is_text = [one.ndim == 1 and one.size and one.dtype.kind in "iu" for one in texts]
+    if not texts or not all(is_text):
+        raise SettingError(
+            "generate continues lists of token ids, each with one at least, got"
+            f" {shortened(prompts)}."
+        )
+    return [[int(token) for token in text] for text in texts]
+
+
+def _of_equal_length(texts: Texts) -> list[tuple[int, ...]]:
+    """Return the numbers of texts, together with those of the same length."""
+    groups: dict[int, list[int]] = {}
+    for i, text in enumerate(texts):
+        groups.setdefault(len(text), []).append(i)
+    return [tuple(group) for group in groups.values()]
+
+
+def _continued(
+    texts: Texts,
+    predict: Predict,
+    max_new_tokens: int,
+    eos_token_id: int | None,
+    sampling: Sampling,
+    generators: Sequence[np.random.Generator],
+) -> Texts:
+    """Return texts with new tokens, up to the first end of text among these."""
+    starts = [len(text) for text in texts]
+    longer = [list(text) for text in texts]
+    for _ in range(max_new_tokens):
+        for text, logits, generator in zip(longer, predict(longer), generators):
+            text.append(sampling.next_token(logits, generator))
+        if all(eos_token_id in text[start:] for text, start in zip(longer, starts)):
+            break
+    for text, start in zip(longer, starts):
+        if eos_token_id in text[start:]:
+            del text[text.index(eos_token_id, start) + 1 :]
+    return longer
