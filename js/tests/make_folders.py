@@ -1,0 +1,188 @@
+"""Write training folders for the tests of the npm package, each with what Python computes from it.
+
+    python js/tests/make_folders.py OUT
+
+A folder OUT/<network> gets `expected.json` and `expected.safetensors` beside its own files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx.numpy_helper import from_array
+from safetensors.numpy import save_file
+from sklearn.datasets import load_digits
+
+import onnxfit
+
+STEPS = 20
+ROWS = 32
+Array = np.ndarray[Any, Any]
+
+
+def network(
+    text: str, *, opset: int = 17, constants: Mapping[str, Any] | None = None, **shapes: Any
+) -> onnx.ModelProto:
+    """Parse a graph, and add random weights of these shapes and the constants."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        fan_in = shape[0] if len(shape) == 2 else np.prod(shape[1:])
+        array = (rng.normal(size=shape) / np.sqrt(fan_in)).astype(np.float32)
+        model.graph.initializer.append(from_array(array, name))
+    for name, value in (constants or {}).items():
+        model.graph.initializer.append(from_array(np.asarray(value), name))
+    return model
+
+
+def cnn() -> onnx.ModelProto:
+    ones, zeros = np.ones(16, np.float32), np.zeros(16, np.float32)
+    return network(
+        """(float[N,1,8,8] image) => (float[N,10] logits) {
+        a = Conv<pads=[1,1,1,1]>(image, conv1)  n = BatchNormalization(a, scale, bias, mean, var)
+        b = Relu(n)  c = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b)  d = Dropout(c, ratio)
+        e = Conv<pads=[1,1,1,1]>(d, conv2)  f = Relu(e)  g = Flatten(f)
+        logits = Gemm(g, head, head_bias) }""",
+        constants={
+            "scale": ones, "bias": zeros, "mean": zeros, "var": ones, "ratio": np.float32(0.25),
+            "head_bias": np.zeros(10, np.float32),
+        },
+        conv1=(16, 1, 3, 3), conv2=(16, 16, 3, 3), head=(256, 10),
+    )  # fmt: skip
+
+
+def mlp() -> onnx.ModelProto:
+    return network(
+        """(float[N,64] x) => (float[N,10] y) {
+        a = Gemm(x, w1, b1)  b = Relu(a)  c = Gemm(b, w2, b2)  d = Relu(c)  y = Gemm(d, w3, b3) }""",
+        constants={f"b{i}": np.zeros(n, np.float32) for i, n in ((1, 64), (2, 32), (3, 10))},
+        w1=(64, 64), w2=(64, 32), w3=(32, 10),
+    )  # fmt: skip
+
+
+def lstm() -> onnx.ModelProto:
+    return network(
+        """(float[N,8,8] x) => (float[N,10] y) {
+        t = Transpose<perm=[1,0,2]>(x)  s, h, c = LSTM<hidden_size=16>(t, w, r, b)
+        l = Squeeze(h, zero)  y = Gemm(l, head, head_bias) }""",
+        constants={"zero": np.array([0]), "head_bias": np.zeros(10, np.float32)},
+        w=(1, 64, 8), r=(1, 64, 16), b=(1, 128), head=(16, 10),
+    )  # fmt: skip
+
+
+def transformer() -> onnx.ModelProto:
+    return network(
+        """(int64[N,64] x) => (float[N,10] y) {
+        e = Gather(table, x)  p = Add(e, positions)  n = LayerNormalization(p, scale, bias)
+        q = MatMul(n, wq)  k = MatMul(n, wk)  v = MatMul(n, wv)  t = Transpose<perm=[0,2,1]>(k)
+        s = MatMul(q, t)  a = Softmax<axis=-1>(s)  o = MatMul(a, v)  r = Add(o, p)
+        u = MatMul(r, wide)  f = Gelu(u)  g = MatMul(f, narrow)  z = Add(g, r)
+        l = ReduceMean<keepdims=0>(z, tokens)  y = MatMul(l, head) }""",
+        opset=20,
+        constants={
+            "tokens": np.array([1]), "scale": np.ones(16, np.float32),
+            "bias": np.zeros(16, np.float32),
+        },
+        table=(17, 16), positions=(64, 16), wq=(16, 16), wk=(16, 16), wv=(16, 16), wide=(16, 32),
+        narrow=(32, 16), head=(16, 10),
+    )  # fmt: skip
+
+
+def digits(shape: tuple[int, ...], dtype: type, scale: float) -> Array:
+    images = load_digits().images
+    return np.ascontiguousarray((images / scale).astype(dtype).reshape(len(images), *shape))
+
+
+def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[str, Any]]]:
+    """Network -> model, settings of the Trainer, input, options of export_training."""
+    accuracy = {"loss": "cross_entropy", "metrics": ["accuracy"]}
+    image = digits((1, 8, 8), np.float32, 16)
+    flat = digits((64,), np.float32, 16)
+    decay = onnxfit.schedules.Warmup(onnxfit.schedules.Cosine(0.02, decay_steps=30), steps=5)
+    fixed = {"batch_size": ROWS}
+    return {
+        "cnn": (cnn(), {**accuracy, "optimizer": "adam"}, image, {}),
+        "cnn-fixed": (cnn(), {**accuracy, "optimizer": "adam"}, image, fixed),
+        "mlp-sgd": (mlp(), {**accuracy, "optimizer": 0.1, "penalty": 0.001}, flat, {}),
+        "mlp-adam": (mlp(), {**accuracy, "optimizer": "adam", "clip_norm": 1.0}, flat, {}),
+        "schedule": (
+            mlp(),
+            {**accuracy, "optimizer": onnxfit.optimizers.SGD(decay, momentum=0.9)},
+            flat,
+            {},
+        ),
+        "lstm": (
+            lstm(),
+            {**accuracy, "optimizer": "adam"},
+            digits((8, 8), np.float32, 16),
+            {},
+        ),
+        "transformer": (
+            transformer(),
+            {**accuracy, "optimizer": "adam"},
+            digits((64,), np.int64, 1),
+            {},
+        ),
+    }
+
+
+def write(name: str, out: Path, target: str) -> None:
+    """Write the folder of a network, then train it here and write what came of it."""
+    model, settings, x, options = networks()[name]
+    y = load_digits().target
+    trainer = onnxfit.Trainer(model, threads=1, seed=3, **settings)
+    folder = trainer.export_training(out / name, target=target, **options)
+    batches = [slice(i * ROWS, (i + 1) * ROWS) for i in range(STEPS)]
+    losses = [trainer.train_on_batch(x[rows], y[rows])["loss"] for rows in batches]
+    after_steps = save_state(trainer, out / f"{name}.after-steps")
+    rows = 100 if options == {} else 3 * ROWS
+    fit = trainer.fit(
+        x[:rows],
+        y[:rows],
+        epochs=2,
+        batch_size=ROWS,
+        shuffle=False,
+        validation_data=(x[200:264], y[200:264]),
+        verbose=0,
+    )
+    predicted = trainer.predict(x[:40])
+    arrays = {"x": x[:640], "y": y[:640], "predicted": predicted}
+    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, folder / "data.safetensors")
+    save_state(trainer, folder)
+    expected = {
+        "losses": losses,
+        "history": fit.history,
+        "rows": rows,
+        "evaluated": trainer.evaluate(x[:64], y[:64]),
+        "after_steps": after_steps.name,
+    }
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1), encoding="utf-8")
+    print(name, f"{losses[0]:.4f} -> {losses[-1]:.4f}", folder)
+
+
+def save_state(trainer: onnxfit.Trainer, folder: Path) -> Path:
+    """Write the state of a trainer as `expected.safetensors`."""
+    state = trainer.export_training(folder / "after") / "state.safetensors"
+    state.rename(folder / "expected.safetensors")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("networks", nargs="*", default=list(networks()))
+    parser.add_argument("--target", default="onnxruntime")
+    arguments = parser.parse_args()
+    for name in arguments.networks:
+        write(name, arguments.out, arguments.target)
+
+
+if __name__ == "__main__":
+    main()
