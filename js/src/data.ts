@@ -1,4 +1,4 @@
-/** The data of a call: arrays of any kind become tensors of the graph's inputs, cut into batches. */
+/** The data of a call: arrays of any kind become tensors of a graph's inputs, cut into batches. */
 
 import { DataError, listed, shown } from "./errors.js";
 import type { GraphTensor } from "./manifest.js";
@@ -26,7 +26,7 @@ export class Rows {
     readonly count: number,
   ) {}
 
-  /** Return the rows of a batch: those of "order` (or all, in their order) from `begin` to `end". */
+  /** Return the rows of a batch: from `begin` to `end` of `order`, or of all rows as they are. */
   batch(begin: number, end: number, order?: Uint32Array): Feeds {
     const feeds: Feeds = {};
     for (const [name, { type, dims, data }] of this.tensors) {

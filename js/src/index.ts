@@ -16,6 +16,7 @@ export type { History } from "./loop.js";
 export type { Device, Runtime, RuntimeOptions } from "./runtime.js";
 export { readSafetensors, type SafetensorsFile, writeSafetensors } from "./safetensors.js";
 export type { NumberArray, TensorType, TypedTensor } from "./tensors.js";
+export type { Figures } from "./tracker.js";
 export {
   type EvaluateOptions,
   type FitOptions,

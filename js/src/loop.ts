@@ -4,6 +4,7 @@ import { CallbackList, type CallbackLike, type Logs } from "./callbacks.js";
 import { type Rows } from "./data.js";
 import { orderOf } from "./order.js";
 import type { Runner } from "./runner.js";
+import type { Figures } from "./tracker.js";
 import type { Trainer } from "./trainer.js";
 
 /** The figures of every epoch: `history.loss[i]` is the loss of the epoch number `epoch[i]`. */
@@ -124,7 +125,7 @@ export async function evaluate(
   batchSize: number,
   callbacks: CallbackList,
   rest: () => Promise<void> = async () => undefined,
-): Promise<Record<string, number>> {
+): Promise<Figures> {
   const tracker = runner.tracker("evaluate");
   await callbacks.tell("onTestBegin", {});
   for (let begin = 0, batch = 0; begin < rows.count; begin += batchSize, batch += 1) {

@@ -115,7 +115,7 @@ function* classes(labels: TypedTensor, outputs: TypedTensor): Iterable<number> {
   }
 }
 
-/** The axis of classes is the one that labels lack: where both fit, 1 from rank 4, else the last. */
+/** The axis of classes is the one that labels lack; where both fit, 1 from rank 4, else last. */
 function classAxis(labels: TypedTensor, outputs: TypedTensor, isOneHot: boolean): number {
   const last = outputs.dims.length - 1;
   const preferred = last >= 3 ? 1 : last;

@@ -4,6 +4,9 @@ import { type Feeds } from "./data.js";
 import type { GraphTensor, LossEntry, Manifest } from "./manifest.js";
 import { Metric } from "./metrics.js";
 
+/** The loss, and the other figures by their names in logs. */
+export type Figures = { loss: number } & Record<string, number>;
+
 class Mean {
   private total = 0;
   private weight = 0;
@@ -79,7 +82,7 @@ export class Tracker {
   }
 
   /** The figures so far, by their names in logs. */
-  figures(): Record<string, number> {
+  figures(): Figures {
     const several = this.losses.length > 1;
     const counted = this.losses.map((_, i) => i).filter((i) => this.means[i]!.hasCounted);
     let loss = counted.length > 0 ? 0 : NaN;
@@ -87,7 +90,7 @@ export class Tracker {
       loss += this.means[i]!.value * (several ? this.losses[i]!.weight : 1);
     }
     if (this.penalty !== null) loss += this.penalties.value;
-    const figures: Record<string, number> = { loss };
+    const figures: Figures = { loss };
     if (several) {
       this.losses.forEach(({ output }, i) => {
         figures[`${output}_loss`] = this.means[i]!.value;

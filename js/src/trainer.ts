@@ -24,6 +24,7 @@ import { METRICS, Metric, modeByName } from "./metrics.js";
 import { remoteEngine, type WorkerLike } from "./remote.js";
 import { Runner } from "./runner.js";
 import { deviceOf, type RuntimeOptions } from "./runtime.js";
+import type { Figures } from "./tracker.js";
 import { type NumberArray, sizeOf, type TypedTensor, zeros } from "./tensors.js";
 
 export interface LoadOptions extends RuntimeOptions {
@@ -176,7 +177,7 @@ export class Trainer {
     x: Data,
     y: Data | null,
     options: Pick<EvaluateOptions, "sampleWeight"> = {},
-  ): Promise<Record<string, number>> {
+  ): Promise<Figures> {
     requireKnown("trainOnBatch", options, ["sampleWeight"]);
     const rows = this.rows("train", { x, y, sample_weight: options.sampleWeight ?? null });
     const { count } = rows;
@@ -195,11 +196,7 @@ export class Trainer {
   }
 
   /** Return the loss and the metrics of labelled rows. It may be called while `fit` runs. */
-  async evaluate(
-    x: Data,
-    y: Data | null,
-    options: EvaluateOptions = {},
-  ): Promise<Record<string, number>> {
+  async evaluate(x: Data, y: Data | null, options: EvaluateOptions = {}): Promise<Figures> {
     requireKnown("evaluate", options, EVALUATE);
     const rows = this.rows("evaluate", { x, y, sample_weight: options.sampleWeight ?? null });
     const batchSize = this.batchSize("evaluate", options.batchSize, rows.count);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,92 @@ def write(name: str, out: Path, target: str) -> None:
     print(name, f"{losses[0]:.4f} -> {losses[-1]:.4f}", folder)
 
 
+def schedule_cases() -> list[dict[str, Any]]:
+    """Each schedule as a manifest describes it, with the rates of its first updates."""
+    from onnxfit import schedules as s
+    from onnxfit.registry import to_config
+
+    cosine = s.Cosine(0.2, decay_steps=7)
+    cases = [
+        s.Constant(0.1),
+        s.Exponential(0.8, decay_steps=3, decay_rate=0.5),
+        s.Exponential(0.8, decay_steps=3, decay_rate=0.5, staircase=True),
+        s.InverseTime(0.1, decay_steps=10, decay_rate=2.0),
+        s.Step(0.5, step_size=4),
+        s.Piecewise(boundaries=(2, 9), values=(1.0, 0.1, 0.01)),
+        s.Polynomial(0.4, decay_steps=11, power=2.0),
+        s.Polynomial(0.4, decay_steps=11, end_learning_rate=0.1, cycle=True),
+        cosine,
+        s.Cosine(0.2, decay_steps=7, end_learning_rate=0.01, restarts=True, m_mul=0.5),
+        s.Cosine(0.2, decay_steps=3, restarts=True, t_mul=1.5, m_mul=0.9),
+        s.OneCycle(1.0, total_steps=30),
+        s.OneCycle(1.0, total_steps=30, anneal_strategy="linear", three_phase=True),
+        s.Warmup(cosine, steps=6, start=0.01),
+        s.Warmup(0.3, steps=6),
+        s.InverseScaling(),
+        s.Optimal(0.01, alpha=1e-3),
+    ]
+    missing = {name for name in s.__all__ if name != "Schedule"} - {type(c).__name__ for c in cases}
+    assert not missing, missing
+    model, settings, _, _ = networks()["mlp-sgd"]
+    described = []
+    for schedule in cases:
+        optimizer = onnxfit.optimizers.SGD(schedule)
+        trainer = onnxfit.Trainer(model, **{**settings, "optimizer": optimizer})
+        with tempfile.TemporaryDirectory() as folder:
+            path = trainer.export_training(folder, include=["train"]) / "manifest.json"
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        rates = [schedule(step) for step in range(50)]
+        described.append({"description": manifest["learning_rate"]["schedule"], "rates": rates})
+    return described
+
+
+def metric_cases() -> list[dict[str, Any]]:
+    """Metrics of random labels and outputs, over two batches."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 4, 12)
+    scores = rng.normal(size=(12, 4))
+    scores[3, 1:3] = 5.0  # two highest scores
+    scores[5, 2] = np.nan
+    binary, logit = rng.integers(0, 2, (12, 1)), rng.normal(size=(12, 1))
+    images = rng.normal(size=(12, 3, 2, 2))
+    cases = [
+        ("Accuracy", {}, classes, scores),
+        ("Accuracy", {}, np.where(np.arange(12) == 2, -100, classes), scores),
+        ("Accuracy", {}, np.eye(4)[classes], scores),
+        ("Accuracy", {"from_logits": True}, binary, logit),
+        ("Accuracy", {"threshold": 0.2}, binary, logit),
+        ("Accuracy", {}, rng.integers(0, 3, (12, 2, 2)), images),
+        ("SparseCategoricalAccuracy", {}, classes, scores),
+        ("CategoricalAccuracy", {}, np.eye(4)[classes], scores),
+        ("BinaryAccuracy", {"threshold": 0.3, "from_logits": True}, binary, logit),
+        ("MeanSquaredError", {}, binary, logit),
+        ("RootMeanSquaredError", {}, binary, logit),
+        ("MeanAbsoluteError", {}, images, images[::-1]),
+    ]
+    described = []
+    for name, settings, labels, outputs in cases:
+        metric = getattr(onnxfit.metrics, name)(**settings)
+        for rows in (slice(0, 5), slice(5, 12)):
+            metric.update(labels[rows], outputs[rows])
+        described.append(
+            {
+                "metric": name,
+                "settings": settings,
+                "labels": array_json(labels),
+                "outputs": array_json(outputs),
+                "result": metric.result(),
+                "mode": metric.mode,
+            }
+        )
+    return described
+
+
+def array_json(array: Array) -> dict[str, Any]:
+    data = [None if value != value else value for value in array.ravel().tolist()]
+    return {"dims": array.shape, "data": data}
+
+
 def save_state(trainer: onnxfit.Trainer, folder: Path) -> Path:
     """Write the state of a trainer as `expected.safetensors`."""
     state = trainer.export_training(folder / "after") / "state.safetensors"
@@ -182,6 +269,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.networks:
         write(name, arguments.out, arguments.target)
+    for name, cases in (("schedules", schedule_cases()), ("metrics", metric_cases())):
+        (arguments.out / f"{name}.json").write_text(json.dumps(cases), encoding="utf-8")
 
 
 if __name__ == "__main__":
