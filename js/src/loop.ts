@@ -2,7 +2,7 @@
 
 import { CallbackList, type CallbackLike, type Logs } from "./callbacks.js";
 import { type Rows } from "./data.js";
-import { orderOf } from "./order.js";
+import { permutation } from "./order.js";
 import type { Runner } from "./runner.js";
 import type { Figures } from "./tracker.js";
 import type { Trainer } from "./trainer.js";
@@ -86,10 +86,8 @@ export class FitLoop {
   private async train(): Promise<Record<string, number>> {
     const { callbacks, runner, rows, settings, trainer } = this;
     const { batchSize, shuffle, seed } = settings;
-    const { counters, manifest } = runner;
-    const order = shuffle
-      ? orderOf(manifest.order.function)(seed, counters.epoch, rows.count)
-      : undefined;
+    const { counters } = runner;
+    const order = shuffle ? permutation(seed, counters.epoch, rows.count) : undefined;
     const tracker = runner.tracker("train");
     let rate = counters.learning_rate;
     for (let batch = 0; batch < this.steps && !trainer.stopTraining; batch += 1) {

@@ -1,30 +1,37 @@
-/** The order of rows in an epoch, as a function of seed, epoch and number of rows. */
+/** The order of rows in an epoch: the function `permutation` of Python's onnxfit. */
 
-type Order = (seed: number, epoch: number, rows: number) => Uint32Array;
+const GOLDEN = 0x9e3779b9; // 2^32 divided by the golden ratio
 
-// The orders that a manifest may name and this package knows.
-const ORDERS: Record<string, Order> = {};
-
-/** Return the order of that name; for an order that is not known here, the package's own. */
-export function orderOf(name: string): Order {
-  return (Object.hasOwn(ORDERS, name) ? ORDERS[name] : undefined) ?? ownOrder;
+/**
+ * Return the order of rows in an epoch: the rows sorted by a hash of 32 bits ("lowbias32").
+ *
+ * @param seed A whole number, taken modulo 2^64.
+ * @param epoch The number of the epoch, from 0.
+ */
+export function permutation(seed: number, epoch: number, rows: number): Uint32Array {
+  const block = 0; // Python shuffles parts of large files by themselves
+  const words = [seed, epoch, block].flatMap(wordsOf);
+  const [first, second] = [keyOf(0, words), keyOf(1, words)];
+  const hashes = new Uint32Array(rows);
+  for (let row = 0; row < rows; row += 1) hashes[row] = mixed(mixed(row + first) + second);
+  // no two rows share a hash
+  return new Uint32Array(rows).map((_, row) => row).sort((a, b) => hashes[a]! - hashes[b]!);
 }
 
-/** Fisher and Yates' shuffle with numbers of a 32-bit hash of (seed, epoch, position). */
-function ownOrder(seed: number, epoch: number, rows: number): Uint32Array {
-  const order = Uint32Array.from({ length: rows }, (_, i) => i);
-  const key = mixed(mixed(seed >>> 0) ^ epoch);
-  for (let i = rows - 1; i > 0; i -= 1) {
-    const j = mixed(key ^ i) % (i + 1);
-    [order[i], order[j]] = [order[j]!, order[i]!];
-  }
-  return order;
+/** The lower and the upper 32 bits of a whole number. */
+function wordsOf(value: number): number[] {
+  const bits = BigInt.asUintN(64, BigInt(value));
+  return [Number(bits & 0xffffffffn), Number(bits >> 32n)];
 }
 
-/** The finalizer of MurmurHash3. */
+function keyOf(start: number, words: readonly number[]): number {
+  return words.reduce((key, word) => mixed(key + word + GOLDEN), start);
+}
+
+/** The hash lowbias32 of C. Wellons (hash-prospector, 2018). */
 function mixed(value: number): number {
-  let hash = value >>> 0;
-  hash = Math.imul(hash ^ (hash >>> 16), 0x85ebca6b);
-  hash = Math.imul(hash ^ (hash >>> 13), 0xc2b2ae35);
-  return (hash ^ (hash >>> 16)) >>> 0;
+  let bits = value >>> 0;
+  bits = Math.imul(bits ^ (bits >>> 16), 0x7feb352d);
+  bits = Math.imul(bits ^ (bits >>> 15), 0x846ca68b);
+  return (bits ^ (bits >>> 16)) >>> 0;
 }

@@ -5,7 +5,7 @@ import test from "node:test";
 
 import { ModelError } from "../dist/index.js";
 import { Metric } from "../dist/metrics.js";
-import { orderOf } from "../dist/order.js";
+import { permutation } from "../dist/order.js";
 import { scheduleOf } from "../dist/schedules.js";
 import { apart, json } from "./helpers.mjs";
 
@@ -47,14 +47,21 @@ for (const { metric: name, settings, labels, outputs, result, mode } of json("me
   });
 }
 
+test("orders are those of Python", () => {
+  assert.deepEqual([...permutation(0, 0, 8)], [5, 2, 4, 6, 1, 7, 0, 3]);
+  assert.deepEqual([...permutation(2 ** 40 + 3, 7, 10)], [4, 1, 2, 6, 0, 7, 9, 3, 5, 8]);
+  assert.deepEqual([...permutation(-1, 5, 9)], [7, 6, 8, 1, 5, 2, 4, 0, 3]);
+  const order = permutation(12, 3, 100_000);
+  const sum = order.reduce((total, row, i) => total + ((row * i) % 1000003), 0);
+  assert.equal(sum, 50_000_712_066);
+});
+
 test("an order has each row once, and depends on seed and epoch", () => {
-  const order = orderOf("unknown");
-  const first = order(3, 0, 1000);
+  const first = permutation(3, 0, 1000);
   assert.deepEqual(
     [...first].sort((a, b) => a - b),
     [...Array(1000).keys()],
   );
-  assert.deepEqual(order(3, 0, 1000), first);
-  assert.notDeepEqual(order(3, 1, 1000), first);
-  assert.notDeepEqual(order(4, 0, 1000), first);
+  assert.notDeepEqual(permutation(3, 1, 1000), first);
+  assert.notDeepEqual(permutation(4, 0, 1000), first);
 });

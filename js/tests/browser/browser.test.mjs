@@ -8,7 +8,7 @@ import test, { after, before } from "node:test";
 
 import { apart, FOLDERS, json } from "../helpers.mjs";
 import { launch } from "./chromium.mjs";
-import { serve } from "./server.mjs";
+import { serve } from "../../scripts/serve.mjs";
 
 /** @type {import("playwright-core").Browser} */
 let browser;
@@ -36,7 +36,7 @@ after(async () => {
  * @param {string} name
  * @param {any} options
  * @param {{ first?: number, count?: number }} [steps]
- * @returns {Promise<{ losses: number[], evaluated: any, state: number[], bytes: number }>}
+ * @returns {Promise<{ losses: number[], evaluated: any, state: number[], bytes: number, gpu: any }>}
  */
 async function steps(name, options, { first = 0, count = 20 } = {}) {
   const page = await browser.newPage();
@@ -73,11 +73,17 @@ const RUNS = /** @type {[string, any, number][]} */ ([
 
 for (const [name, options, tolerance] of RUNS) {
   test(`${name} with ${JSON.stringify(options)}`, async () => {
-    const { losses, bytes } = await steps(name, options);
-    const { losses: expected } = json(`${name}/expected.json`);
+    const { losses, evaluated, bytes, gpu } = await steps(name, options);
+    const { losses: expected, after_steps: after } = json(`${name}/expected.json`);
+    assert.ok(apart(Object.values(evaluated), Object.values(after)) < 1e-5);
     const difference = worst(losses, expected);
     console.log(`# ${name} ${JSON.stringify(options)}: ${difference.toExponential(1)}`);
     assert.ok(difference < tolerance, `${difference}`);
+    if (options.device === "webgpu") {
+      // the state stays on the GPU, and buffers that were replaced are freed
+      assert.ok(gpu.created > 0 && gpu.created < gpu.state / 2, JSON.stringify(gpu));
+      assert.equal(gpu.kept, 0);
+    }
     assert.equal(bytes, fs.statSync(path.join(FOLDERS, name, "model.onnx")).size);
   });
 }

@@ -1,8 +1,14 @@
-/** A static server on loopback, isolated across origins so that WebAssembly may have threads. */
+/**
+ * A static server on loopback, isolated across origins so that WebAssembly may have threads.
+ *
+ *     node scripts/serve.mjs FOLDER [PORT]
+ */
 
 import fs from "node:fs";
 import http from "node:http";
 import path from "node:path";
+import { fileURLToPath } from "node:url";
+import zlib from "node:zlib";
 
 const TYPES = /** @type {Record<string, string>} */ ({
   ".css": "text/css",
@@ -40,16 +46,25 @@ export async function serve(folders, port = 0) {
       return;
     }
     const body = fs.readFileSync(file);
-    sent.set(pathname, body.length);
+    const zipped = /\bgzip\b/.test(String(request.headers["accept-encoding"]));
+    const content = zipped ? zlib.gzipSync(body) : body;
+    sent.set(pathname, content.length);
     response.writeHead(200, {
       "content-type": TYPES[path.extname(file)] ?? "application/octet-stream",
+      ...(zipped ? { "content-encoding": "gzip" } : {}),
       "cache-control": "no-store",
       "cross-origin-opener-policy": "same-origin",
       "cross-origin-embedder-policy": "require-corp",
     });
-    response.end(body);
+    response.end(content);
   });
   await new Promise((resolve) => server.listen(port, "127.0.0.1", () => resolve(undefined)));
   const address = /** @type {import("node:net").AddressInfo} */ (server.address());
   return { url: `http://127.0.0.1:${address.port}/`, sent, close: () => server.close() };
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const [, , folder = ".", port = "8000"] = process.argv;
+  const { url } = await serve({ "": folder }, Number(port));
+  console.log(`Serving ${folder} at ${url} (Ctrl-C stops)`);
 }
