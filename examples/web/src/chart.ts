@@ -1,6 +1,7 @@
 /** The loss of each step, and the accuracy on the drawings after each epoch. */
 
 const LEFT = 36;
+const RIGHT = 44;
 const BOTTOM = 22;
 const TOP = 8;
 const MAX_POINTS = 400;
@@ -12,9 +13,7 @@ export class Chart {
 
   constructor(private readonly canvas: HTMLCanvasElement) {
     new ResizeObserver(() => this.draw()).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
-      this.draw(),
-    );
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   reset(): void {
@@ -51,13 +50,12 @@ export class Chart {
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     const context = canvas.getContext("2d")!;
-    const color = (name: string) =>
-      getComputedStyle(canvas).getPropertyValue(name);
+    const color = (name: string) => getComputedStyle(canvas).getPropertyValue(name);
     context.scale(ratio, ratio);
     context.font = `12px ${getComputedStyle(canvas).fontFamily}`;
     const most = Math.max(1, ...this.losses);
     const steps = Math.max(this.losses.length, 20);
-    const x = (step: number) => LEFT + ((width - LEFT - 8) * step) / steps;
+    const x = (step: number) => LEFT + ((width - LEFT - RIGHT) * step) / steps;
     const y = (share: number) => TOP + (height - TOP - BOTTOM) * (1 - share);
 
     context.strokeStyle = color("--line");
@@ -67,17 +65,24 @@ export class Chart {
     for (const share of [0, 0.5, 1]) {
       context.beginPath();
       context.moveTo(LEFT, y(share));
-      context.lineTo(width - 8, y(share));
+      context.lineTo(width - RIGHT, y(share));
       context.stroke();
       context.fillText((share * most).toFixed(1), LEFT - 8, y(share));
     }
+    context.textAlign = "left";
+    context.fillStyle = color("--good");
+    for (const share of [0, 0.5, 1]) {
+      context.fillText(`${100 * share} %`, width - RIGHT + 6, y(share));
+    }
     context.textBaseline = "alphabetic";
-    context.fillText(`${this.losses.length} steps`, width - 8, height - 4);
+    context.fillStyle = color("--faint");
+    context.textAlign = "right";
+    context.fillText(`${this.losses.length} steps`, width - RIGHT, height - 4);
     context.textAlign = "left";
     context.fillStyle = color("--accent");
     context.fillText("loss", LEFT, height - 4);
     context.fillStyle = color("--good");
-    context.fillText("your drawings right", LEFT + 40, height - 4);
+    context.fillText("drawings right", LEFT + 40, height - 4);
 
     const stride = Math.ceil(this.losses.length / MAX_POINTS);
     const shown = this.losses.map((loss, i) => [i + 1, loss / most] as const);

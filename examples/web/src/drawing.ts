@@ -28,8 +28,7 @@ const NO_CHANGE: Change = {
 };
 
 export function randomChange(random: () => number = Math.random): Change {
-  const around = (middle: number, by: number) =>
-    middle + by * (2 * random() - 1);
+  const around = (middle: number, by: number) => middle + by * (2 * random() - 1);
   return {
     angle: around(0, 0.16),
     width: around(0.94, 0.1),
@@ -54,8 +53,7 @@ export function paint(
   for (const stroke of strokes) {
     context.beginPath();
     for (const [x, y] of stroke) context.lineTo(x * side, y * side);
-    if (stroke.length === 1)
-      context.lineTo(stroke[0]![0] * side + 0.01, stroke[0]![1] * side);
+    if (stroke.length === 1) context.lineTo(stroke[0]![0] * side + 0.01, stroke[0]![1] * side);
     context.stroke();
   }
 }
@@ -67,10 +65,7 @@ const context = canvas.getContext("2d", { willReadFrequently: true })!;
  * Return the image that the network sees: the drawing in the middle, as high or wide as the image,
  * each pixel the mean of its area, between 0 and 1.
  */
-export function toImage(
-  strokes: readonly Stroke[],
-  change: Change = NO_CHANGE,
-): Float32Array {
+export function toImage(strokes: readonly Stroke[], change: Change = NO_CHANGE): Float32Array {
   context.fillStyle = "#000";
   context.fillRect(0, 0, CANVAS, CANVAS);
   paint(context, placed(strokes, change), CANVAS, PEN * change.pen, "#fff");
@@ -96,8 +91,7 @@ function placed(strokes: readonly Stroke[], change: Change): Stroke[] {
   return strokes.map((stroke) =>
     stroke.map(([x, y]) => {
       const down = (y - top - high / 2) * scale * change.height;
-      const across =
-        (x - left - wide / 2) * scale * change.width + change.slant * down;
+      const across = (x - left - wide / 2) * scale * change.width + change.slant * down;
       return [
         (CANVAS / 2 + cos * across - sin * down + change.shift[0]) / CANVAS,
         (CANVAS / 2 + sin * across + cos * down + change.shift[1]) / CANVAS,
@@ -149,21 +143,13 @@ export class Pad {
   private move(event: PointerEvent): void {
     if (event.pointerId !== this.pointer) return;
     const { left, top, width } = this.canvas.getBoundingClientRect();
-    for (const one of event.getCoalescedEvents?.() ?? [])
-      this.add(one, left, top, width);
+    for (const one of event.getCoalescedEvents?.() ?? []) this.add(one, left, top, width);
     this.add(event, left, top, width);
     this.redraw();
     this.changed();
   }
 
-  private add(
-    event: PointerEvent,
-    left: number,
-    top: number,
-    width: number,
-  ): void {
-    this.strokes
-      .at(-1)!
-      .push([(event.clientX - left) / width, (event.clientY - top) / width]);
+  private add(event: PointerEvent, left: number, top: number, width: number): void {
+    this.strokes.at(-1)!.push([(event.clientX - left) / width, (event.clientY - top) / width]);
   }
 }

@@ -16,7 +16,7 @@ export interface Progress {
 }
 
 const PIXELS = SIDE * SIDE;
-const EPOCHS = 15;
+const EPOCHS = 8;
 const LEARNING_RATE = 0.002;
 const VARIATIONS = 240; // of all drawings together
 

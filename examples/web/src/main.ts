@@ -14,31 +14,25 @@ const trainButton = element<HTMLButtonElement>("train");
 let learner: Learner | undefined;
 let training: AbortController | null = null;
 let isGuessing = false;
+let rightShare = 0; // of the drawings
 
 element("digits").append(...digits.map(({ button }) => button));
 element("clear").addEventListener("click", () => pad.clear());
-trainButton.addEventListener("click", () =>
-  training === null ? void train() : training.abort(),
-);
+trainButton.addEventListener("click", () => (training === null ? void train() : training.abort()));
 element("reset").addEventListener("click", () => reported(reset()));
 element("model").addEventListener("click", () =>
   reported(learner!.model().then((bytes) => download("model.onnx", bytes))),
 );
 element("state").addEventListener("click", () =>
-  reported(
-    learner!.state().then((bytes) => download("state.safetensors", bytes)),
-  ),
+  reported(learner!.state().then((bytes) => download("state.safetensors", bytes))),
 );
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
-  pad.redraw(),
-);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => pad.redraw());
 showDrawing();
 reported(load());
 
 async function load(): Promise<void> {
   learner = await Learner.load();
-  for (const id of ["reset", "model", "state"])
-    element<HTMLButtonElement>(id).disabled = false;
+  for (const id of ["reset", "model", "state"]) element<HTMLButtonElement>(id).disabled = false;
   await showExamples();
   showDrawing();
   showFacts();
@@ -46,10 +40,7 @@ async function load(): Promise<void> {
 
 function digitButton(digit: number) {
   const button = document.createElement("button");
-  const [bar, text] = [
-    document.createElement("i"),
-    document.createElement("b"),
-  ];
+  const [bar, text] = [document.createElement("i"), document.createElement("b")];
   text.textContent = String(digit);
   button.type = "button";
   button.append(bar, text);
@@ -61,9 +52,8 @@ function digitButton(digit: number) {
 function showDrawing(): void {
   const isEmpty = pad.strokes.length === 0;
   element("hint").hidden = !isEmpty;
-  element("clear").hidden = isEmpty;
-  for (const { button } of digits)
-    button.disabled = isEmpty || learner === undefined;
+  element("clear").hidden = element("seen").hidden = isEmpty;
+  for (const { button } of digits) button.disabled = isEmpty || learner === undefined;
   const image = isEmpty ? new Float32Array(SIDE * SIDE) : toImage(pad.strokes);
   const seen = element<HTMLCanvasElement>("seen").getContext("2d")!;
   const pixels = seen.createImageData(SIDE, SIDE);
@@ -103,7 +93,7 @@ function showGuess(shares: Float32Array | null): void {
   element("guess").textContent =
     shares === null
       ? "Tap the digit that you drew"
-      : `It looks like ${best} (${Math.round(100 * shares[best]!)} %). Tap what it is`;
+      : `A ${best}? (${Math.round(100 * shares[best]!)} %) Tap what it is`;
 }
 
 /** Keep the drawing as an example of a digit. */
@@ -116,20 +106,16 @@ async function teach(label: number): Promise<void> {
 /** Show the drawings, and which of them the network gets right. */
 async function showExamples(): Promise<void> {
   const shown = [...examples];
-  const guesses =
-    shown.length > 0 ? await learner!.guess(shown.map((one) => one.image)) : [];
+  const guesses = shown.length > 0 ? await learner!.guess(shown.map((one) => one.image)) : [];
   const right = shown.map(({ label }, i) => {
     const shares = guesses[i]!;
     return shares.indexOf(Math.max(...shares)) === label;
   });
-  element("examples").replaceChildren(
-    ...shown.map((one, i) => thumbnail(one, right[i]!)),
-  );
+  element("examples").replaceChildren(...shown.map((one, i) => thumbnail(one, right[i]!)));
   element("empty").hidden = shown.length > 0;
-  element("right").textContent =
-    shown.length > 0
-      ? `${right.filter(Boolean).length} / ${shown.length}`
-      : "–";
+  const count = right.filter(Boolean).length;
+  rightShare = shown.length > 0 ? count / shown.length : 0;
+  element("right").textContent = shown.length > 0 ? `${count}/${shown.length}` : "–";
   showButton();
 }
 
@@ -159,6 +145,7 @@ async function train(): Promise<void> {
   showButton();
   const began = performance.now();
   let steps = 0;
+  chart.addAccuracy(rightShare);
   const progress = {
     onStep(loss: number) {
       steps += 1;
@@ -187,16 +174,10 @@ async function reset(): Promise<void> {
 }
 
 function showButton(): void {
-  trainButton.disabled =
-    learner === undefined || (examples.length === 0 && training === null);
+  trainButton.disabled = learner === undefined || (examples.length === 0 && training === null);
   trainButton.textContent =
-    training !== null
-      ? "Stop"
-      : examples.length === 0
-        ? "Draw something first"
-        : "Train on my drawings";
-  element<HTMLButtonElement>("reset").disabled =
-    learner === undefined || training !== null;
+    training !== null ? "Stop" : examples.length === 0 ? "Draw something first" : "Train";
+  element<HTMLButtonElement>("reset").disabled = learner === undefined || training !== null;
 }
 
 function download(name: string, bytes: Uint8Array): void {
@@ -220,14 +201,9 @@ async function reported(task: Promise<unknown>): Promise<void> {
 }
 
 function showFacts(): void {
-  const entries = performance.getEntriesByType(
-    "resource",
-  ) as PerformanceResourceTiming[];
+  const entries = performance.getEntriesByType("resource") as PerformanceResourceTiming[];
   const graph = entries.find((entry) => entry.name.endsWith("train.onnx"));
-  const size =
-    graph === undefined
-      ? ""
-      : ` of ${Math.round(graph.decodedBodySize / 1000)} kB`;
+  const size = graph === undefined ? "" : ` of ${Math.round(graph.decodedBodySize / 1000)} kB`;
   element("facts").textContent =
     `The training step is one ONNX graph${size}, written by onnxfit in Python and run by` +
     " onnxruntime-web in a worker. The model that you download runs wherever ONNX runs.";

@@ -44,7 +44,7 @@ for (const [name, viewport] of Object.entries(SIZES)) {
       console.log(
         `# ${name}: new drawings right ${before} of 10, then ${after}; trained ${trained}`,
       );
-      assert.equal(trained, "10 / 10");
+      assert.equal(trained, "10/10");
       assert.ok(after >= 9, `${after}`);
       assert.ok(before <= 7, "the handwriting is too easy to show anything");
       const download = page.waitForEvent("download");
