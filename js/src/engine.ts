@@ -27,6 +27,7 @@ export interface Engine {
 }
 
 interface Compiled {
+  runtime: Runtime;
   session: ort.InferenceSession;
   graph: Graph;
 }
@@ -38,22 +39,25 @@ export class LocalEngine implements Engine {
 
   private constructor(
     private readonly runtime: Runtime,
+    private readonly options: RuntimeOptions,
     private readonly device: Device,
-    private readonly threads: number | undefined,
   ) {}
 
   static async create(options: RuntimeOptions): Promise<LocalEngine> {
-    return new LocalEngine(await loadRuntime(options), deviceOf(options), options.threads);
+    return new LocalEngine(await loadRuntime(options), options, deviceOf(options));
   }
 
   open(name: GraphName, graph: Graph, bytes: Uint8Array): Promise<void> {
     return this.inTurn(async () => {
       if (this.graphs.has(name)) return;
-      const options = this.sessionOptions(name, graph);
+      const isScalar = name === "scalars" && this.device === "webgpu";
+      // the WebGPU build of onnxruntime-web computes nothing in float64
+      const runtime = isScalar ? await this.wasmRuntime() : this.runtime;
+      const options = this.sessionOptions(isScalar ? "wasm" : this.device, graph);
       const session = await described(`compile ${graph.file}`, () =>
-        this.runtime.InferenceSession.create(bytes, options),
+        runtime.InferenceSession.create(bytes, options),
       );
-      this.graphs.set(name, { session, graph });
+      this.graphs.set(name, { runtime, session, graph });
     });
   }
 
@@ -80,7 +84,7 @@ export class LocalEngine implements Engine {
   setState(tensors: ReadonlyMap<string, TypedTensor>): Promise<void> {
     return this.inTurn(async () => {
       for (const [name, { type, dims, data }] of tensors) {
-        this.replace(name, this.tensor({ type, dims, data: data.slice() }));
+        this.replace(name, tensorOf(this.runtime, { type, dims, data: data.slice() }));
       }
     });
   }
@@ -101,15 +105,19 @@ export class LocalEngine implements Engine {
     return result;
   }
 
-  private sessionOptions(name: GraphName, graph: Graph): ort.InferenceSession.SessionOptions {
-    const provider = name === "scalars" && this.device === "webgpu" ? "wasm" : this.device;
+  private wasmRuntime(): Promise<Runtime> {
+    const { ort: _, ...options } = this.options;
+    return loadRuntime({ ...options, device: "wasm", threads: 1 });
+  }
+
+  private sessionOptions(provider: Device, graph: Graph): ort.InferenceSession.SessionOptions {
+    const { threads } = this.options;
     const options: ort.InferenceSession.SessionOptions = {
       executionProviders: [provider],
       graphOptimizationLevel: "all",
       logSeverityLevel: 3,
     };
-    if (this.device === "cpu" && this.threads !== undefined)
-      options.intraOpNumThreads = this.threads;
+    if (provider === "cpu" && threads !== undefined) options.intraOpNumThreads = threads;
     if (provider === "webgpu") {
       const state = graph.outputs.filter((output) => output.role === "state");
       options.preferredOutputLocation = Object.fromEntries(
@@ -119,9 +127,9 @@ export class LocalEngine implements Engine {
     return options;
   }
 
-  private async scalarsOf({ session, graph }: Compiled, feeds: Feeds): Promise<Feeds> {
+  private async scalarsOf({ runtime, session, graph }: Compiled, feeds: Feeds): Promise<Feeds> {
     const own: Record<string, ort.Tensor> = {};
-    for (const { name } of graph.inputs) own[name] = this.tensor(feeds[name]!);
+    for (const { name } of graph.inputs) own[name] = tensorOf(runtime, feeds[name]!);
     const results = await described(`run ${graph.file}`, () => session.run(own));
     const scalars: Feeds = {};
     for (const [name, tensor] of Object.entries(results)) scalars[name] = await toHost(tensor);
@@ -129,13 +137,13 @@ export class LocalEngine implements Engine {
   }
 
   private async runGraph(
-    { session, graph }: Compiled,
+    { runtime, session, graph }: Compiled,
     feeds: Feeds,
     outputs: readonly string[],
   ): Promise<Feeds> {
     const inputs: Record<string, ort.Tensor> = {};
     for (const { name, role } of graph.inputs) {
-      inputs[name] = role === "state" ? this.state.get(name)! : this.tensor(feeds[name]!);
+      inputs[name] = role === "state" ? this.state.get(name)! : tensorOf(runtime, feeds[name]!);
     }
     const next = graph.outputs.filter((output) => output.role === "state");
     const fetches = [...new Set([...outputs, ...next.map((output) => output.name)])];
@@ -146,15 +154,14 @@ export class LocalEngine implements Engine {
     return wanted;
   }
 
-  private tensor({ type, data, dims }: TypedTensor): ort.Tensor {
-    const { Tensor } = this.runtime;
-    return new Tensor(type as "float32", data as Float32Array, dims);
-  }
-
   private replace(name: string, tensor: ort.Tensor): void {
     this.state.get(name)?.dispose();
     this.state.set(name, tensor);
   }
+}
+
+function tensorOf({ Tensor }: Runtime, { type, data, dims }: TypedTensor): ort.Tensor {
+  return new Tensor(type as "float32", data as Float32Array, dims);
 }
 
 async function toHost(tensor: ort.Tensor): Promise<TypedTensor> {
