@@ -72,7 +72,7 @@ def main() -> None:
     )
     accuracy = trainer.evaluate(images[test], labels[test])["accuracy"]
     print(f"accuracy of the digits that were not trained: {accuracy:.1%}")
-    folder = trainer.export_training(out / "training")
+    folder = trainer.export_training(out / "training", target="web")
     kept = [np.flatnonzero((labels == c) & ~test)[:DIGITS_PER_CLASS] for c in range(10)]
     rows = np.concatenate(kept)
     pixels = digits.images[rows].astype(np.uint8)

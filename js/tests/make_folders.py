@@ -62,7 +62,8 @@ def cnn() -> onnx.ModelProto:
 def mlp() -> onnx.ModelProto:
     return network(
         """(float[N,64] x) => (float[N,10] y) {
-        a = Gemm(x, w1, b1)  b = Relu(a)  c = Gemm(b, w2, b2)  d = Relu(c)  y = Gemm(d, w3, b3) }""",
+        a = Gemm(x, w1, b1)  b = Relu(a)  c = Gemm(b, w2, b2)  d = Relu(c)
+        y = Gemm(d, w3, b3) }""",
         constants={f"b{i}": np.zeros(n, np.float32) for i, n in ((1, 64), (2, 32), (3, 10))},
         w1=(64, 64), w2=(64, 32), w3=(32, 10),
     )  # fmt: skip
@@ -107,49 +108,36 @@ def networks() -> dict[str, tuple[onnx.ModelProto, dict[str, Any], Array, dict[s
     image = digits((1, 8, 8), np.float32, 16)
     flat = digits((64,), np.float32, 16)
     decay = onnxfit.schedules.Warmup(onnxfit.schedules.Cosine(0.02, decay_steps=30), steps=5)
-    fixed = {"batch_size": ROWS}
+    adam = {**accuracy, "optimizer": "adam"}
+    momentum = onnxfit.optimizers.SGD(decay, momentum=0.9)
+    web = {"target": "web"}
     return {
-        "cnn": (cnn(), {**accuracy, "optimizer": "adam"}, image, {}),
-        "cnn-fixed": (cnn(), {**accuracy, "optimizer": "adam"}, image, fixed),
+        "cnn": (cnn(), adam, image, web),
+        "cnn-fixed": (cnn(), adam, image, {**web, "batch_size": ROWS}),
         "mlp-sgd": (mlp(), {**accuracy, "optimizer": 0.1, "penalty": 0.001}, flat, {}),
-        "mlp-adam": (mlp(), {**accuracy, "optimizer": "adam", "clip_norm": 1.0}, flat, {}),
-        "schedule": (
-            mlp(),
-            {**accuracy, "optimizer": onnxfit.optimizers.SGD(decay, momentum=0.9)},
-            flat,
-            {},
-        ),
-        "lstm": (
-            lstm(),
-            {**accuracy, "optimizer": "adam"},
-            digits((8, 8), np.float32, 16),
-            {},
-        ),
-        "transformer": (
-            transformer(),
-            {**accuracy, "optimizer": "adam"},
-            digits((64,), np.int64, 1),
-            {},
-        ),
+        "mlp-adam": (mlp(), {**adam, "clip_norm": 1.0}, flat, web),
+        "mlp-webgpu": (mlp(), adam, flat, {"target": "webgpu"}),
+        "schedule": (mlp(), {**accuracy, "optimizer": momentum}, flat, web),
+        "lstm": (lstm(), adam, digits((8, 8), np.float32, 16), web),
+        "transformer": (transformer(), adam, digits((64,), np.int64, 1), web),
     }
 
 
-def write(name: str, out: Path, target: str) -> None:
+def write(name: str, out: Path) -> None:
     """Write the folder of a network, then train it here and write what came of it."""
     model, settings, x, options = networks()[name]
     y = load_digits().target
     trainer = onnxfit.Trainer(model, threads=1, seed=3, **settings)
-    folder = trainer.export_training(out / name, target=target, **options)
+    folder = trainer.export_training(out / name, **options)
     batches = [slice(i * ROWS, (i + 1) * ROWS) for i in range(STEPS)]
     losses = [trainer.train_on_batch(x[rows], y[rows])["loss"] for rows in batches]
     after_steps = trainer.evaluate(x[:64], y[:64])
-    rows = 100 if options == {} else 3 * ROWS
+    rows = 3 * ROWS if "batch_size" in options else 100
     fit = trainer.fit(
         x[:rows],
         y[:rows],
         epochs=2,
         batch_size=ROWS,
-        shuffle=False,
         validation_data=(x[200:264], y[200:264]),
         verbose=0,
     )
@@ -171,7 +159,6 @@ def write(name: str, out: Path, target: str) -> None:
 def schedule_cases() -> list[dict[str, Any]]:
     """Each schedule as a manifest describes it, with the rates of its first updates."""
     from onnxfit import schedules as s
-    from onnxfit.registry import to_config
 
     cosine = s.Cosine(0.2, decay_steps=7)
     cases = [
@@ -265,10 +252,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("networks", nargs="*", default=list(networks()))
-    parser.add_argument("--target", default="onnxruntime")
     arguments = parser.parse_args()
     for name in arguments.networks:
-        write(name, arguments.out, arguments.target)
+        write(name, arguments.out)
     for name, cases in (("schedules", schedule_cases()), ("metrics", metric_cases())):
         (arguments.out / f"{name}.json").write_text(json.dumps(cases), encoding="utf-8")
 

@@ -68,7 +68,7 @@ const RUNS = /** @type {[string, any, number][]} */ ([
   ["cnn-fixed", { device: "wasm", threads: 2 }, 1e-6],
   ["lstm", { device: "wasm" }, 1e-6],
   ["transformer", { device: "wasm" }, 1e-6],
-  ["mlp-sgd", { device: "webgpu" }, 1e-6],
+  ["mlp-webgpu", { device: "webgpu" }, 1e-6],
 ]);
 
 for (const [name, options, tolerance] of RUNS) {

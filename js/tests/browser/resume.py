@@ -1,7 +1,7 @@
 """Train 50 steps for a browser to continue, and 50 more on the state that it returns.
 
-    python resume.py begin FOLDER     writes the training folder
-    python resume.py finish FOLDER    prints how far 150 steps in Python alone differ
+python resume.py begin FOLDER     writes the training folder
+python resume.py finish FOLDER    prints how far 150 steps in Python alone differ
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     if action == "begin":
         started = trainer()
         train(started, 0, PART)
-        started.export_training(folder)
+        started.export_training(folder, target="web")
         x, y = data()
         save_file({"x": x, "y": y}, folder / "data.safetensors")
         return
