@@ -37,7 +37,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate js web web-test docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:  ## list these targets
@@ -119,18 +119,12 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
 	$(if $(OPS),,$(dev) scripts/mutate_loop.py $(ARGS))
 
+# js/rules.mk has web-test, which needs Chromium, and web, which serves the page of examples/web.
+-include js/rules.mk
 js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the npm package; make web shows it
 	cd js && npm run build && npm run lint
 	OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
 	cd js && npm test
-
-# In Chromium, whose path is CHROMIUM=; WebGPU is computed in software.
-web-test: js build/web/training
-	cd js && PYTHON=../$(dev) npm run test-browser
-
-# Serve the page of examples/web, on PORT=8000.
-web: js/node_modules/installed build/web/training
-	cd js && npm run build && node scripts/build_web.mjs ../build/web && node scripts/serve.mjs ../build/web $(PORT)
 
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
@@ -163,17 +157,6 @@ python:
 	$(PYTHON) -m venv .venv-dev
 	$(if $(TORCH),$(dev) $(pip_install) $(TORCH))
 	$(dev) $(pip_install) -e '.[dev]'
-	@touch $@
-
-# The scripts of packages stay off: that of onnxruntime-node downloads the CUDA build.
-js/node_modules/installed: js/package.json js/package-lock.json
-	@command -v node >/dev/null || { echo "No node was found: install Node.js 20 or newer, from https://nodejs.org." >&2; exit 1; }
-	cd js && npm ci --ignore-scripts --no-audit --no-fund
-	@touch $@
-
-build/web/training: examples/web/make_model.py | .venv-dev/installed
-	mkdir -p build/web
-	$(dev) examples/web/make_model.py build/web
 	@touch $@
 
 # Whatever onnxruntime the dependencies choose for this Python, the plain one takes its place: two of them overwrite each other.
