@@ -17,7 +17,7 @@ import type { NumberArray, TensorType, TypedTensor } from "./tensors.js";
 /** The same on this thread and in a worker. Calls wait for one another. */
 export interface Engine {
   /** Compile a graph. */
-  open(name: GraphName, graph: Graph, bytes: Uint8Array): Promise<void>;
+  open(name: GraphName, graph: Graph, bytes: Uint8Array, external?: ExternalData): Promise<void>;
   /** Run a graph and return some of its outputs. "train" replaces the state by its next values. */
   run(name: GraphName, feeds: Feeds, outputs: readonly string[]): Promise<Feeds>;
   getState(names: readonly string[]): Promise<Map<string, TypedTensor>>;
@@ -25,6 +25,9 @@ export interface Engine {
   /** Free the sessions and the state. */
   close(): Promise<void>;
 }
+
+/** File -> its bytes, from which a graph reads constants. */
+export type ExternalData = Record<string, Uint8Array>;
 
 interface Compiled {
   runtime: Runtime;
@@ -47,13 +50,20 @@ export class LocalEngine implements Engine {
     return new LocalEngine(await loadRuntime(options), options, deviceOf(options));
   }
 
-  open(name: GraphName, graph: Graph, bytes: Uint8Array): Promise<void> {
+  open(
+    name: GraphName,
+    graph: Graph,
+    bytes: Uint8Array,
+    external: ExternalData = {},
+  ): Promise<void> {
     return this.inTurn(async () => {
       if (this.graphs.has(name)) return;
       const isScalar = name === "scalars" && this.device === "webgpu";
       // the WebGPU build of onnxruntime-web computes nothing in float64
       const runtime = isScalar ? await this.wasmRuntime() : this.runtime;
       const options = this.sessionOptions(isScalar ? "wasm" : this.device, graph);
+      const files = Object.entries(external);
+      if (files.length > 0) options.externalData = files.map(([path, data]) => ({ path, data }));
       const session = await described(`compile ${graph.file}`, () =>
         runtime.InferenceSession.create(bytes, options),
       );

@@ -23,6 +23,8 @@ export interface GraphTensor extends TensorSpec {
 
 export interface Graph {
   file: string;
+  /** Other files of the folder from which the graph reads constants. */
+  external?: string[];
   inputs: GraphTensor[];
   outputs: GraphTensor[];
 }
@@ -109,6 +111,7 @@ const stateTensor: Check = (value) =>
   named(value) && fields({ shape: listOf(count), kind: text, output: orNull(text) })(value);
 const graph = fields({
   file: plainName,
+  external: (files) => files === undefined || listOf(plainName)(files),
   inputs: listOf(graphTensor),
   outputs: listOf(graphTensor),
 });

@@ -1,7 +1,7 @@
 /** Steps, evaluations and predictions of a training folder, one batch at a time. */
 
 import type { Feeds } from "./data.js";
-import type { Engine } from "./engine.js";
+import type { Engine, ExternalData } from "./engine.js";
 import { ModelError, shown } from "./errors.js";
 import type { TrainingFolder } from "./folder.js";
 import type { Graph, GraphName, Manifest } from "./manifest.js";
@@ -15,6 +15,7 @@ export class Runner {
   readonly manifest: Manifest;
   readonly counters: Counters;
   private readonly opened = new Map<GraphName, Promise<void>>();
+  private readonly shared = new Map<string, Promise<Uint8Array>>();
 
   private constructor(
     private readonly folder: TrainingFolder,
@@ -125,11 +126,28 @@ export class Runner {
     let opening = this.opened.get(name);
     if (opening === undefined) {
       const graph = this.graph(name);
-      opening = this.folder.read(graph.file).then((bytes) => this.engine.open(name, graph, bytes));
+      opening = this.compile(name, graph);
       opening.catch(() => this.opened.delete(name));
       this.opened.set(name, opening);
     }
     return opening;
+  }
+
+  private async compile(name: GraphName, graph: Graph): Promise<void> {
+    const external: ExternalData = {};
+    for (const file of graph.external ?? []) external[file] = await this.readOnce(file);
+    await this.engine.open(name, graph, await this.folder.read(graph.file), external);
+  }
+
+  /** Read a file that several graphs share, such as the weights of a frozen backbone. */
+  private readOnce(file: string): Promise<Uint8Array> {
+    let bytes = this.shared.get(file);
+    if (bytes === undefined) {
+      bytes = this.folder.read(file);
+      bytes.catch(() => this.shared.delete(file));
+      this.shared.set(file, bytes);
+    }
+    return bytes;
   }
 
   /** The numbers of a step that a graph reads: learning rate, step, and seed. */

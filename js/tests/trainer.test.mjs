@@ -32,6 +32,7 @@ for (const name of [
   "mlp-sgd",
   "mlp-adam",
   "mlp-webgpu",
+  "frozen",
   "schedule",
   "lstm",
   "transformer",

@@ -66,6 +66,7 @@ const RUNS = /** @type {[string, any, number][]} */ ([
   ["cnn", { device: "wasm" }, 1e-6],
   ["cnn", { device: "wasm", ...WORKER }, 1e-6],
   ["cnn-fixed", { device: "wasm", threads: 2 }, 1e-6],
+  ["frozen", { device: "wasm" }, 1e-6],
   ["lstm", { device: "wasm" }, 1e-6],
   ["transformer", { device: "wasm" }, 1e-6],
   ["mlp-webgpu", { device: "webgpu" }, 1e-6],
