@@ -38,10 +38,10 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated genai mutate docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
-help:  ## list these targets
+help:
 	@echo "make TARGET [PYTHON=python3.12]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -123,6 +123,13 @@ mutate: .venv-dev/installed  ## plant errors into rules and the loop: a test mus
 	$(if $(ARGS),,PYTHONPATH=. $(dev) scripts/mutate_rules.py $(OPS))
 	$(if $(OPS),,$(dev) scripts/mutate_loop.py $(ARGS))
 
+# js/rules.mk has web-test, which needs Chromium, and web, which serves the page of examples/web.
+-include js/rules.mk
+js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the npm package; make web shows it
+	cd js && npm run build && npm run lint
+	OMP_NUM_THREADS=1 $(dev) js/tests/make_folders.py js/tests/folders
+	cd js && npm test
+
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
@@ -134,7 +141,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
