@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx
 from onnx import numpy_helper
@@ -16,6 +17,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import inline_functions, with_tensors
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import name_list, shortened
 
@@ -42,17 +44,17 @@ class AdaptedModel(TrainableModel):
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
-    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, Array]) -> Mapping[str, onnx.TensorProto]:
         """Return initializer of the file -> its value, with adapters merged."""
         rest = dict(arrays)
-        merged = {}
+        merged: dict[str, Callable[[], onnx.TensorProto]] = {}
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
                 a, b = rest.pop(adapter.a), rest.pop(adapter.b)
                 name = adapter.weight.name
-                merged[name] = adapter.added(numpy_helper.to_array(tensors[name]), a, b)
-        return super().to_file({**rest, **merged})
+                merged[name] = partial(_merged_tensor, adapter, tensors[name], a, b)
+        return ComputedTensors(super().to_file(rest), merged)
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file with W + s A B in the place of W.
@@ -126,6 +128,38 @@ def adapt(
         model=with_branches(base, matched, arrays, dropout=True),
         adapters=tuple(matched),
     )
+
+
+class ComputedTensors(Mapping[str, onnx.TensorProto]):
+    """Tensors by name, of which some are computed when they are read, and not kept.
+
+    So the merged weights of a large model are in memory one at a time.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, onnx.TensorProto],
+        computed: Mapping[str, Callable[[], onnx.TensorProto]],
+    ) -> None:
+        self._tensors = tensors
+        self._computed = computed
+
+    def __getitem__(self, name: str) -> onnx.TensorProto:
+        compute = self._computed.get(name)
+        return self._tensors[name] if compute is None else compute()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._tensors, **self._computed})
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._computed)
+
+
+def _merged_tensor(
+    adapter: Adapter, weight: onnx.TensorProto, a: Array, b: Array
+) -> onnx.TensorProto:
+    """Return a weight with its adapter."""
+    return numpy_helper.from_array(adapter.added(array_of(weight), a, b), weight.name)
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:

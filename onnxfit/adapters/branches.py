@@ -25,6 +25,7 @@ from onnxfit.errors import SettingError
 from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS, opset_of
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.shared_tensors import array_of
 
 Array = npt.NDArray[Any]
 
@@ -131,12 +132,13 @@ class Adapter:
         else:
             product = a @ b
             product = product.T if self.weight.is_flipped else product
-        return np.asarray(weight + product * product.dtype.type(scale)).astype(weight.dtype)
+        total = np.asarray(weight + product * product.dtype.type(scale))
+        return total.astype(weight.dtype, copy=False)
 
 
 def checksum(weight: TensorProto) -> int:
     """Return a checksum of the shape and the numbers of a tensor."""
-    array = numpy_helper.to_array(weight)
+    array = array_of(weight)
     return zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(str(array.shape).encode()))
 
 

@@ -44,7 +44,9 @@ from onnxfit.files import (
     require_types,
     write_atomically,
 )
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.tensors import (
+    Array,
     attach,
     detached,
     initializer_arrays,
@@ -104,7 +106,8 @@ class Contents:
 
     `state` is that of `Trainer.get_state`, with the weights of `model`; `resume` are the fields of
     a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
-    event of which the loggers have not been told yet.
+    event of which the loggers have not been told yet; `tensors` are the arrays that a large `model`
+    refers to.
     """
 
     model: onnx.ModelProto
@@ -116,6 +119,7 @@ class Contents:
     tracker: Mapping[str, Any]
     undelivered: Mapping[str, Any]
     callbacks: Mapping[str, dict[str, Any]]
+    tensors: Sequence[Array] = ()
 
     def require_teacher(self, path: str | os.PathLike[str]) -> None:
         """Raise CheckpointError for settings of a teacher without it; a checkpoint has no files."""
@@ -136,7 +140,7 @@ class Contents:
         # the seed decides the first values of adapters, which the state replaces
         trainable = trainable_form(self.model, {**self.settings, "seed": 0})
         if trainable.is_file:
-            return self.model
+            return whole_model(self.model)
         with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
             return trainable.exported(self.state["weights"])
 
@@ -231,7 +235,7 @@ def load(
         name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(file or name) as archive:
-            info, model, arrays = _read_archive(archive, name)
+            info, model, tensors, arrays = _read_archive(archive, name)
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -268,6 +272,7 @@ def load(
             tracker=_with_arrays(info["tracker"], arrays),
             undelivered=info["ended"],
             callbacks=_with_arrays(info["callbacks"], arrays),
+            tensors=tensors,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
@@ -298,7 +303,7 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto, dict[str, np.ndarray[Any, Any]]]:
+) -> tuple[dict[str, Any], onnx.ModelProto, list[Array], dict[str, Array]]:
     """Return a checkpoint's description, its model and its arrays, each of them checked."""
     for entry in map(archive.getinfo, (INFO, MODEL, DATA, STATE)):
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
@@ -316,9 +321,9 @@ def _read_archive(
         )
     model = onnx.ModelProto.FromString(archive.read(MODEL))
     with archive.open(DATA) as data:
-        attach(model, data)
+        tensors = attach(model, data)
     require_valid(model, "its model")
-    return info, model, read_safetensors(archive.read(STATE))
+    return info, model, tensors, read_safetensors(archive.read(STATE))
 
 
 def _check_description(info: dict[str, Any], name: str) -> None:

@@ -213,7 +213,7 @@ class SavedTrainer(InferenceTrainer):
         """Return what a checkpoint written now holds; its arrays are copies."""
         pending = self._pending_now()
         return checkpoint.Contents(
-            model=self.model,
+            model=self._trainable.file,
             settings=self.settings,
             state=self.get_state(),
             history=self.history.state_dict(),
