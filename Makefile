@@ -38,7 +38,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format hooks dist bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -81,6 +81,10 @@ dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train wi
 bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
+
+# Measures LoRA beside a frozen base of 1 GB, in onnxfit and PyTorch. Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
+memory: .venv-dev/installed
+	$(dev) benchmarks/memory.py $(ARGS)
 
 guard: .venv-dev/installed  ## notice when four networks train slower than they did
 	$(dev) benchmarks/suite/guard.py $(ARGS)

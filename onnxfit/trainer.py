@@ -21,7 +21,7 @@ from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.graph.garbage import paused_collection
 from onnxfit.graph.quantized import warn_of_quantized
-from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.reading import ModelSource, read_shared
 from onnxfit.graph.sharing import warn_of_merged_weights, warn_of_untied_tables
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.optimizers import OptimizerLike
@@ -147,7 +147,7 @@ class Trainer(FolderTrainer):
         settings = {name: arguments[name] for name in SETTINGS}
         backend_class = get_backend(backend)
         checked = TrainerSettings(**settings)
-        model = read_model(any_batch(model_onnx) if dynamic_batch else model_onnx)
+        model, tensors = read_shared(any_batch(model_onnx) if dynamic_batch else model_onnx)
         trainable = trainable_form(model, settings)
         distillation = None if quantization is None else quantization.distillation()
         recipe = Recipe.build(
@@ -176,6 +176,7 @@ class Trainer(FolderTrainer):
         warn_of_merged_weights(model, recipe.weights)
         warn_of_untied_tables(model, {name: arrays[name] for name in recipe.weights})
         super().__init__(trainable, {**settings, "weights": list(recipe.weights)}, recipe, runtime)
+        self._tensors = tensors  # the protos refer to them
         self._manual = ManualTraining(runtime) if runtime.steps_by_hand else None
 
     @check_arguments
@@ -361,11 +362,7 @@ class Trainer(FolderTrainer):
             world = world_of(settings.get("distribute", "auto"))
             contents = checkpoint.load(path, settings, world)
         contents.require_teacher(path)
-        base = None
-        if model_onnx is not None:
-            is_dynamic = contents.settings.get("dynamic_batch")
-            base = read_model(any_batch(model_onnx) if is_dynamic else model_onnx)
-        model = contents.with_base(path, base)
+        model = contents.with_base(path, model_onnx)
         with matching_this_version(path):
             try:
                 trainer = cls(model, **contents.settings)

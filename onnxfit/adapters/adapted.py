@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import ModelError, SettingError, listed_names, warn_user
 from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.registry import name_list, shortened
 
@@ -45,17 +47,17 @@ class AdaptedModel(TrainableModel):
             )
         return [*own, *(pattern for pattern in others if pattern not in own)]
 
-    def to_file(self, arrays: Mapping[str, Array]) -> dict[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, Array]) -> Mapping[str, onnx.TensorProto]:
         """Return initializer of the file -> its value, with adapters merged."""
         rest = dict(arrays)
-        merged = {}
+        merged: dict[str, Callable[[], onnx.TensorProto]] = {}
         tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
         for adapter in self.adapters:
             if not adapter.weight.is_packed:
                 own = {name: rest.pop(name) for name in adapter.names}
                 name = adapter.weight.name
-                merged[name] = adapter.merged(numpy_helper.to_array(tensors[name]), own)
-        return super().to_file({**rest, **merged})
+                merged[name] = partial(_merged_tensor, adapter, tensors[name], own)
+        return ComputedTensors(super().to_file(rest), merged)
 
     def exported(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file with W + s A B in the place of W.
@@ -190,7 +192,7 @@ def _frozen(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> onnx.ModelPr
     """Return the model with the weights that stay frozen beside the adapters."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     residuals = {
-        one.weight.name: one.residual(numpy_helper.to_array(tensors[one.weight.name]))
+        one.weight.name: one.residual(array_of(tensors[one.weight.name]))
         for one in adapters
         if one.start is not None
     }
@@ -204,6 +206,38 @@ def with_constants(adapters: Any, constants: Mapping[str, Sequence[Array]]) -> A
     if isinstance(adapters, LoRA) and adapters.init == "pissa" and adapters.matrices is None:
         return adapters.beginning_with(constants)
     return adapters
+
+
+class ComputedTensors(Mapping[str, onnx.TensorProto]):
+    """Tensors by name, of which some are computed when they are read, and not kept.
+
+    So the merged weights of a large model are in memory one at a time.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, onnx.TensorProto],
+        computed: Mapping[str, Callable[[], onnx.TensorProto]],
+    ) -> None:
+        self._tensors = tensors
+        self._computed = computed
+
+    def __getitem__(self, name: str) -> onnx.TensorProto:
+        compute = self._computed.get(name)
+        return self._tensors[name] if compute is None else compute()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._tensors, **self._computed})
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._computed)
+
+
+def _merged_tensor(
+    adapter: Adapter, weight: onnx.TensorProto, own: Mapping[str, Array]
+) -> onnx.TensorProto:
+    """Return a weight with its adapter."""
+    return numpy_helper.from_array(adapter.merged(array_of(weight), own), weight.name)
 
 
 def _warn_of_other_bases(model: onnx.ModelProto, adapters: Sequence[Adapter]) -> None:

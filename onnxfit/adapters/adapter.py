@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnxfit.adapters.layers import AdaptableWeight
 from onnxfit.adapters.lora import LoRA
 from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.principal import principal_matrices
 from onnxfit.errors import SettingError
+from onnxfit.graph.shared_tensors import array_of
 
 Array = npt.NDArray[Any]
 
@@ -147,7 +148,7 @@ class Adapter:
                 " integers, which stay as they are: choose init='kaiming', or exclude the weight by"
                 f" target=[..., '!{self.weight.name}']."
             )
-        matrix = self.weight.as_matrix(numpy_helper.to_array(weight))
+        matrix = self.weight.as_matrix(array_of(weight))
         rank, scale = self.settings.rank, self.settings.scale
         a, b = principal_matrices(matrix, rank, scale, name=self.weight.name)
         if self.weight.kind == "conv":
@@ -173,7 +174,7 @@ class Adapter:
         """Return the loaded magnitude, or the norms with which nothing changes."""
         _require_columns(self.weight)
         if loaded is None or loaded.magnitude is None:
-            return self._norms(self._sum(numpy_helper.to_array(weight), arrays))
+            return self._norms(self._sum(array_of(weight), arrays))
         if loaded.magnitude.size != self.weight.sides[1]:
             raise SettingError(
                 f"The loaded adapter of {self.weight.module!r} has a magnitude of"
@@ -297,5 +298,5 @@ def _require_columns(weight: AdaptableWeight) -> None:
 
 def checksum(weight: TensorProto) -> int:
     """Return a checksum of the shape and the numbers of a tensor."""
-    array = numpy_helper.to_array(weight)
+    array = array_of(weight)
     return zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(str(array.shape).encode()))

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxfit.adapters.adapter import Adapter, Array
 from onnxfit.adapters.layers import Reader
@@ -38,6 +38,7 @@ from onnxfit.adapters.nodes import NodeWriter
 from onnxfit.graph.completion import FIRST_IR_WITH_OWN_INITIALIZERS
 from onnxfit.graph.model import as_tensors
 from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.shared_tensors import array_of
 
 RATIO_IS_INPUT = 12  # the first opset in which Dropout has its ratio as an input
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -104,7 +105,7 @@ class _BranchWriter:
         bias = take_bias(self.op, adapter, layer)
         name = adapter.weight.name
         if name not in self.scales:
-            weight = numpy_helper.to_array(self.tensors[name])
+            weight = array_of(self.tensors[name])
             scale = write_scale(self.op, adapter, weight)
             if is_half:
                 scale = self.op.node("Cast", [scale], to=adapter.weight.element_type)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Union
 
 import onnx
-from onnx import numpy_helper
 
 from onnxfit.adapters.adapted import adapt, listed
 from onnxfit.adapters.adapter import Adapter, Array
@@ -16,6 +15,7 @@ from onnxfit.adapters.targets import match_adapters
 from onnxfit.errors import SettingError, listed_names
 from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
 from onnxfit.graph.reading import ModelSource, read_model
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.tensors import initializer_arrays
 from onnxfit.registry import check_arguments
 
@@ -88,7 +88,7 @@ def unmerge(model_onnx: ModelSource, adapter: AdapterSource) -> onnx.ModelProto:
         )
     arrays: dict[str, Array] = {}
     for one, matrices in adapters:
-        weight = numpy_helper.to_array(tensors[one.weight.name])
+        weight = array_of(tensors[one.weight.name])
         arrays[one.weight.name] = one.merged(weight, {**matrices, one.b: -matrices[one.b]})
     return with_tensors(file, as_tensors(arrays))
 

@@ -6,7 +6,8 @@ import hashlib
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+
+from onnxfit.graph.shared_tensors import array_of
 
 
 def fingerprint(model: onnx.ModelProto) -> str:
@@ -20,7 +21,7 @@ def fingerprint(model: onnx.ModelProto) -> str:
         _add(digest, part.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         _add(digest, f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-        _add(digest, np.ascontiguousarray(numpy_helper.to_array(tensor)).tobytes())
+        _add(digest, np.ascontiguousarray(array_of(tensor)).tobytes())
     for sparse in graph.sparse_initializer:
         _add(digest, sparse.SerializeToString(deterministic=True))
     return digest.hexdigest()

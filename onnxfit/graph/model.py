@@ -24,6 +24,7 @@ from onnxfit.graph.inference import InputsError, infer_outputs, sizes_of
 from onnxfit.graph.opset import IR_VERSION, convert_opset
 from onnxfit.graph.reading import large_tensors_as_inputs, restore_initializers, root_cause, to_ir
 from onnxfit.graph.sequences import unroll_sequences
+from onnxfit.graph.shared_tensors import include_shared
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.subgraphs import subgraph_protos, subgraphs_of
 from onnxfit.graph.tensors import require_initializers
@@ -340,4 +341,4 @@ def with_tensors(
     for tensor in copy.graph.initializer:
         if tensor.name in tensors:
             tensor.CopyFrom(tensors[tensor.name])
-    return copy
+    return include_shared(copy)

@@ -16,10 +16,13 @@ import onnx_ir as ir
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
 from onnxfit.files import kind_of_file
+from onnxfit.graph import tensors
 from onnxfit.graph.classical import convert_classical_operators
 from onnxfit.graph.completion import checkable, complete, complete_outputs
+from onnxfit.graph.lean_reading import with_shared
+from onnxfit.graph.shared_tensors import Array, ir_tensor, shared_arrays, shared_bytes
 from onnxfit.graph.subgraphs import nodes_of
-from onnxfit.graph.tensors import detached, is_external
+from onnxfit.graph.tensors import detached, is_external, nbytes
 from onnxfit.graph.validity import require_valid
 
 KINDS = {"HDF5": "Keras (HDF5)", "pickle": "PyTorch or scikit-learn (a pickle)", "zip": "zip"}
@@ -64,7 +67,22 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     Raises ModelError as `load_model` does, and for a model without outputs or with sparse
     initializers.
     """
-    model, description = _load(source)
+    model, description, _ = _load(source)
+    return _trainable(model, description)
+
+
+def read_shared(source: ModelSource) -> tuple[onnx.ModelProto, list[Array]]:
+    """Return the model of `read_model`, and the arrays that its larger tensors refer to.
+
+    Only the tensors of a large model are arrays, which live while the list does. Their bytes are in
+    memory once.
+    """
+    model, description, arrays = _load(source, shares=True)
+    return _trainable(model, description), arrays
+
+
+def _trainable(model: onnx.ModelProto, description: str) -> onnx.ModelProto:
+    """Return a model, changed in place, in operators and tensors that a step can be built of."""
     if not model.graph.output:
         raise ModelError(f"{description} has no outputs.")
     if model.graph.sparse_initializer:
@@ -85,23 +103,26 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     return model
 
 
-def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
-    """Return the model, and a description of its source for messages."""
-    model = onnx.ModelProto()
+def _load(source: ModelSource, *, shares: bool = False) -> tuple[onnx.ModelProto, str, list[Array]]:
+    """Return the model, a description of its source for messages, and the arrays of `read_shared`.
+
+    - `shares`: whether the larger tensors of a large model are arrays.
+    """
+    parse = _parse_shared if shares else _parse
     try:
         if isinstance(source, onnx.ModelProto):
             description = "the ModelProto"
-            model.CopyFrom(source)
+            model, arrays = parse(source)
         elif isinstance(source, (bytes, bytearray, memoryview)):
             description = f"the {len(source)} bytes given"
             data = bytes(source)
             _refuse_other_kind(io.BytesIO(data), description)
-            model.ParseFromString(data)
+            model, arrays = parse(data)
         elif isinstance(source, (str, os.PathLike)):
             description = str(Path(source))
             with open(description, "rb") as file:
                 _refuse_other_kind(file, description)
-            model = onnx.load(description)
+            model, arrays = parse(description)
         else:
             raise ModelError(
                 "A model is a path, bytes or an onnx.ModelProto, got"
@@ -129,7 +150,34 @@ def _load(source: ModelSource) -> tuple[onnx.ModelProto, str]:
         # Opsets 18 to 20 have a GroupNormalization that ONNX withdrew and runtimes still run.
         if "GroupNormalization is deprecated" not in str(error):
             raise ModelError(f"{description} is not a valid ONNX model: {error}") from None
-    return model, description
+    return model, description, arrays
+
+
+def _parse(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Array]]:
+    """Return a copy of the model of a path, of bytes or of a ModelProto."""
+    if isinstance(source, str):
+        return onnx.load(source), []
+    model = onnx.ModelProto()
+    if isinstance(source, bytes):
+        model.ParseFromString(source)
+    else:
+        model.CopyFrom(source)
+    return model, []
+
+
+def _parse_shared(source: str | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, list[Array]]:
+    """Return the same, and the arrays that the tensors of a large model refer to."""
+    if isinstance(source, str):
+        size = os.path.getsize(source)
+        if size <= tensors.MAX_COPIED_BYTES:  # its tensors may be in other files
+            source_model = onnx.load(source, load_external_data=False)
+            size = sum(nbytes(t) for t in source_model.graph.initializer if is_external(t))
+    elif isinstance(source, bytes):
+        size = len(source)
+    else:
+        size = sum(tensor.ByteSize() for tensor in source.graph.initializer)
+        size += sum(array.nbytes for array in shared_arrays(source))
+    return with_shared(source) if size > tensors.MAX_COPIED_BYTES else _parse(source)
 
 
 def _refuse_other_kind(file: BinaryIO, description: str) -> None:
@@ -177,11 +225,15 @@ def _onnx_files(folder: Path) -> str:
 def to_ir(model: onnx.ModelProto) -> ir.Model:
     """Return the model as an onnx-ir model; ModelError if onnx-ir cannot read it."""
     try:
-        return ir.from_proto(model)
+        work = ir.from_proto(model)
     except ir.serde.SerdeError as error:
         # onnx-ir raises one error for each level of the model; the innermost names the cause.
         reason = root_cause(error)
         raise ModelError(f"The model has something that onnx-ir does not read: {reason}") from None
+    for tensor in model.graph.initializer:
+        if shared_bytes(tensor) is not None:
+            work.graph.initializers[tensor.name].const_value = ir_tensor(tensor)
+    return work
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -215,7 +267,7 @@ def restore_initializers(graph: ir.Graph, model: onnx.ModelProto) -> None:
     tensors = {t.name: t for t in model.graph.initializer}
     for value in [v for v in graph.inputs if v.name in tensors]:
         graph.inputs.remove(value)
-        value.const_value = ir.serde.TensorProtoTensor(tensors[value.name or ""])
+        value.const_value = ir_tensor(tensors[value.name or ""])
         graph.register_initializer(value)
     values = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
     in_order = [name for name in tensors if name in values]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, BinaryIO, Union
 
@@ -21,11 +21,17 @@ import safetensors
 
 from onnxfit.errors import ModelError
 from onnxfit.files import write_atomically
+from onnxfit.graph.shared_tensors import array_of, is_sharable, refer_to, shared_bytes
+from onnxfit.graph.wire import GRAPH_OF_MODEL, INITIALIZER_OF_GRAPH, field_key, varint
 
 Array = npt.NDArray[np.generic]
+Message = Union[onnx.ModelProto, onnx.GraphProto, onnx.TensorProto]
 # bytes of all tensors of a model: its message has at most 2 GiB, nodes included
 MAX_MODEL_BYTES = 2**31 - 2**26
 MAX_INLINE_BYTES = 1024  # bytes of a tensor that stays in the model: constants of the graph
+# bytes of all frozen tensors of which every compiled graph has copies, prepared for its kernels;
+# all graphs share larger ones as they are
+MAX_COPIED_BYTES = 2**29
 ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 2**24  # bytes that are written at a time
 TYPES = {
@@ -70,8 +76,36 @@ def write_model(
 
 
 def _write_message(path: str | os.PathLike[str], model: onnx.ModelProto) -> Path:
-    data = model.SerializeToString(deterministic=True)
-    return write_atomically(path, lambda file: file.write(data))
+    return write_atomically(path, lambda file: file.writelines(_message(model)))
+
+
+def _message(model: onnx.ModelProto) -> Iterator[bytes]:
+    """Yield the bytes of a model, of which a large one has each tensor by itself."""
+    graph = model.graph
+    if sum(map(nbytes, graph.initializer)) <= MAX_COPIED_BYTES:
+        yield model.SerializeToString(deterministic=True)
+        return
+    before, after = _parts(model, onnx.ModelProto, GRAPH_OF_MODEL)
+    graph_before, graph_after = _parts(graph, onnx.GraphProto, INITIALIZER_OF_GRAPH)
+    heads = [field_key(INITIALIZER_OF_GRAPH) + varint(t.ByteSize()) for t in graph.initializer]
+    size = len(graph_before) + sum(map(len, heads)) + len(graph_after)
+    size += sum(tensor.ByteSize() for tensor in graph.initializer)
+    yield before + field_key(GRAPH_OF_MODEL) + varint(size) + graph_before
+    for head, tensor in zip(heads, graph.initializer):
+        yield head
+        yield tensor.SerializeToString(deterministic=True)
+    yield graph_after + after
+
+
+def _parts(
+    message: Message, kind: type[onnx.ModelProto] | type[onnx.GraphProto], number: int
+) -> tuple[bytes, bytes]:
+    """Return the bytes of the fields of a message before and after the field of a number."""
+    before, after = kind(), kind()
+    fields = message.DESCRIPTOR.fields
+    copy_fields(message, before, {field.name for field in fields if field.number >= number})
+    copy_fields(message, after, {field.name for field in fields if field.number <= number})
+    return before.SerializeToString(deterministic=True), after.SerializeToString(deterministic=True)
 
 
 def is_large(model: onnx.ModelProto) -> bool:
@@ -124,13 +158,14 @@ def detached(
 
     Raises ModelError if the model has no initializer of a name in `arrays`.
     """
-    bare = _without_initializers(model)
+    bare = without_initializers(model)
     tensors: list[Array | onnx.TensorProto] = []
     offset = 0
     require_initializers(model, arrays)
     for tensor in model.graph.initializer:
         size = nbytes(tensor)
-        inline = size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data")
+        shared = shared_bytes(tensor)
+        inline = shared is None and (size <= MAX_INLINE_BYTES or not tensor.HasField("raw_data"))
         if inline and tensor.name not in arrays:
             bare.graph.initializer.append(tensor)
             continue
@@ -138,7 +173,7 @@ def detached(
             name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
         )
         refer(stub, location, offset, size)
-        tensors.append(arrays.get(tensor.name, tensor))
+        tensors.append(arrays.get(tensor.name, tensor if shared is None else shared))
         offset += _aligned(size)
     return bare, tensors
 
@@ -174,11 +209,14 @@ def write_tensors(file: BinaryIO, tensors: Iterable[Array | onnx.TensorProto]) -
         file.write(bytes(_aligned(size) - size))
 
 
-def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
+def attach(model: onnx.ModelProto, file: IO[bytes]) -> list[Array]:
     """Read the external tensors of a model of `detached` from a file into the model.
 
-    Raises ModelError where the file does not hold exactly these tensors.
+    Returns the arrays that the larger tensors of a large model then refer to. Raises ModelError
+    where the file does not hold exactly these tensors.
     """
+    arrays: list[Array] = []
+    shares = sum(map(nbytes, model.graph.initializer)) > MAX_COPIED_BYTES
     offset = 0
     for tensor in model.graph.initializer:
         if is_external(tensor):
@@ -190,11 +228,16 @@ def attach(model: onnx.ModelProto, file: IO[bytes]) -> None:
             if len(data) != _aligned(size):
                 raise ModelError(f"the tensor {tensor.name!r} is cut off")
             offset += len(data)
+            if shares and is_sharable(tensor.data_type, size):
+                arrays.append(np.frombuffer(data, np.uint8, size))
+                refer_to(tensor, arrays[-1])
+                continue
             tensor.raw_data = data[:size] if len(data) > size else data
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
     if file.read(1):
         raise ModelError("there is more than its tensors")
+    return arrays
 
 
 def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
@@ -212,7 +255,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 def initializer_arrays(model: onnx.ModelProto, names: Collection[str]) -> dict[str, Array]:
     """Return writable copies of the named initializers."""
     tensors = {t.name: t for t in model.graph.initializer}
-    return {name: np.array(onnx.numpy_helper.to_array(tensors[name])) for name in names}
+    return {name: np.array(array_of(tensors[name])) for name in names}
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
@@ -241,22 +284,18 @@ def _header(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = No
     return len(text).to_bytes(8, "little") + text
 
 
-def _without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model without its initializers, which are never copied."""
     bare = onnx.ModelProto()
-    _copy_fields(model, bare, excluded="graph")
-    _copy_fields(model.graph, bare.graph, excluded="initializer")
+    copy_fields(model, bare, {"graph"})
+    copy_fields(model.graph, bare.graph, {"initializer"})
     return bare
 
 
-def _copy_fields(
-    source: Union[onnx.ModelProto, onnx.GraphProto],
-    target: Union[onnx.ModelProto, onnx.GraphProto],
-    excluded: str,
-) -> None:
-    """Copy all fields of a message except the one called `excluded`."""
+def copy_fields(source: Message, target: Message, excluded: Container[str]) -> None:
+    """Copy all fields of a message except those of the names `excluded`."""
     for field, value in source.ListFields():
-        if field.name == excluded:
+        if field.name in excluded:
             continue
         if isinstance(value, (int, float, str, bytes)):
             setattr(target, field.name, value)

@@ -90,7 +90,7 @@ class TrainableModel:
         """Return the names and patterns of the trained weights, by the user's `weights=`."""
         return patterns
 
-    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, onnx.TensorProto]:
+    def to_file(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, onnx.TensorProto]:
         """Return initializer of the file -> its value for the trained weights `arrays`."""
         return as_tensors(arrays)
 

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.shared_tensors import shared_bytes
 from onnxfit.graph.subgraphs import subgraph_protos
 
 # By field of a TensorProto: its entries for each element of a type, if raw_data is not used. Types
@@ -301,7 +302,7 @@ def _require_tensor(description: str, tensor: onnx.TensorProto) -> None:
             f"{description} has a tensor {tensor.name!r} with elements of the type"
             f" {tensor.data_type}, which ONNX does not have."
         )
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL and shared_bytes(tensor) is None:
         raise ModelError(
             f"{description} keeps weights in other files ({tensor.name!r}), which only its path"
             " leads to: pass the path, or call onnx.load first."
@@ -333,8 +334,9 @@ def _require_size(description: str, tensor: onnx.TensorProto) -> None:
     present = 0
     required = 0
     unit = ""
-    if tensor.HasField("raw_data") and element_type != ir.DataType.STRING:
-        present = len(tensor.raw_data)
+    shared = shared_bytes(tensor)
+    if (tensor.HasField("raw_data") or shared is not None) and element_type != ir.DataType.STRING:
+        present = len(tensor.raw_data) if shared is None else shared.nbytes
         required = (elements * element_type.bitwidth + 7) // 8
         unit = "bytes"
     elif element_type.name in _FIELD_OF_TYPE:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.integer_weights import integer_names, integer_weights
 from onnxfit.quantization.operators import is_dequantize
@@ -52,7 +53,7 @@ def layer_biases(file: onnx.ModelProto, changing: set[str]) -> dict[str, LayerBi
     Raises ModelError for a bias of two layers with different scales.
     """
     scales = {
-        t.name: onnx.numpy_helper.to_array(t)
+        t.name: array_of(t)
         for t in file.graph.initializer
         if t.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
     }

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError, ModelError
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import integer_type, is_dequantize, is_quantize, numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array
@@ -88,7 +89,7 @@ def grids(model: onnx.ModelProto, weights: Mapping[str, IntegerWeight]) -> list[
         data_type = integer_type(own_type, {a.name: a.i for a in node.attribute})
         if data_type not in LIMITS:
             continue  # floats of 8 bits
-        numbers = onnx.numpy_helper.to_array(tensors[scale])
+        numbers = array_of(tensors[scale])
         zeros = numbers_of(tensors[zero_point]) if zero_point else np.zeros((), np.int64)
         grid = Grid(scale, zero_point, data_type, numbers, zeros, _weight_of(node, weights, makers))
         found.setdefault((scale, zero_point), grid)

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfit.errors import DivergenceError
+from onnxfit.graph.shared_tensors import shared_bytes
 from onnxfit.quantization.operators import numbers_of
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
 
@@ -96,12 +97,16 @@ def with_integers(tensor: onnx.TensorProto, integers: Array) -> onnx.TensorProto
     """
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
+    in_bytes = tensor.HasField("raw_data") or shared_bytes(tensor) is not None
+    if shared_bytes(tensor) is not None:
+        copy.ClearField("external_data")
+        copy.ClearField("data_location")
     copy.ClearField("int32_data")
     if tensor.data_type in PACKED:
         numbers = _packed(integers)
     else:
         numbers = integers.astype(ir.DataType(tensor.data_type).numpy())
-    if not tensor.HasField("raw_data"):
+    if not in_bytes:
         copy.int32_data.extend(numbers.reshape(-1).astype(np.int64).tolist())
         if copy.ByteSize() <= tensor.ByteSize():
             return copy

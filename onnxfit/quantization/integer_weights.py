@@ -10,6 +10,7 @@ import onnx
 
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.completion import MICROSOFT, opset_of
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of, subgraph_protos
 from onnxfit.quantization.integer_weight import IntegerWeight
 from onnxfit.quantization.operators import (
@@ -127,7 +128,7 @@ def _check_scales(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto
             continue
         if scale.data_type not in FLOATS:
             raise wrong_type(node, scale.data_type)
-        numbers = onnx.numpy_helper.to_array(scale).astype(np.float64)
+        numbers = array_of(scale).astype(np.float64)
         in_blocks = any(a.name == "block_size" and a.i > 0 for a in node.attribute)
         sizes = np.abs(numbers) if in_blocks else numbers
         wrong = numbers[~(np.isfinite(sizes) & (sizes > 0))]

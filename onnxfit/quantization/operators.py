@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxfit.errors import ModelError
 from onnxfit.graph.completion import MICROSOFT
 from onnxfit.graph.quantized import WEIGHT_INPUTS
+from onnxfit.graph.shared_tensors import ir_tensor
 from onnxfit.quantization.parameters import LIMITS, Array, QuantizationParameters
 
 Node = Union[onnx.NodeProto, ir.Node]
@@ -74,7 +75,7 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 
 def numbers_of(tensor: onnx.TensorProto) -> Array:
     """Return the numbers of a tensor; integers have 64 bits."""
-    array = np.asarray(ir.serde.TensorProtoTensor(tensor).numpy())
+    array = np.asarray(ir_tensor(tensor).numpy())
     return array.astype(np.int64) if tensor.data_type in LIMITS else array
 
 

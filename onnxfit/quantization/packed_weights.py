@@ -27,6 +27,7 @@ from onnxfit.errors import ModelError, listed_names
 from onnxfit.graph.completion import MICROSOFT, opset_of
 from onnxfit.graph.opset import IR_VERSION, OPSET, convert_opset
 from onnxfit.graph.replacement import NodeReplacement, replace_nodes
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.quantization.integer_weight import with_integers, with_numbers
 from onnxfit.quantization.learning import MIN_SCALE
@@ -92,7 +93,7 @@ class PackedTensor:
 
     def _rows(self) -> Array:
         """Return the numbers of each row with those that fill its bytes."""
-        rows = onnx.numpy_helper.to_array(self.tensor).reshape(self.shape[1], -1)
+        rows = array_of(self.tensor).reshape(self.shape[1], -1)
         return _unpack(rows, self.bits) if self.bits else rows.copy()
 
 
@@ -363,7 +364,7 @@ def _check_tensor(
     if tensor.data_type not in types:
         found, *expected = (ir.DataType(t).name.lower() for t in (tensor.data_type, *types))
         raise _not_trained(node, f"{name!r} is {found}, expected {' or '.join(expected)}")
-    array = onnx.numpy_helper.to_array(tensor)
+    array = array_of(tensor)
     size = layout.bytes_of(position, tensor)
     if array.nbytes != size:
         raise _not_trained(node, f"{name!r} has {array.nbytes} bytes, expected {size}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx
 
 from onnxfit.errors import ModelError, listed_names, nearest_name
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.quantization.operators import CLIPPING, QUANTIZERS, constants_of, is_dequantize
 from onnxfit.quantization.parameters import FLOATS, Array, QuantizationParameters
 from onnxfit.quantization.quantized_graph import Origin, QuantizedGraph
@@ -237,7 +238,7 @@ class _Pairer:
                 f"{described} has the constant integers {origin.name!r} in the integer model, and"
                 f" no constant floats there in the float model. {FIX}"
             )
-        floats = onnx.numpy_helper.to_array(self.tensors[name])
+        floats = array_of(self.tensors[name])
         assert origin.integers is not None
         if floats.shape != origin.integers.shape:
             raise ModelError(

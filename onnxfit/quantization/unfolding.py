@@ -24,6 +24,7 @@ from onnx import helper, numpy_helper
 from onnxfit.editing import protos
 from onnxfit.errors import ModelError, SettingError, listed_names
 from onnxfit.graph.replacement import replace_nodes
+from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.subgraphs import nodes_of
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.values import GraphBuilder, Value
@@ -118,7 +119,7 @@ class QuantizedModel(TrainableModel):
         frozen = {name: bias.weight.values for name, bias in self.biases.items()}
         for tensor in self.model.graph.initializer:
             if tensor.name in self.integers and tensor.name not in arrays:
-                frozen[tensor.name] = numpy_helper.to_array(tensor)
+                frozen[tensor.name] = array_of(tensor)
         return frozen
 
     def check(self, weights: Collection[str], statistics: Collection[str]) -> None:
@@ -218,7 +219,7 @@ def _require_own_numbers(
     computed = {
         tensor.name
         for tensor in source.graph.initializer
-        if tensor.name not in own and numpy_helper.to_array(tensor).any()
+        if tensor.name not in own and array_of(tensor).any()
     }
     read = {name for node in source.graph.node if is_conversion(node) for name in node.input[1:]}
     of_biases = {bias.weight.scale_name for bias in biases}

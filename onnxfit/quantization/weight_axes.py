@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from onnxfit.errors import ModelError
+from onnxfit.graph.shared_tensors import array_of
 
 # Operators with weights -> the inputs that may be weights
 LAYERS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1)}
@@ -46,7 +47,7 @@ def require_finite_weights(model: onnx.ModelProto, excluded: Collection[str]) ->
     """Raise ModelError for a weight with numbers that have no scale."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in channel_axes(model, excluded):
-        if not np.isfinite(onnx.numpy_helper.to_array(tensors[name])).all():
+        if not np.isfinite(array_of(tensors[name])).all():
             raise ModelError(
                 f"The weight {name!r} has numbers that are infinite or NaN. Exclude it, exclude="
                 f"[{name!r}], or train the model anew."

@@ -217,7 +217,6 @@ class BoundSession:
         busy_wait: bool = False,
         uses_integers: bool = False,
     ) -> None:
-        self.model = model
         self._name = name
         self._state = state
         self._device = device
@@ -226,9 +225,9 @@ class BoundSession:
         )._sess
         self._run = self._session.run_with_iobinding
         self._input_buffers = dict(input_buffers or {})
-        self._sort_inputs(per_run_inputs)
+        self._sort_inputs(model.graph, per_run_inputs)
         self._given_buffers = dict(output_buffers or {})
-        self._sort_outputs(writes, overwrite_outputs)
+        self._sort_outputs(model.graph, writes, overwrite_outputs)
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
         self.binds = 0  # of per-run inputs, so far
@@ -241,11 +240,11 @@ class BoundSession:
             device.kind != "cpu" or self.per_run_inputs or self._allocated_outputs
         )
 
-    def _sort_inputs(self, per_run_inputs: Collection[str]) -> None:
+    def _sort_inputs(self, graph: onnx.GraphProto, per_run_inputs: Collection[str]) -> None:
         self._state_inputs: list[str] = []
         self.per_run_inputs: list[str] = []
         self._feeds: dict[str, Buffer] = {}
-        for value in self.model.graph.input:
+        for value in graph.input:
             shape = _static_shape(value)
             if value.name in self._input_buffers:
                 continue
@@ -256,13 +255,13 @@ class BoundSession:
             else:
                 self._feeds[value.name] = Buffer(_dtype(value), shape, self._device)
 
-    def _sort_outputs(self, writes: bool, overwrite_outputs: bool) -> None:
+    def _sort_outputs(self, graph: onnx.GraphProto, writes: bool, overwrite_outputs: bool) -> None:
         self._state_outputs: dict[str, str] = {}  # output -> the tensor of the state it updates
         self._scalars: dict[str, Buffer] = {}
         self._output_buffers: dict[str, Buffer] = {}
         self._allocated_outputs: list[str] = []  # onnxruntime allocates them in every run
         self.predictions: list[str] = []
-        for value in self.model.graph.output:
+        for value in graph.output:
             shape = _static_shape(value)
             updated = _updated_tensor(value.name)
             if writes and updated in self._state:

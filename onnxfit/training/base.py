@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from onnxfit.callbacks.callback_list import CallbackList
 from onnxfit.callbacks.history import History
@@ -19,6 +20,7 @@ from onnxfit.data import Batch
 from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, UnsupportedError
 from onnxfit.graph import names
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.weights import matching
 from onnxfit.metrics import mode_by_name
@@ -64,7 +66,6 @@ class BaseTrainer(RankedTrainer):
     Trainer adds the constructor, the loop over data, training by hand and the files. Members with
     an underscore are for the modules of `onnxfit.training`.
 
-    - `model`: the model as it was given, not changed by training.
     - `settings`: the arguments of the constructor, `weights` as a list of names.
     - `epoch`, `global_step`, `global_batch`, `samples_seen`: epochs, updates, batches and rows
       trained so far, over all fits.
@@ -80,7 +81,6 @@ class BaseTrainer(RankedTrainer):
         self, trainable: TrainableModel, settings: dict[str, Any], recipe: Recipe, backend: Backend
     ) -> None:
         super().__init__(backend)
-        self.model = trainable.file
         self.settings = settings
         self.loss = settings["loss"]
         self.backend: str = settings["backend"]
@@ -118,6 +118,11 @@ class BaseTrainer(RankedTrainer):
         if name.startswith("_") or hasattr(type(self), name):
             return object.__getattribute__(self, name)  # raises the error of Python or a property
         raise missing_attribute(type(self), name)
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The model as it was given; a copy of a large one, whose tensors are beside it."""
+        return whole_model(self._trainable.file)
 
     # ------------------------------------------------------------------ settings that may change
 

@@ -46,6 +46,7 @@ from onnxfit.files import (
     write_atomically,
 )
 from onnxfit.graph.tensors import (
+    Array,
     attach,
     detached,
     initializer_arrays,
@@ -193,7 +194,7 @@ def load(
         name = os.fspath(_in_folder(Path(path)))
     try:
         with zipfile.ZipFile(file or name) as archive:
-            info, model, arrays = _read_archive(archive, name)
+            info, model, tensors, arrays = _read_archive(archive, name)
     except CheckpointError:
         raise
     except FileNotFoundError:
@@ -236,6 +237,7 @@ def load(
             callbacks=_with_arrays(info["callbacks"], arrays),
             constants=constants,
             base=info["base"],
+            tensors=tensors,
         )
     except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name!r} is damaged: its {INFO} does not fit ({error}).") from None
@@ -281,7 +283,7 @@ def _received(path: str | os.PathLike[str], world: World) -> tuple[str, BinaryIO
 
 def _read_archive(
     archive: zipfile.ZipFile, name: str
-) -> tuple[dict[str, Any], onnx.ModelProto | None, dict[str, np.ndarray[Any, Any]]]:
+) -> tuple[dict[str, Any], onnx.ModelProto | None, list[Array], dict[str, Array]]:
     """Return a checkpoint's description, its model and its arrays, each of them checked."""
     has_model = MODEL in archive.namelist()
     entries = (INFO, MODEL, DATA, STATE) if has_model else (INFO, STATE)
@@ -301,13 +303,13 @@ def _read_archive(
         )
     if has_model == (info.get("base") is not None):
         raise CheckpointError(f"{name!r} is damaged: it has a model or the fingerprint of one.")
-    model = None
+    model, tensors = None, []
     if has_model:
         model = onnx.ModelProto.FromString(archive.read(MODEL))
         with archive.open(DATA) as data:
-            attach(model, data)
+            tensors = attach(model, data)
         require_valid(model, "its model")
-    return info, model, read_safetensors(archive.read(STATE))
+    return info, model, tensors, read_safetensors(archive.read(STATE))
 
 
 def _check_description(info: dict[str, Any], name: str) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxfit.editing.dynamic_batch import dynamic_batch as any_batch
 from onnxfit.errors import CheckpointError, SettingError
 from onnxfit.files import refusing_misfits
 from onnxfit.graph.fingerprint import fingerprint
+from onnxfit.graph.reading import ModelSource, read_shared
+from onnxfit.graph.shared_tensors import whole_model
 from onnxfit.quantization.settings import Quantization
 from onnxfit.training.forms import trainable_form
 
@@ -25,6 +28,7 @@ class Contents:
     a `Position`; `tracker` is the `Tracker.state_dict` of the running epoch; `undelivered` is the
     event of which the loggers have not been told yet; `constants` are those of the trainable form.
     `model` is None where the checkpoint has the adapters alone; `base` is then its fingerprint.
+    `tensors` are the arrays that a large `model` refers to.
     """
 
     model: onnx.ModelProto | None
@@ -38,6 +42,7 @@ class Contents:
     callbacks: Mapping[str, dict[str, Any]]
     constants: Mapping[str, Sequence[np.ndarray[Any, Any]]]
     base: str | None = None
+    tensors: Sequence[np.ndarray[Any, Any]] = ()
 
     def require_base(self, path: str | os.PathLike[str], found: str) -> None:
         """Raise SettingError unless a model with the fingerprint `found` is the base."""
@@ -49,24 +54,27 @@ class Contents:
             )
 
     def with_base(
-        self, path: str | os.PathLike[str], model: onnx.ModelProto | None
+        self, path: str | os.PathLike[str], model_onnx: ModelSource | None
     ) -> onnx.ModelProto:
-        """Return the model of a checkpoint, which is `model` where it holds adapters alone.
+        """Return the model of a checkpoint: `model_onnx` where the checkpoint has adapters alone.
 
-        Raises CheckpointError for none, SettingError for another, or if the checkpoint has its own.
+        Raises CheckpointError for a missing model, and SettingError for another model than that of
+        the adapters, or for one beside a checkpoint that has its own.
         """
         if self.model is not None:
-            if model is not None:
+            if model_onnx is not None:
                 raise SettingError(
-                    f"{os.fspath(path)!r} has its model, so that model_onnx= would replace it:"
-                    " leave it out. Checkpoints of adapters_only=True alone lack theirs."
+                    f"{os.fspath(path)!r} has its own model, which model_onnx= would replace: leave"
+                    " model_onnx= out. Only checkpoints of adapters_only=True have no model."
                 )
             return self.model
-        if model is None:
+        if model_onnx is None:
             raise CheckpointError(
                 f"{os.fspath(path)!r} was saved with adapters_only=True, without the model. Give"
                 " the file beside it: Trainer.load(path, model_onnx='base.onnx')."
             )
+        is_dynamic = self.settings.get("dynamic_batch")
+        model, self.tensors = read_shared(any_batch(model_onnx) if is_dynamic else model_onnx)
         self.require_base(path, fingerprint(model))
         return model
 
@@ -95,6 +103,6 @@ class Contents:
         # the seed decides the first values of adapters, which the state replaces
         trainable = trainable_form(model, {**self.settings, "seed": 0})
         if trainable.is_file:
-            return model
+            return whole_model(model)
         with refusing_misfits("The checkpoint is damaged: its weights are not those of its model"):
             return trainable.exported(self.state["weights"])

@@ -90,8 +90,9 @@ class InferenceTrainer(BaseTrainer):
         between batches, as with sequences of several lengths, is a list of arrays, one for each
         batch. A trainer without a loss predicts, too.
 
-        The trained model is compiled for it, so that it predicts as the exported file does;
-        `predict_on_batch` does not compile.
+        The trained model is compiled for it, so that it predicts as the exported file does, bit for
+        bit; `predict_on_batch` does not compile. With more than 512 MB of frozen weights, which all
+        graphs share, nothing is compiled, and predictions are those of the file within rounding.
         """
         check_steps("steps", steps)
         with (

@@ -250,7 +250,7 @@ class SavedTrainer(GeneratingTrainer):
         """Return what a checkpoint written now holds; its arrays are copies."""
         pending = self._pending_now()
         return Contents(
-            model=None if adapters_only else self.model,
+            model=None if adapters_only else self._trainable.file,
             base=self._trainable.fingerprint if adapters_only else None,
             settings=self.settings,
             state=self.get_state(),

@@ -100,3 +100,48 @@ print(memory("VmHWM") - before, memory("VmRSS") - before)
     peak, left = run(code)
     assert peak > 100
     assert left < peak / 2
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 MiB of weights, in 16 layers."""
+    nodes = [onnx.helper.make_node("MatMul", [f"h{i}", f"w{i}"], [f"h{i + 1}"]) for i in range(16)]
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 1024])
+        for name in ("h0", "h16")
+    )
+    weight = np.full((1024, 1024), 0.001, np.float32)
+    tensors = [onnx.numpy_helper.from_array(weight, f"w{i}") for i in range(16)]
+    graph = onnx.helper.make_graph(nodes, "deep", [x], [y], tensors)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    path = tmp_path_factory.mktemp("deep") / "deep.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_a_frozen_base_is_in_memory_once(deep: Path, tmp_path: Path) -> None:
+    """Through reading, training, evaluation, prediction and a checkpoint; one more time in what
+    `export` returns. A bound on what graphs may copy makes 64 MiB a large model.
+    """
+    code = """
+import numpy as np, onnxfit
+from onnxfit.graph import tensors
+tensors.MAX_COPIED_BYTES = 2**20
+size = 64
+before = memory("VmRSS")
+trainer = onnxfit.Trainer(sys.argv[1], loss="mse", adapters=onnxfit.LoRA(rank=1), backend=sys.argv[2], threads=1)
+x = np.ones((1, 1024), np.float32)
+trainer.fit(x, x, verbose=0)
+trainer.evaluate(x, x)
+trainer.predict_on_batch(x)
+trainer.predict(x)
+trainer.save(sys.argv[3])
+print((memory("VmHWM") - before) / size)
+exported = trainer.export()
+print((memory("VmHWM") - before) / size)
+"""
+    for backend in ("full", "forward_backward"):
+        trained, exported = run(code, str(deep), backend, str(tmp_path / "c"))
+        assert trained < 1.6
+        assert exported < 2.7

@@ -327,9 +327,9 @@ class Backend(ABC):
 
         It runs the model compiled with its weights as constants, which computes faster, and the
         same to the last bit as the exported model. It is compiled after each change of the state.
-        A model that is too large to be compiled with its tensors inside is run by `predict`.
+        A model whose tensors all graphs share is run by `predict`: it would be a copy of them.
         """
-        if self.recipe.large:
+        if not self.recipe.compiles_weights:
             return self.predict
         with self.lock:
             if self._deployed is None or self._deployed[0] != self.state.version:
