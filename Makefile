@@ -38,7 +38,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format hooks dist bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format dist bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -67,10 +67,6 @@ format: .venv-dev/installed  ## format, and repair what ruff can repair
 	$(dev) -m ruff check --fix .
 	$(dev) -m ruff format .
 
-hooks: .venv-dev/installed  ## run lint before each commit (installs pre-commit)
-	$(dev) $(pip_install) pre-commit
-	$(dev) -m pre_commit install
-
 # The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident.
 dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train with it
 	rm -rf dist
@@ -82,8 +78,8 @@ bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras
 	$(benching) benchmarks/suite --write-docs $(ARGS)
 	$(benching) benchmarks/suite/scale.py --write-docs
 
-# Measures LoRA beside a frozen base of 1 GB, in onnxfit and PyTorch. Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
-memory: .venv-dev/installed
+# In onnxfit and PyTorch. Options as in benchmarks/memory.py: ARGS="--megabytes 2600 --contender onnxfit"
+memory: .venv-dev/installed  ## measure LoRA beside a frozen base of 1 GB (10 min)
 	$(dev) benchmarks/memory.py $(ARGS)
 
 guard: .venv-dev/installed  ## notice when four networks train slower than they did

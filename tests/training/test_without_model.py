@@ -138,7 +138,7 @@ def test_the_model_is_given_where_it_is_missing_alone(saved: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"without the model\. Load it with"):
         checkpoint.load(saved, {}).trained_model()
     whole = trainer_of(models.mlp(SIZES), LoRA(rank=2)).save(tmp_path / "b.ckpt")
-    with pytest.raises(SettingError, match="has its model, so that model_onnx="):
+    with pytest.raises(SettingError, match="has its own model, which model_onnx="):
         Trainer.load(whole, model_onnx=models.mlp(SIZES))
 
 
