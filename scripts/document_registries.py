@@ -53,7 +53,7 @@ QUANTIZATION = """\
 ## Quantization and adapters
 
 The settings of `Trainer(model, quantization=..., adapters=...)`, and the functions that make and compare files of integers.
-[The guide to quantization](quantization.md) and [that to adapters](guide.md#adapters-of-low-rank-lora) show them at work.
+[The guide to quantization](quantization.md) and [that to adapters](adapters.md) show them at work.
 """
 QUANTIZATION_NAMES = ("Quantization", "LoRA", "quantize", "dequantize", "quantization_report")
 
