@@ -657,7 +657,7 @@ def test_sums_of_a_stranger(tmp_path):
     """Damaged sums of the ranks are refused on all ranks, before or when training goes on."""
     on_ranks(2, lambda c: resumable(c, tmp_path / "backup", stop=2))
     path = max((tmp_path / "backup").iterdir())
-    contents = onnxfit.Trainer.load(path, distribute=None)._contents()
+    contents = onnxfit.Trainer.load(path, distribute=None)._contents(adapters_only=False)
     tracker = dict(contents.tracker)
     whole, other = tracker["ranks"]
     damaged = [3, [1], ["a", {}], [{}, {}], [whole, {**other, "metrics": {"accuracy": {"a": []}}}]]
@@ -690,7 +690,7 @@ def test_a_checkpoint_does_not_decide_who_trains(tmp_path):
         on.save(tmp_path / "a.ckpt")
 
     on_ranks(2, run)
-    contents = onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._contents()
+    contents = onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._contents(adapters_only=False)
     contents.settings = {**contents.settings, "distribute": "mpi"}
     Snapshot(contents).write(tmp_path / "a.ckpt")
     for settings in ({}, {"distribute": None}):

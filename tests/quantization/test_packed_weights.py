@@ -101,7 +101,7 @@ def test_a_trained_file_differs_in_its_numbers_and_is_what_predicts(
 def test_numbers_that_fill_bytes_stay() -> None:
     """The last block of K = 40 has 8 numbers too many, and 3 zero points of 4 bits fill no byte."""
     file = packed_file(4, "packed")
-    trainer = trainer_of(file, "learned", optimizer=Adam(0.1))
+    trainer = trainer_of(file, "learned", optimizer=Adam(0.3))
     fit(trainer)
     old, new = arrays_of(file), arrays_of(trainer.export())
     q = [unpacked(a["q"], 4).reshape(N, -1) for a in (old, new)]
