@@ -133,6 +133,8 @@ js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the n
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
+	$(dev) scripts/page_pictures.py
+	$(dev) scripts/notebooks.py
 	PYTHONPATH=. $(dev) scripts/document_registries.py
 
 # Warnings are errors: a link that leads nowhere fails.
