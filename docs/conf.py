@@ -45,6 +45,7 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "onnxfit"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_math_renderer = "mathml"

@@ -33,11 +33,14 @@ def run(code: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
     import matplotlib.pyplot as plt
 
     tree = ast.parse(code)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1]
+    hidden = code.rstrip().endswith(";")  # as in Jupyter
     printed, value = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
+        if isinstance(last, ast.Expr) and not hidden:
+            tree.body.pop()
         exec(compile(tree, "cell", "exec"), namespace)
-        if last is not None:
+        if isinstance(last, ast.Expr) and not hidden:
             value = eval(compile(ast.Expression(last.value), "cell", "eval"), namespace)
     outputs = []
     if printed.getvalue():

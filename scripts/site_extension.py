@@ -173,11 +173,21 @@ def is_foreign(
 # ---------------------------------------------------------------------- formulas
 
 
+def equations(formula: str) -> list[str]:
+    r"""Return the equations of a formula, which `\quad` separates, to be put on several lines."""
+    pieces = formula.split(r"\quad")
+    whole = all(piece.count("{") == piece.count("}") for piece in pieces)
+    return pieces if whole and r"\begin" not in formula else [formula]
+
+
 def _mathml(self: HTML5Translator, node: nodes.Element, display: str = "inline") -> None:
     """Write a formula as MathML, which browsers show without a script from another host."""
-    formula = latex2mathml.converter.convert(node.astext(), display=display)
     tag = "div" if display == "block" else "span"
-    self.body.append(f'<{tag} class="math">{formula}</{tag}>')
+    formulas = [
+        latex2mathml.converter.convert(equation, display=display)
+        for equation in equations(node.astext())
+    ]
+    self.body.append(f'<{tag} class="math">{"".join(formulas)}</{tag}>')
     raise nodes.SkipNode
 
 

@@ -55,5 +55,6 @@ def test_a_cell_shows_what_it_prints_and_its_last_expression(notebooks: ModuleTy
     printed, shown = notebooks.run(code, {})
     assert printed["text"] == ["a\n"]
     assert shown["data"]["text/html"] == ["<b>7</b>"]
+    assert len(notebooks.run(f"{code};", {})) == 1  # a semicolon hides the value
     with pytest.raises(ZeroDivisionError):
         notebooks.run("1 / 0", {})
