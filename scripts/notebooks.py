@@ -32,6 +32,7 @@ def run(code: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a cell, and return its outputs: what it prints, the last expression, and figures."""
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # figures that are none of this cell
     tree = ast.parse(code)
     last = tree.body[-1]
     hidden = code.rstrip().endswith(";")  # as in Jupyter
