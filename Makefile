@@ -1,5 +1,5 @@
 # What is made here, and how: `make` lists it. Needs make and a Python; everything else is installed into .venv (the demo) and
-# .venv-dev (tests, lint, dist), which are made once and again after pyproject.toml changes.
+# .venv-dev (tests, lint), which are made once and again after pyproject.toml changes.
 
 # onnxruntime-training has wheels for Python 3.10 to 3.12; PYTHON=/path/to/python names one. A name on the PATH may be a shim with
 # nothing behind it, or a Python without venv, so each is tried before it is taken.
@@ -27,6 +27,7 @@ federating := .venv-federated/bin/python
 serving := .venv-genai/bin/python
 recipes := .venv-recipes/bin/python
 documenting := .venv-site/bin/python
+distributing := .venv-dist/bin/python
 benching := .venv-bench/bin/python
 benching_plain := .venv-bench-plain/bin/python
 
@@ -67,11 +68,13 @@ format: .venv-dev/installed  ## format, and repair what ruff can repair
 	$(dev) -m ruff check --fix .
 	$(dev) -m ruff format .
 
-# The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident.
-dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train with it
+# The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident; on other Pythons by
+# `python3.14 scripts/try_wheel.py dist/*.whl`.
+dist: .venv-dist/installed  ## build and check sdist and wheel, train with the wheel
 	rm -rf dist
-	$(dev) -m build --outdir dist .
-	$(dev) scripts/try_wheel.py dist/*.whl
+	$(distributing) scripts/build_dist.py dist
+	$(distributing) -m twine check --strict dist/*
+	$(distributing) scripts/try_wheel.py dist/*.whl
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
 bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)
@@ -133,6 +136,8 @@ js: .venv-dev/installed js/node_modules/installed  ## build, lint and test the n
 docs: .venv-dev/installed  ## write the generated pages and pictures of the docs
 	$(dev) -m onnxfit ops --markdown > docs/operators.md
 	$(dev) scripts/architecture_pictures.py
+	$(dev) scripts/page_pictures.py
+	$(dev) scripts/notebooks.py
 	PYTHONPATH=. $(dev) scripts/document_registries.py
 
 # Warnings are errors: a link that leads nowhere fails.
@@ -141,7 +146,7 @@ site: .venv-site/installed  ## build the documentation site into build/site
 	@echo "Open build/site/index.html"
 
 clean:  ## remove everything made here, the environments too
-	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
+	rm -rf .venv .venv-dev .venv-plain .venv-exports .venv-federated .venv-genai .venv-recipes .venv-site .venv-dist .venv-bench .venv-bench-plain build dist runs checkpoints trained.onnx digits.onnx digits.png js/dist js/node_modules js/tests/folders
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -215,6 +220,12 @@ python:
 	$(PYTHON) -m venv .venv-recipes
 	$(if $(TORCH),$(recipes) $(pip_install) $(TORCH))
 	$(recipes) $(pip_install) -e '.[recipes]'
+	@touch $@
+
+.venv-dist/installed: pyproject.toml | python
+	@echo "Installing build and twine into .venv-dist ..."
+	$(PYTHON) -m venv .venv-dist
+	$(distributing) $(pip_install) 'build>=1.2' 'twine>=6.1'
 	@touch $@
 
 .venv-site/installed: pyproject.toml | python

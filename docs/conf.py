@@ -7,7 +7,6 @@ a link that leads nowhere fails the build.
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -20,10 +19,6 @@ project = "onnxfit"
 author = "the authors of onnxfit"
 copyright = author  # noqa: A001  # the name that Sphinx reads
 release = version = onnxfit.__version__
-# links to code lead there
-repository = re.search(
-    r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M
-)[1]
 
 extensions = [
     "myst_parser",
@@ -50,6 +45,7 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "onnxfit"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_math_renderer = "mathml"

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
+import posixpath
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import latex2mathml.converter
+import notebooks
 from document_registries import signature
 from docutils import nodes
 from markdown_docstrings import restructured
+from repository_links import in_repository, relinked
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
@@ -38,6 +40,10 @@ MODULES = {
     "onnxfit.gradients": "Gradients",
     "onnxfit.errors": "Errors",
 }
+
+
+# Files of the repository's root that have a page on the site.
+PROJECT_PAGES = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 
 
 def public_names() -> dict[str, list[str]]:
@@ -99,10 +105,48 @@ def write_reference(app: Sphinx, config: Any) -> None:
     (folder / "index.md").write_text(index + "\n".join(pages) + "\n```\n", encoding="utf-8")
 
 
+def write_project_pages(app: Sphinx, config: Any) -> None:
+    """Write pages for the files of the repository's root that readers of the site look for."""
+    folder = Path(app.srcdir) / "project"
+    folder.mkdir(exist_ok=True)
+    for name in PROJECT_PAGES:
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
+        page = folder / f"{name.lower()}.md"
+        page.write_text(relinked(text, "", target_on_site), encoding="utf-8")
+
+
+def write_notebooks(app: Sphinx, config: Any) -> None:
+    """Write a page for each notebook, and one that lists them."""
+    folder = Path(app.srcdir) / "notebooks"
+    folder.mkdir(exist_ok=True)
+    for path in notebooks.NOTEBOOKS:
+        text = relinked(notebooks.page(path, folder), "examples/notebooks", target_on_site)
+        (folder / f"{path.stem}.md").write_text(text, encoding="utf-8")
+    names = "\n".join(path.stem for path in notebooks.NOTEBOOKS)
+    index = f"# Notebooks\n\nRun them from the repository, with Jupyter: [examples/notebooks]({in_repository('examples/notebooks')}).\n\n"
+    index += f"```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
+    (folder / "index.md").write_text(index, encoding="utf-8")
+
+
+def target_on_site(path: str, anchor: str, picture: bool) -> str:
+    """Return where a link leads on the site: to a page if the file has one, or to the repository."""
+    stem = posixpath.splitext(posixpath.basename(path))[0]
+    if path == "docs/reference.md":
+        return "/api/index.md"
+    if path.startswith("docs/") and not (ROOT / path).is_dir():
+        return path.removeprefix("docs") + anchor
+    if path.endswith(".ipynb"):
+        return f"/notebooks/{stem}.md"
+    if path in {f"{name}.md" for name in PROJECT_PAGES}:
+        return f"/project/{stem.lower()}.md{anchor}"
+    return in_repository(path) + anchor
+
+
 def for_the_site(app: Sphinx, document: str, source: list[str]) -> None:
-    """Lead the links of a page to the repository, and to the pages of the reference, in place."""
-    text = re.sub(r"\]\(\.\./(?!docs/)([^)]*)\)", rf"]({app.config.repository}/\1)", source[0])
-    source[0] = re.sub(r"\]\(reference\.md(#[a-z]*)?\)", "](/api/index.md)", text)
+    """Lead the links of a page to other pages of the site or to the repository, in place."""
+    folder = posixpath.dirname(f"docs/{document}")
+    if Path(app.env.doc2path(document)).suffix == ".md" and folder == "docs":
+        source[0] = relinked(source[0], folder, target_on_site)
     source[0] = source[0].replace("```math\n", "```{math}\n")
 
 
@@ -129,11 +173,21 @@ def is_foreign(
 # ---------------------------------------------------------------------- formulas
 
 
+def equations(formula: str) -> list[str]:
+    r"""Return the equations of a formula, which `\quad` separates, to be put on several lines."""
+    pieces = formula.split(r"\quad")
+    whole = all(piece.count("{") == piece.count("}") for piece in pieces)
+    return pieces if whole and r"\begin" not in formula else [formula]
+
+
 def _mathml(self: HTML5Translator, node: nodes.Element, display: str = "inline") -> None:
     """Write a formula as MathML, which browsers show without a script from another host."""
-    formula = latex2mathml.converter.convert(node.astext(), display=display)
     tag = "div" if display == "block" else "span"
-    self.body.append(f'<{tag} class="math">{formula}</{tag}>')
+    formulas = [
+        latex2mathml.converter.convert(equation, display=display)
+        for equation in equations(node.astext())
+    ]
+    self.body.append(f'<{tag} class="math">{"".join(formulas)}</{tag}>')
     raise nodes.SkipNode
 
 
@@ -142,8 +196,8 @@ def _ignored(self: HTML5Translator, node: nodes.Element) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.add_config_value("repository", "", "env")
-    app.connect("config-inited", write_reference)  # before Sphinx looks for pages
+    for write in (write_reference, write_project_pages, write_notebooks):
+        app.connect("config-inited", write)  # before Sphinx looks for pages
     app.connect("source-read", for_the_site)
     app.connect("autodoc-process-signature", constructor)
     app.connect("autodoc-skip-member", is_foreign)

@@ -466,6 +466,18 @@ class TestCheckpoints:
         with pytest.raises(CheckpointError, match=r"does not know"):
             self.load(tmp_path, rewritten(originals["adam"], hostile))
 
+    @pytest.mark.parametrize("name", ["float_model", "teacher"])
+    def test_a_file_to_read_is_not_named(
+        self, originals: dict[str, bytes], tmp_path: Path, name: str
+    ) -> None:
+        onnx.save(mlp(), tmp_path / "secret.onnx")
+        settings = {name: str(tmp_path / "secret.onnx")}
+        hostile = with_setting(
+            quantization={"onnxfit:class": {"name": "Quantization", "settings": settings}}
+        )
+        with pytest.raises(CheckpointError, match=r"names a file to read"):
+            self.load(tmp_path, rewritten(originals["adam"], hostile))
+
     @pytest.mark.parametrize(
         "settings",
         [{"threads": 1 << 24}, {"threads": "2"}, {"seed": None}, {"accumulate": 0}, {"weights": "no"}, {"unheard_of": 1}, {"clip_norm": "x"},

@@ -2,6 +2,7 @@
 tasks of the Makefile are those that other files name.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -81,6 +82,7 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
         ".pre-commit-config.yaml",
         "README.md",
         "CHANGELOG.md",
+        "CITATION.cff",
         "CONTRIBUTING.md",
         "SECURITY.md",
         "LICENSE",
@@ -91,6 +93,26 @@ def test_the_sdist_can_be_tested_and_documented(built: Path) -> None:
         "tests/conftest.py",
     }
     assert wanted | CHECKOUT <= names
+    assert not any(name.startswith(("docs/api", "docs/project")) for name in names)
+
+
+def test_pypi_gets_a_readme_whose_links_lead_somewhere() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    build_dist = importlib.import_module("build_dist")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = build_dist.with_addresses(readme)
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", shown, flags=re.M | re.S))
+    assert len(targets) > 20
+    assert all(target.startswith("https://") for target in targets)
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", shown)
+    assert all("/raw/main/docs/images/" in picture for picture in pictures)
+
+
+def test_the_citation_names_this_version() -> None:
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == onnxfit.__version__
+    assert citation["license"] == "MIT"
 
 
 def test_the_callbacks_link_shows_the_real_package() -> None:
@@ -182,7 +204,10 @@ def test_the_workflow_runs_targets_on_every_python() -> None:
     yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     cases = workflow["jobs"]["test"]["strategy"]["matrix"]["include"]
-    assert [case["python"] for case in cases] == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    pythons = [case["python"] for case in cases]
+    assert pythons == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert pythons == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', settings)
     for case in cases:
         has_training = case["python"] in ("3.10", "3.11", "3.12")
         assert case["targets"] == ("lint test" if has_training else "test-plain")

@@ -21,17 +21,23 @@ PAGES = [
     "docs/adapters.md",
     "docs/from-onnxcustom.md",
     "docs/callbacks.md",
+    "docs/checkpoints.md",
     "docs/coming-from.md",
+    "docs/customize.md",
     "docs/data.md",
+    "docs/fine-tuning.md",
     "docs/language-models.md",
+    "docs/pytorch.md",
     "docs/quantization-report.md",
     "docs/quantization.md",
     "docs/start.md",
+    "docs/tabular.md",
     "docs/tensorboard.md",
+    "docs/text.md",
     "docs/training-folder.md",
     "docs/troubleshooting.md",
 ]
-EXPORTS = ["docs/start.md"]  # pages that export a network from torch
+WITH_TORCH = ["docs/pytorch.md", "docs/start.md"]
 MAX_README_LINES = 120
 MAX_LINES_BEFORE_CODE = 25
 every_page = pytest.mark.parametrize("page", PAGES)
@@ -59,11 +65,11 @@ def write_files_of_the_reader(folder: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        *(page for page in PAGES if page not in EXPORTS),
+        *(page for page in PAGES if page not in WITH_TORCH),
         # torch warns of itself
         *(
             pytest.param(page, marks=[pytest.mark.torch, pytest.mark.filterwarnings("default")])
-            for page in EXPORTS
+            for page in WITH_TORCH
         ),
     ],
 )

@@ -49,3 +49,15 @@ def test_every_page_is_on_the_site() -> None:
     listed = set(re.findall(r"^([\w-]+)$", index, re.M))
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index", "reference"}
     assert pages <= listed
+
+
+def test_links_follow_a_page_to_another_place(docstrings: ModuleType) -> None:
+    links = importlib.import_module("repository_links")  # the fixture made it importable
+    page = "[a](docs/start.md#install) ![b](docs/images/step.svg) [c](https://x.org) [d](none.md)\n"
+    page += "```python\ncalls[0](README.md)\n```\n"
+    moved = links.relinked(page, "", lambda path, anchor, picture: f"/{path}{anchor}{picture:d}")
+    assert moved == (
+        "[a](/docs/start.md#install0) ![b](/docs/images/step.svg1) [c](https://x.org) [d](none.md)\n"
+        "```python\ncalls[0](README.md)\n```\n"
+    )
+    assert links.relinked("[a](../SECURITY.md)", "docs", lambda *_: "x") == "[a](x)"
