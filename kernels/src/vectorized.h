@@ -4,10 +4,12 @@
 #if defined(_MSC_VER)
 #define ALWAYS_INLINE __forceinline
 #define INLINE
+#define RESTRICT __restrict
 #define INDEPENDENT __pragma(loop(ivdep))
 #else
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define INLINE __attribute__((always_inline))
+#define RESTRICT __restrict__
 #if defined(__clang__)
 #define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -1,10 +1,13 @@
 // Runs every kernel on arrays of exactly the size that it may touch, for the sanitizers to watch.
 // Results are compared with the plain operators in tests/runtime/kernels, not here.
 #include <cstdio>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 #include <random>
 
 #include "elementwise.h"
+#include "max_pool.h"
 
 namespace {
 
@@ -66,10 +69,40 @@ int run_elementwise() {
   return run;
 }
 
+template <typename T>
+int run_pools() {
+  constexpr int trials = 3000;
+  for (int trial = 0; trial < trials; ++trial) {
+    max_pool::Work<T> work{{}, static_cast<size_t>(1 + number_below(4)), nullptr, nullptr, nullptr};
+    const bool halves = trial % 4 == 0;
+    for (size_t i = 0; i < max_pool::AXES; ++i) {
+      max_pool::Axis& axis = work.axes[i];
+      if (i == 0 && trial % 2 == 0) continue;
+      axis.size = number_below(i == 2 && trial % 8 == 0 ? 300 : 12);
+      if (halves) {
+        axis = {2, 2, 1, 0, axis.size, axis.size / 2};
+      } else {
+        axis = {1 + number_below(4), 1 + number_below(4), 1 + number_below(3), number_below(4),
+                axis.size, number_below(12)};
+      }
+    }
+    const auto x = random_array<T>(work.images * work.elements());
+    const auto dy = random_array<T>(work.images * work.windows());
+    const auto dx = random_array<T>(work.images * work.elements());
+    if (work.elements() && trial % 3 == 0) x[0] = std::numeric_limits<T>::quiet_NaN();
+    work.x = x.get();
+    work.dy = dy.get();
+    work.dx = dx.get();
+    for (size_t task = 0; task < work.tasks(); ++task) max_pool::run(work, task);
+  }
+  return trials;
+}
+
 }  // namespace
 
 int main() {
+  const int pools = run_pools<float>() + run_pools<double>();
   const int programs = run_elementwise<float>() + run_elementwise<double>();
-  std::printf("%d random programs\n", programs);
+  std::printf("%d random programs, %d random pools\n", programs, pools);
   return programs > 100 ? 0 : 1;
 }

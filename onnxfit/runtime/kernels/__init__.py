@@ -6,11 +6,16 @@ operators. Without the package, nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 from onnx import helper
 
+from onnxfit.graph.subgraphs import remove_unused_nodes
 from onnxfit.runtime.kernels.elementwise import fuse_elementwise
 from onnxfit.runtime.kernels.library import DOMAIN, library_path
+from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+from onnxfit.runtime.kernels.types import declared_types
 
 __all__ = ["library_path", "with_kernels"]
 
@@ -20,12 +25,17 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A model in which none can be used is returned itself.
     """
-    graph = fuse_elementwise(model.graph)
-    if graph is None:
+    types = declared_types(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    original: Sequence[onnx.NodeProto] = list(model.graph.node)
+    nodes = replace_pool_gradients(original, types)
+    nodes = fuse_elementwise(nodes, types, outputs)
+    if nodes is original:
         return model
     faster = onnx.ModelProto()
     faster.CopyFrom(model)
     del faster.graph.node[:]
-    faster.graph.node.extend(graph)
+    faster.graph.node.extend(nodes)
+    remove_unused_nodes(faster.graph)
     faster.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return faster

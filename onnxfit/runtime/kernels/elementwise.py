@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import onnx
 from onnx import helper
@@ -20,6 +19,7 @@ from onnxfit.graph import scopes
 from onnxfit.graph.subgraphs import read_by
 from onnxfit.runtime.kernels.library import DOMAIN
 from onnxfit.runtime.kernels.program import OPERATORS, compile_program
+from onnxfit.runtime.kernels.types import ResultType
 
 KERNELS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "Elementwise",
@@ -31,17 +31,6 @@ STAGES = {scopes.OPTIMIZER}
 MAX_OPERATORS = 64
 
 
-class ResultType(NamedTuple):
-    """The element type and the shape of a value; sizes are numbers, or names."""
-
-    element: int
-    shape: tuple[int | str, ...]
-
-    @property
-    def is_scalar(self) -> bool:
-        return all(size == 1 for size in self.shape)
-
-
 @dataclass
 class Group:
     """Nodes of one result type that become one node. Groups with higher numbers run earlier."""
@@ -51,18 +40,19 @@ class Group:
     nodes: list[int] = field(default_factory=list)  # positions in the graph, the last one first
 
 
-def fuse_elementwise(graph: onnx.GraphProto) -> list[onnx.NodeProto] | None:
+def fuse_elementwise(
+    nodes: Sequence[onnx.NodeProto],
+    types: Mapping[str, ResultType],
+    graph_outputs: Collection[str],
+) -> Sequence[onnx.NodeProto]:
     """Return the nodes of a graph, with one node in the place of each group of elementwise nodes.
 
-    None if there are no groups.
+    The nodes are returned themselves if there are no groups.
     """
-    nodes = list(graph.node)
-    types = _types(graph)
     readers = _readers(nodes)
     groups = [group for group in _groups(nodes, types, readers) if len(group.nodes) > 1]
     if not groups:
-        return None
-    graph_outputs = {value.name for value in graph.output}
+        return nodes
     replaced: dict[int, onnx.NodeProto | None] = {}
     for group in groups:
         inside = set(group.nodes)
@@ -78,20 +68,6 @@ def fuse_elementwise(graph: onnx.GraphProto) -> list[onnx.NodeProto] | None:
         replaced[group.nodes[0]] = _fused([nodes[i] for i in sorted(inside)], outputs, types)
     kept = [replaced.get(i, node) for i, node in enumerate(nodes)]
     return _sorted([node for node in kept if node is not None])
-
-
-def _types(graph: onnx.GraphProto) -> dict[str, ResultType]:
-    """Return the types of the values whose type and shape the graph declares."""
-    types = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape"):
-            sizes = tuple(dim.dim_value or dim.dim_param for dim in tensor.shape.dim)
-            if all(sizes):
-                types[value.name] = ResultType(tensor.elem_type, sizes)
-    for constant in graph.initializer:
-        types[constant.name] = ResultType(constant.data_type, tuple(constant.dims))
-    return types
 
 
 def _readers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
