@@ -38,7 +38,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format dist kernels bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format dist kernels/wheel bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -68,13 +68,13 @@ format: .venv-dev/installed  ## format, and repair what ruff can repair
 	$(dev) -m ruff format .
 
 # The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident.
-dist: .venv-dev/installed  ## build sdist and wheel, install the wheel, train with it
+dist: .venv-dev/installed  ## build and try sdist and wheel; make kernels/wheel: in C++
 	rm -rf dist
 	$(dev) -m build --outdir dist .
 	$(dev) scripts/try_wheel.py dist/*.whl
 
 # Needs a C++ compiler. What the sanitizers watch reads and writes arrays of exactly the size that it may touch.
-kernels: .venv-dev/installed  ## build the wheel of onnxfit-kernels, run it with sanitizers
+kernels/wheel: .venv-dev/installed
 	$(dev) -m build --wheel --outdir dist kernels
 	$(dev) kernels/build_library.py build/kernels-sanitized --sanitized
 	build/kernels-sanitized
