@@ -39,7 +39,7 @@ PLAIN_PYTHON := $(shell for python in python3.14 python3.13 $(wildcard $(HOME)/.
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-plain lint format dist bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
+.PHONY: help demo test test-quick test-plain lint format dist kernels/wheel bench memory guard profile soak fuzz gallery exports federated genai mutate js docs site screenshots clean python
 
 # Of 24 lines with 80 columns: a target is described in at most 64 characters. tests/test_packaging.py checks both.
 help:
@@ -70,11 +70,17 @@ format: .venv-dev/installed  ## format, and repair what ruff can repair
 
 # The wheel is built from the unpacked sdist, and tried where the checkout cannot be imported by accident; on other Pythons by
 # `python3.14 scripts/try_wheel.py dist/*.whl`.
-dist: .venv-dist/installed  ## build and check sdist and wheel, train with the wheel
+dist: .venv-dist/installed  ## build and try sdist and wheel; make kernels/wheel: in C++
 	rm -rf dist
 	$(distributing) scripts/build_dist.py dist
 	$(distributing) -m twine check --strict dist/*
 	$(distributing) scripts/try_wheel.py dist/*.whl
+
+# Needs a C++ compiler. What the sanitizers watch reads and writes arrays of exactly the size that it may touch.
+kernels/wheel: .venv-dev/installed .venv-dist/installed
+	$(distributing) -m build --wheel --outdir dist kernels
+	$(dev) kernels/build_library.py build/kernels-sanitized --sanitized
+	build/kernels-sanitized
 
 # One Python for everybody. A run that was cut off goes on where it was; ARGS=--fresh measures everything anew.
 bench: .venv-bench/installed .venv-bench-plain/installed  ## time PyTorch, Keras, ... into docs/benchmarks.md (75 min)

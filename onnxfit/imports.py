@@ -97,7 +97,7 @@ with without("onnxruntime.training"):
 
 PACKAGES = (
     "onnxfit", "onnx", "onnx-ir", "onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime",
-    "numpy", "safetensors", "tensorboardX", "tqdm", "click",
+    "numpy", "safetensors", "tensorboardX", "tqdm", "click", "onnxfit-kernels",
 )  # fmt: skip
 
 

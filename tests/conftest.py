@@ -3,6 +3,7 @@ in each process, and no silent skipping where CI runs.
 """
 
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterator
@@ -112,6 +113,9 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = "ci" if in_ci else "local"
     profile = "quick" if config.getoption("--quick") else profile
     hypothesis.settings.load_profile(os.environ.get("ONNXFIT_HYPOTHESIS", profile))
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    if in_ci and shutil.which(compiler) is None:
+        raise pytest.UsageError(f"CI=true, but there is no C++ compiler {compiler!r}: install g++.")
     wanted = os.environ.get("ONNXFIT_TEST_BUILD")
     # what is compared with PyTorch is compared on the training build; not every Python has a small
     # PyTorch

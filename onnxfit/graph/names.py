@@ -26,6 +26,9 @@ PENALTY = "train/penalty"  # the penalties alone, where a step reports them or h
 DEPTHWISE_LARGE = "onnxfit.depthwise_large"
 DEPTHWISE_SMALL = "onnxfit.depthwise_small"
 DEPTHWISE_WEIGHTS = "onnxfit.depthwise_weights"
+# The same for the gradient of a MaxPool: the reader of dy, and the node whose output is dx.
+MAX_POOL_DY = "onnxfit.max_pool_dy"
+MAX_POOL_DX = "onnxfit.max_pool_dx"
 
 
 def target(output: str) -> str:

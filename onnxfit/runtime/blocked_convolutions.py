@@ -15,7 +15,7 @@ convolution takes 0.05 to 0.8 of its time without this module, the gradient of i
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,7 +27,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from onnxfit.graph import names
-from onnxfit.graph.subgraphs import nodes_of
+from onnxfit.graph.subgraphs import remove_unused_nodes
 
 DOMAIN = "com.microsoft.nchwc"
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
@@ -67,7 +67,7 @@ def with_blocked_convolutions(model: onnx.ModelProto) -> onnx.ModelProto:
     del blocked.graph.node[:]
     blocked.graph.node.extend(nodes)
     if gradients:
-        _remove_unused(blocked.graph)
+        remove_unused_nodes(blocked.graph)
     blocked.graph.initializer.extend(writer.constants.values())
     blocked.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return blocked
@@ -178,21 +178,6 @@ def _weight_gradients(graph: onnx.GraphProto, shapes: Shapes) -> dict[str, Weigh
 
 
 _NOTES = {names.DEPTHWISE_LARGE, names.DEPTHWISE_SMALL, names.DEPTHWISE_WEIGHTS}
-
-
-def _remove_unused(graph: onnx.GraphProto) -> None:
-    """Remove the nodes whose outputs nothing reads any more."""
-    reads = Counter(name for node in nodes_of(graph) for name in node.input)
-    reads.update(output.name for output in graph.output)
-    kept = []
-    for node in reversed(graph.node):
-        if any(reads[name] for name in node.output):
-            kept.append(node)
-        else:
-            reads.subtract(node.input)
-    nodes = kept[::-1]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def _depthwise(node: onnx.NodeProto, shapes: Shapes) -> DepthwiseConv | None:

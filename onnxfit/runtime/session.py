@@ -27,6 +27,7 @@ from onnxfit.runtime.buffers import Buffer, DoubleBufferedState
 from onnxfit.runtime.device import Device
 from onnxfit.runtime.fusions import useless_optimizers
 from onnxfit.runtime.kernel_opset import kernel_opset
+from onnxfit.runtime.kernels import library_path, with_kernels
 from onnxfit.runtime.node_order import compilation_order
 from onnxfit.runtime.values import Array, copied_arrays, numpy_dtype, ort_value
 
@@ -81,6 +82,7 @@ def compile_model(
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
         model = with_blocked_convolutions(model)
+        model = _use_kernels(model, options)
     older = (
         device.kind == "cuda"
         or (uses_integers and quantizes(model))
@@ -108,6 +110,18 @@ def newest_opset() -> int:
     """
     version = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
     return 21 if version < (1, 21) else sys.maxsize
+
+
+def _use_kernels(model: onnx.ModelProto, options: Any) -> onnx.ModelProto:
+    """Return the model with the operators of onnxfit-kernels, and register these with a session.
+
+    Without the package, or where none of its operators can be used, return the model itself.
+    """
+    library = library_path()
+    faster = model if library is None else with_kernels(model)
+    if faster is not model:
+        options.register_custom_ops_library(library)
+    return faster
 
 
 def quantizes(model: onnx.ModelProto) -> bool:

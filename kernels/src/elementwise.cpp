@@ -1,0 +1,179 @@
+#include "elementwise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "vectorized.h"
+
+namespace elementwise {
+
+namespace {
+
+constexpr Signature SIGNATURES[CODES] = {
+    {"??"},  {"??"},  {"??"},   {"??"},   {"??"},     // ADD, SUB, MUL, DIV, MAX
+    {"??"},  {"?"},   {"?"},    {"?"},    {"?"},      // MIN, SQRT, NEG, ABS, RECIPROCAL
+    {"svv"}, {"vsv"}, {"svsv"}, {"svsv"}, {"vsvvs"},  // SCALE_ADD to NORMALIZED_STEP
+};
+
+}  // namespace
+
+size_t Signature::operands() const { return std::strlen(text); }
+
+const Signature& signature(int64_t code) { return SIGNATURES[code]; }
+
+bool read(const std::vector<int64_t>& numbers, std::vector<Instruction>& instructions) {
+  size_t i = 0;
+  while (i < numbers.size()) {
+    const int64_t code = numbers[i++];
+    if (code < 0 || code >= CODES) return false;
+    const size_t operands = signature(code).operands();
+    if (numbers.size() - i < operands + 1) return false;
+    Instruction instruction{code, numbers[i++], {}};
+    std::copy_n(numbers.begin() + i, operands, instruction.operands.begin());
+    i += operands;
+    instructions.push_back(instruction);
+  }
+  return true;
+}
+
+const char* Program::problem() const {
+  if (temporaries > MAX_TEMPORARIES) return "The program has too many temporaries.";
+  const size_t numbers = inputs + outputs + temporaries;
+  std::vector<bool> written(numbers, false);
+  std::fill_n(written.begin(), inputs, true);
+  const auto exists = [numbers](int64_t n) { return n >= 0 && static_cast<size_t>(n) < numbers; };
+  for (const Instruction& i : instructions) {
+    for (size_t j = 0; j < signature(i.code).operands(); ++j) {
+      const int64_t operand = i.operands[j];
+      if (!exists(operand)) return "The program has an unknown operand.";
+      if (!written[operand]) return "The program reads an operand before it is written.";
+      const char kind = signature(i.code).text[j];
+      if (kind != '?' && is_scalar(operand) != (kind == 's')) {
+        return "An instruction has a scalar in the place of a tensor, or the other way around.";
+      }
+    }
+    if (!exists(i.result)) return "The program has an unknown result.";
+    if (static_cast<size_t>(i.result) < inputs) return "The program writes an input.";
+    written[i.result] = true;
+  }
+  if (!std::all_of(written.begin(), written.begin() + inputs + outputs, [](bool w) { return w; })) {
+    return "The program does not write an output.";
+  }
+  return nullptr;
+}
+
+namespace {
+
+template <typename T>
+struct Operand {
+  T* data;  // of the current block; inputs are not written
+  bool is_scalar;
+};
+
+// One loop for each combination of blocks and scalars, so that the compiler vectorizes all of them.
+// The result may be the block of an operand: each element is read before it is written.
+template <typename T, typename F>
+ALWAYS_INLINE void apply(F f, Operand<T> a, Operand<T> b, T* result, size_t n) {
+  const T *x = a.data, *y = b.data;
+  if (a.is_scalar && b.is_scalar) {
+    const T value = f(*x, *y);
+    std::fill_n(result, n, value);
+  } else if (a.is_scalar) {
+    const T value = *x;
+    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(value, y[j]);
+  } else if (b.is_scalar) {
+    const T value = *y;
+    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(x[j], value);
+  } else {
+    INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(x[j], y[j]);
+  }
+}
+
+template <typename T, typename F>
+ALWAYS_INLINE void apply(F f, Operand<T> a, T* result, size_t n) {
+  apply([f](T x, T) INLINE { return f(x); }, a, a, result, n);
+}
+
+// Instructions of several operators know which of their operands are scalars.
+template <typename T, typename F>
+ALWAYS_INLINE void apply_each(F f, T* result, size_t n) {
+  INDEPENDENT for (size_t j = 0; j < n; ++j) result[j] = f(j);
+}
+
+template <typename T>
+ALWAYS_INLINE void run_instruction(int64_t code, const Operand<T>* of, T* r, size_t n) {
+  const Operand<T>&a = of[0], &b = of[1];
+  const auto block = [of](size_t i) INLINE -> const T* { return of[i].data; };
+  const auto scalar = [of](size_t i) INLINE -> T { return *of[i].data; };
+  switch (code) {
+    case ADD: return apply([](T x, T y) INLINE { return x + y; }, a, b, r, n);
+    case SUB: return apply([](T x, T y) INLINE { return x - y; }, a, b, r, n);
+    case MUL: return apply([](T x, T y) INLINE { return x * y; }, a, b, r, n);
+    case DIV: return apply([](T x, T y) INLINE { return x / y; }, a, b, r, n);
+    case MAX: return apply([](T x, T y) INLINE { return x > y || x != x ? x : y; }, a, b, r, n);
+    case MIN: return apply([](T x, T y) INLINE { return x < y || x != x ? x : y; }, a, b, r, n);
+    case SQRT: return apply([](T x) INLINE { return std::sqrt(x); }, a, r, n);
+    case NEG: return apply([](T x) INLINE { return -x; }, a, r, n);
+    case ABS: return apply([](T x) INLINE { return std::abs(x); }, a, r, n);
+    case RECIPROCAL: return apply([](T x) INLINE { return T(1) / x; }, a, r, n);
+    case SCALE_ADD: {
+      const T s = scalar(0);
+      const T *x = block(1), *y = block(2);
+      return apply_each([=](size_t j) INLINE { return s * x[j] + y[j]; }, r, n);
+    }
+    case SUB_SCALED: {
+      const T s = scalar(1);
+      const T *x = block(0), *y = block(2);
+      return apply_each([=](size_t j) INLINE { return x[j] - s * y[j]; }, r, n);
+    }
+    case AVERAGE: {
+      const T s = scalar(0), t = scalar(2);
+      const T *x = block(1), *y = block(3);
+      return apply_each([=](size_t j) INLINE { return s * x[j] + t * y[j]; }, r, n);
+    }
+    case AVERAGE_OF_SQUARES: {
+      const T s = scalar(0), t = scalar(2);
+      const T *x = block(1), *y = block(3);
+      return apply_each([=](size_t j) INLINE { return s * x[j] + t * (y[j] * y[j]); }, r, n);
+    }
+    case NORMALIZED_STEP: {
+      const T s = scalar(1), t = scalar(4);
+      const T *w = block(0), *x = block(2), *y = block(3);
+      return apply_each([=](size_t j) INLINE { return w[j] - s * x[j] / (std::sqrt(y[j]) + t); }, r, n);
+    }
+  }
+}
+
+template <typename T>
+ALWAYS_INLINE void run_task(const Work<T>& work, size_t task) {
+  const Program& program = *work.program;
+  alignas(64) T temporaries[MAX_TEMPORARIES][BLOCK];
+  const auto operand = [&](int64_t number, size_t begin) INLINE -> Operand<T> {
+    size_t i = static_cast<size_t>(number);
+    if (i < program.inputs) {
+      T* data = const_cast<T*>(work.inputs[i]);
+      return program.is_scalar(i) ? Operand<T>{data, true} : Operand<T>{data + begin, false};
+    }
+    i -= program.inputs;
+    if (i < program.outputs) return {work.outputs[i] + begin, false};
+    return {temporaries[i - program.outputs], false};
+  };
+  const size_t end = std::min((task + 1) * ELEMENTS_PER_TASK, work.elements);
+  for (size_t begin = task * ELEMENTS_PER_TASK; begin < end; begin += BLOCK) {
+    const size_t n = std::min(BLOCK, end - begin);
+    for (const Instruction& i : program.instructions) {
+      Operand<T> operands[MAX_OPERANDS] = {};
+      const size_t count = signature(i.code).operands();
+      for (size_t j = 0; j < count; ++j) operands[j] = operand(i.operands[j], begin);
+      run_instruction(i.code, operands, operand(i.result, begin).data, n);
+    }
+  }
+}
+
+}  // namespace
+
+MULTIVERSIONED void run(const Work<float>& work, size_t task) { run_task(work, task); }
+MULTIVERSIONED void run(const Work<double>& work, size_t task) { run_task(work, task); }
+
+}  // namespace elementwise

@@ -1,0 +1,84 @@
+// Several elementwise operators in one pass over the memory.
+//
+// A program is a list of instructions. It is run on one block of elements after the other, which
+// stays in the cache in between. Each instruction rounds as the operator of ONNX does, so that the
+// results have the same bits.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace elementwise {
+
+constexpr size_t BLOCK = 512;              // elements
+constexpr size_t MAX_TEMPORARIES = 16;     // blocks of a thread, on its stack
+constexpr size_t ELEMENTS_PER_TASK = 8192; // of a thread at a time
+
+// In the comments, a, b, ... are the operands in their order. Those called s and t are scalars.
+enum Code : int64_t {
+  ADD,                 // a + b
+  SUB,                 // a - b
+  MUL,                 // a b
+  DIV,                 // a / b
+  MAX,                 // NaN if a or b is
+  MIN,                 // NaN if a or b is
+  SQRT,
+  NEG,
+  ABS,
+  RECIPROCAL,
+  // Several operators, each of which rounds its result.
+  SCALE_ADD,           // s a + b
+  SUB_SCALED,          // a - s b
+  AVERAGE,             // s a + t b
+  AVERAGE_OF_SQUARES,  // s a + t (b b)
+  NORMALIZED_STEP,     // a - s b / (sqrt(c) + t)
+  CODES
+};
+
+constexpr size_t MAX_OPERANDS = 5;
+
+struct Signature {
+  const char* text;  // one letter for each operand: s for a scalar, v for a block, ? for either
+
+  size_t operands() const;
+};
+const Signature& signature(int64_t code);
+
+// Operands are numbered: inputs first, then outputs, then temporaries.
+struct Instruction {
+  int64_t code, result;
+  std::array<int64_t, MAX_OPERANDS> operands;
+};
+
+// Read instructions from one list of numbers: code, result, operands. Return false if it is none.
+bool read(const std::vector<int64_t>& numbers, std::vector<Instruction>& instructions);
+
+struct Program {
+  size_t tensors;  // of the inputs; the others, which come last, are scalars
+  size_t inputs, outputs, temporaries;
+  std::vector<Instruction> instructions;
+
+  bool is_scalar(size_t operand) const { return operand >= tensors && operand < inputs; }
+
+  // Return a text that says what is wrong with the program; nullptr for nothing. Each operand must
+  // be written before it is read, each output must be written, and scalars must be in their places.
+  const char* problem() const;
+};
+
+template <typename T>
+struct Work {
+  const Program* program;
+  size_t elements;
+  std::vector<const T*> inputs;
+  std::vector<T*> outputs;
+
+  size_t tasks() const { return (elements + ELEMENTS_PER_TASK - 1) / ELEMENTS_PER_TASK; }
+};
+
+// Compute the elements of one task.
+void run(const Work<float>& work, size_t task);
+void run(const Work<double>& work, size_t task);
+
+}  // namespace elementwise

@@ -1,0 +1,282 @@
+// The operators, as onnxruntime sees them, in the domain "onnxfit.kernels".
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <new>
+#include <numeric>
+
+#include "elementwise.h"
+#include "max_pool.h"
+#include "onnxruntime_api.h"
+
+namespace {
+
+const ort::Api* api = nullptr;
+
+// Return the error of the surrounding function if a call to onnxruntime fails.
+#define RETURN_IF_FAILED(call) \
+  do {                         \
+    if (ort::Status* status = (call)) return status; \
+  } while (false)
+
+ort::Status* get_integers(
+    const ort::KernelInfo* info, const char* name, std::vector<int64_t>& numbers) {
+  size_t count = 0;
+  int64_t* none = nullptr;
+  RETURN_IF_FAILED(
+      api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_ARRAY_INT64, info, name, none, &count));
+  numbers.resize(count);
+  return api->call<ort::Status*>(
+      ort::KERNEL_INFO_GET_ATTRIBUTE_ARRAY_INT64, info, name, numbers.data(), &count);
+}
+
+ort::Status* get_integer(const ort::KernelInfo* info, const char* name, int64_t& number) {
+  return api->call<ort::Status*>(ort::KERNEL_INFO_GET_ATTRIBUTE_INT64, info, name, &number);
+}
+
+struct Tensor {
+  void* data = nullptr;
+  std::vector<int64_t> shape;
+
+  size_t elements() const {
+    return std::accumulate(shape.begin(), shape.end(), size_t(1), std::multiplies<size_t>());
+  }
+};
+
+ort::Status* get_input(ort::KernelContext* context, size_t index, Tensor& tensor) {
+  const ort::Value* value = nullptr;
+  RETURN_IF_FAILED(api->call<ort::Status*>(
+      ort::KERNEL_CONTEXT_GET_INPUT, static_cast<const ort::KernelContext*>(context), index, &value));
+  RETURN_IF_FAILED(api->call<ort::Status*>(
+      ort::GET_TENSOR_MUTABLE_DATA, const_cast<ort::Value*>(value), &tensor.data));
+  ort::TensorInfo* info = nullptr;
+  RETURN_IF_FAILED(api->call<ort::Status*>(ort::GET_TENSOR_TYPE_AND_SHAPE, value, &info));
+  size_t rank = 0;
+  const ort::TensorInfo* read = info;
+  ort::Status* status = api->call<ort::Status*>(ort::GET_DIMENSIONS_COUNT, read, &rank);
+  if (!status) {
+    tensor.shape.resize(rank);
+    status = api->call<ort::Status*>(ort::GET_DIMENSIONS, read, tensor.shape.data(), rank);
+  }
+  api->call<void>(ort::RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, info);
+  return status;
+}
+
+ort::Status* get_output(
+    ort::KernelContext* context, size_t index, const std::vector<int64_t>& shape, void*& data) {
+  ort::Value* value = nullptr;
+  RETURN_IF_FAILED(api->call<ort::Status*>(
+      ort::KERNEL_CONTEXT_GET_OUTPUT, context, index, shape.data(), shape.size(), &value));
+  return api->call<ort::Status*>(ort::GET_TENSOR_MUTABLE_DATA, value, &data);
+}
+
+// Run tasks 0, 1, ... on the threads of onnxruntime.
+ort::Status* run_tasks(ort::KernelContext* context, ort::Task* task, size_t count, void* data) {
+  if (count <= 1) {
+    if (count == 1) task(data, 0);
+    return nullptr;
+  }
+  return api->call<ort::Status*>(
+      ort::KERNEL_CONTEXT_PARALLEL_FOR, static_cast<const ort::KernelContext*>(context), task,
+      count, size_t(0), data);
+}
+
+// Elementwise: y[0], ..., y[m-1] = program(x[0], ..., x[n-1])
+//
+// The first inputs, as many as the attribute `tensors` says, have the shape of the outputs; the
+// others have one element.
+// -------------------------------------------------------------------------------------------------
+
+template <typename T>
+struct Elementwise {
+  elementwise::Program program;
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    size_t inputs = 0, outputs = 0;
+    int64_t temporaries = 0, count = 0;
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_INPUT_COUNT, info, &inputs));
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::KERNEL_INFO_GET_OUTPUT_COUNT, info, &outputs));
+    RETURN_IF_FAILED(get_integer(info, "temporaries", temporaries));
+    RETURN_IF_FAILED(get_integer(info, "tensors", count));
+    std::vector<int64_t> numbers;
+    RETURN_IF_FAILED(get_integers(info, "program", numbers));
+    std::vector<elementwise::Instruction> instructions;
+    const bool has_tensors = count > 0 && static_cast<uint64_t>(count) <= inputs;
+    if (!has_tensors || temporaries < 0 || !elementwise::read(numbers, instructions)) {
+      return api->error("The attributes of Elementwise are out of range.");
+    }
+    program = {size_t(count), inputs, outputs, size_t(temporaries), instructions};
+    const char* problem = program.problem();
+    return problem ? api->error(problem) : nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    elementwise::Work<T> work{&program, 0, {}, {}};
+    std::vector<int64_t> shape;
+    for (size_t i = 0; i < program.inputs; ++i) {
+      Tensor tensor;
+      RETURN_IF_FAILED(get_input(context, i, tensor));
+      const size_t elements = tensor.elements();
+      if (i == 0) {
+        shape = tensor.shape;
+        work.elements = elements;
+      }
+      if (i < program.tensors ? tensor.shape != shape : elements != 1) {
+        return api->error("Elementwise has an input of another shape than the first.");
+      }
+      work.inputs.push_back(static_cast<const T*>(tensor.data));
+    }
+    for (size_t i = 0; i < program.outputs; ++i) {
+      void* data = nullptr;
+      RETURN_IF_FAILED(get_output(context, i, shape, data));
+      work.outputs.push_back(static_cast<T*>(data));
+    }
+    const auto task = [](void* data, size_t index) {
+      elementwise::run(*static_cast<const elementwise::Work<T>*>(data), index);
+    };
+    return run_tasks(context, task, work.tasks(), &work);
+  }
+};
+
+// MaxPoolGradient: dx = gradient(x, dy)
+// -------------------------------------------------------------------------------------------------
+
+template <typename T>
+struct MaxPoolGradient {
+  std::array<max_pool::Axis, max_pool::AXES> axes;  // without sizes
+  size_t rank = 0;                                  // of an image
+
+  ort::Status* read(const ort::KernelInfo* info) {
+    std::vector<int64_t> kernel, strides, dilations, pads;
+    RETURN_IF_FAILED(get_integers(info, "kernel_shape", kernel));
+    RETURN_IF_FAILED(get_integers(info, "strides", strides));
+    RETURN_IF_FAILED(get_integers(info, "dilations", dilations));
+    RETURN_IF_FAILED(get_integers(info, "pads", pads));
+    rank = kernel.size();
+    const auto is_in_range = [this](const std::vector<int64_t>& numbers, int64_t least) {
+      return numbers.size() == rank &&
+             std::all_of(numbers.begin(), numbers.end(), [least](int64_t n) {
+               return n >= least && n <= std::numeric_limits<int32_t>::max();
+             });
+    };
+    if (rank < 1 || rank > max_pool::AXES || !is_in_range(kernel, 1) || !is_in_range(strides, 1) ||
+        !is_in_range(dilations, 1) || !is_in_range(pads, 0)) {
+      return api->error("The attributes of MaxPoolGradient are out of range.");
+    }
+    for (size_t i = 0; i < rank; ++i) {
+      axes[i + max_pool::AXES - rank] = {kernel[i], strides[i], dilations[i], pads[i], 1, 1};
+    }
+    return nullptr;
+  }
+
+  ort::Status* compute(ort::KernelContext* context) const {
+    Tensor x, dy;
+    RETURN_IF_FAILED(get_input(context, 0, x));
+    RETURN_IF_FAILED(get_input(context, 1, dy));
+    if (x.shape.size() != rank + 2 || dy.shape.size() != rank + 2 || x.shape[0] != dy.shape[0] ||
+        x.shape[1] != dy.shape[1]) {
+      return api->error("MaxPoolGradient needs x and dy of (images, channels, sizes ...).");
+    }
+    max_pool::Work<T> work{axes, size_t(x.shape[0] * x.shape[1]), nullptr, nullptr, nullptr};
+    for (size_t i = 0; i < rank; ++i) {
+      max_pool::Axis& axis = work.axes[i + max_pool::AXES - rank];
+      axis.size = x.shape[i + 2];
+      axis.windows = dy.shape[i + 2];
+    }
+    void* dx = nullptr;
+    RETURN_IF_FAILED(get_output(context, 0, x.shape, dx));
+    work.x = static_cast<const T*>(x.data);
+    work.dy = static_cast<const T*>(dy.data);
+    work.dx = static_cast<T*>(dx);
+    const auto task = [](void* data, size_t index) {
+      max_pool::run(*static_cast<const max_pool::Work<T>*>(data), index);
+    };
+    return run_tasks(context, task, work.tasks(), &work);
+  }
+};
+
+// Registration
+// -------------------------------------------------------------------------------------------------
+
+template <typename T>
+constexpr ort::ElementType element_type = ort::FLOAT;
+template <>
+constexpr ort::ElementType element_type<double> = ort::DOUBLE;
+
+// The table of an operator's functions. No C++ exception may reach onnxruntime.
+template <typename Kernel, typename T>
+ort::CustomOp describe(const char*(ORT_CALL* get_name)(const ort::CustomOp*)) {
+  using ort::CustomOp;
+  CustomOp op;
+  std::memset(&op, 0, sizeof op);
+  op.version = ort::API_VERSION;
+  op.get_name = get_name;
+  op.get_provider = [](const CustomOp*) -> const char* { return nullptr; };
+  op.get_input_type = [](const CustomOp*, size_t) { return element_type<T>; };
+  op.get_input_count = [](const CustomOp*) { return size_t(1); };
+  op.get_output_type = [](const CustomOp*, size_t) { return element_type<T>; };
+  op.get_output_count = [](const CustomOp*) { return size_t(1); };
+  op.get_input_characteristic = [](const CustomOp*, size_t) { return ort::VARIADIC; };
+  op.get_output_characteristic = [](const CustomOp*, size_t) { return ort::VARIADIC; };
+  op.get_input_memory_type = [](const CustomOp*, size_t) { return 0; };
+  op.get_least_inputs = [](const CustomOp*) { return 1; };
+  op.get_inputs_have_one_type = [](const CustomOp*) { return 1; };
+  op.get_least_outputs = [](const CustomOp*) { return 1; };
+  op.get_outputs_have_one_type = [](const CustomOp*) { return 1; };
+  op.get_first_opset = [](const CustomOp*) { return 1; };
+  op.get_last_opset = [](const CustomOp*) { return 1 << 30; };
+  op.create_kernel = [](const CustomOp*, const ort::Api*, const ort::KernelInfo* info,
+                        void** kernel) -> ort::Status* {
+    try {
+      auto made = std::make_unique<Kernel>();
+      RETURN_IF_FAILED(made->read(info));
+      *kernel = made.release();
+      return nullptr;
+    } catch (const std::exception& error) {
+      return api->error(error.what());
+    }
+  };
+  op.compute = [](void* kernel, ort::KernelContext* context) -> ort::Status* {
+    try {
+      return static_cast<const Kernel*>(kernel)->compute(context);
+    } catch (const std::exception& error) {
+      return api->error(error.what());
+    }
+  };
+  op.destroy_kernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  return op;
+}
+
+ort::Status* make_domain(ort::CustomOpDomain*& domain) {
+  using ort::CustomOp;
+  static const CustomOp ops[] = {
+      describe<Elementwise<float>, float>([](const CustomOp*) { return "Elementwise"; }),
+      describe<Elementwise<double>, double>([](const CustomOp*) { return "Elementwise64"; }),
+      describe<MaxPoolGradient<float>, float>([](const CustomOp*) { return "MaxPoolGradient"; }),
+      describe<MaxPoolGradient<double>, double>([](const CustomOp*) { return "MaxPoolGradient64"; }),
+  };
+  ort::CustomOpDomain* made = nullptr;
+  const char* name = "onnxfit.kernels";
+  RETURN_IF_FAILED(api->call<ort::Status*>(ort::CREATE_CUSTOM_OP_DOMAIN, name, &made));
+  for (const CustomOp& op : ops) {
+    RETURN_IF_FAILED(api->call<ort::Status*>(ort::CUSTOM_OP_DOMAIN_ADD, made, &op));
+  }
+  domain = made;
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" EXPORTED ort::Status* ORT_CALL RegisterCustomOps(
+    ort::SessionOptions* options, const ort::ApiBase* base) {
+  static ort::CustomOpDomain* domain = nullptr;  // of all sessions
+  if (!domain) {
+    api = base->get_api(ort::API_VERSION);
+    // Without the functions, an error cannot be made either: sessions find no operator.
+    if (!api) return nullptr;
+    RETURN_IF_FAILED(make_domain(domain));
+  }
+  return api->call<ort::Status*>(ort::ADD_CUSTOM_OP_DOMAIN, options, domain);
+}

@@ -1,0 +1,108 @@
+// Runs every kernel on arrays of exactly the size that it may touch, for the sanitizers to watch.
+// Results are compared with the plain operators in tests/runtime/kernels, not here.
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <random>
+
+#include "elementwise.h"
+#include "max_pool.h"
+
+namespace {
+
+std::mt19937 generator(0);
+
+int64_t number_below(int64_t bound) {
+  return std::uniform_int_distribution<int64_t>(0, bound - 1)(generator);
+}
+
+template <typename T>
+std::unique_ptr<T[]> random_array(size_t n) {
+  std::unique_ptr<T[]> array(new T[n]);
+  for (size_t i = 0; i < n; ++i) array[i] = std::normal_distribution<T>()(generator);
+  return array;
+}
+
+// A program of random numbers; most are refused.
+elementwise::Program random_program() {
+  elementwise::Program program{2, 3, 2, 2, {}};
+  std::vector<int64_t> numbers;
+  const int64_t instructions = 2 + number_below(5);
+  for (int64_t i = 0; i < instructions; ++i) {
+    const int64_t code = number_below(elementwise::CODES);
+    numbers.push_back(code);
+    numbers.push_back(3 + number_below(5) - (number_below(50) == 0 ? 5 : 0));
+    for (size_t j = 0; j < elementwise::signature(code).operands(); ++j) {
+      const char kind = elementwise::signature(code).text[j];
+      numbers.push_back(kind == 's' ? 2 : number_below(7));
+    }
+  }
+  if (!elementwise::read(numbers, program.instructions)) std::abort();
+  numbers.resize(number_below(static_cast<int64_t>(numbers.size())));
+  std::vector<elementwise::Instruction> cut;
+  elementwise::read(numbers, cut);  // must not read beyond the end
+  return program;
+}
+
+template <typename T>
+int run_elementwise() {
+  int run = 0;
+  for (size_t n : {1, 2, 511, 512, 513, 8191, 8192, 8193, 20001}) {
+    for (int trial = 0; trial < 5000; ++trial) {
+      const elementwise::Program program = random_program();
+      if (program.problem()) continue;
+      std::vector<std::unique_ptr<T[]>> arrays;
+      elementwise::Work<T> work{&program, n, {}, {}};
+      for (size_t i = 0; i < program.inputs; ++i) {
+        arrays.push_back(random_array<T>(program.is_scalar(i) ? 1 : n));
+        work.inputs.push_back(arrays.back().get());
+      }
+      for (size_t i = 0; i < program.outputs; ++i) {
+        arrays.push_back(random_array<T>(n));
+        work.outputs.push_back(arrays.back().get());
+      }
+      for (size_t task = 0; task < work.tasks(); ++task) elementwise::run(work, task);
+      ++run;
+    }
+  }
+  return run;
+}
+
+template <typename T>
+int run_pools() {
+  constexpr int trials = 3000;
+  for (int trial = 0; trial < trials; ++trial) {
+    max_pool::Work<T> work{{}, static_cast<size_t>(1 + number_below(4)), nullptr, nullptr, nullptr};
+    const bool halves = trial % 4 == 0;
+    for (size_t i = 0; i < max_pool::AXES; ++i) {
+      max_pool::Axis& axis = work.axes[i];
+      if (i == 0 && trial % 2 == 0) continue;
+      axis.size = number_below(i == 2 && trial % 8 == 0 ? 300 : 12);
+      if (halves) {
+        axis = {2, 2, 1, 0, axis.size, axis.size / 2};
+      } else {
+        axis = {1 + number_below(4), 1 + number_below(4), 1 + number_below(3), number_below(4),
+                axis.size, number_below(12)};
+      }
+    }
+    const auto x = random_array<T>(work.images * work.elements());
+    const auto dy = random_array<T>(work.images * work.windows());
+    const auto dx = random_array<T>(work.images * work.elements());
+    if (work.elements() && trial % 3 == 0) x[0] = std::numeric_limits<T>::quiet_NaN();
+    work.x = x.get();
+    work.dy = dy.get();
+    work.dx = dx.get();
+    for (size_t task = 0; task < work.tasks(); ++task) max_pool::run(work, task);
+  }
+  return trials;
+}
+
+}  // namespace
+
+int main() {
+  const int pools = run_pools<float>() + run_pools<double>();
+  const int programs = run_elementwise<float>() + run_elementwise<double>();
+  std::printf("%d random programs, %d random pools\n", programs, pools);
+  return programs > 100 ? 0 : 1;
+}

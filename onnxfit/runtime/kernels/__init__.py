@@ -1,0 +1,41 @@
+"""Operators of the package onnxfit-kernels, in the place of several operators of ONNX.
+
+They are put into a copy of a graph when it is compiled for the CPU. Saved graphs keep plain ONNX
+operators. Without the package, nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from onnxfit.graph.subgraphs import remove_unused_nodes
+from onnxfit.runtime.kernels.elementwise import fuse_elementwise
+from onnxfit.runtime.kernels.library import DOMAIN, library_path
+from onnxfit.runtime.kernels.max_pool import replace_pool_gradients
+from onnxfit.runtime.kernels.types import declared_types
+
+__all__ = ["library_path", "with_kernels"]
+
+
+def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model with operators of the library.
+
+    A model in which none can be used is returned itself.
+    """
+    types = declared_types(model.graph)
+    outputs = {value.name for value in model.graph.output}
+    original: Sequence[onnx.NodeProto] = list(model.graph.node)
+    nodes = replace_pool_gradients(original, types)
+    nodes = fuse_elementwise(nodes, types, outputs)
+    if nodes is original:
+        return model
+    faster = onnx.ModelProto()
+    faster.CopyFrom(model)
+    del faster.graph.node[:]
+    faster.graph.node.extend(nodes)
+    remove_unused_nodes(faster.graph)
+    faster.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return faster

@@ -1,0 +1,154 @@
+"""The program of an Elementwise node: what it computes from blocks of its inputs.
+
+kernels/src/elementwise.h describes the instructions. A program is one list of integers: for each
+instruction its code, the number of its result and those of its operands. Inputs have the first
+numbers, then come outputs, then temporary blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import onnx
+
+# Operators of ONNX that are one instruction, and the number of their inputs.
+OPERATORS = {
+    "Add": 2,
+    "Sub": 2,
+    "Mul": 2,
+    "Div": 2,
+    "Max": 2,
+    "Min": 2,
+    "Sqrt": 1,
+    "Neg": 1,
+    "Abs": 1,
+    "Reciprocal": 1,
+}
+# A tree of operators. A variable of one letter stands for a value; s and t stand for scalars.
+Pattern = Union[str, tuple["str | Pattern", ...]]
+# Several operators that are one instruction: their tree, and the operands of the instruction. A
+# larger tree comes first.
+PATTERNS: dict[str, tuple[Pattern, str]] = {
+    "NORMALIZED_STEP": (
+        ("Sub", "a", ("Div", ("Mul", "s", "b"), ("Add", ("Sqrt", "c"), "t"))),
+        "asbct",
+    ),
+    "AVERAGE_OF_SQUARES": (("Add", ("Mul", "s", "a"), ("Mul", "t", ("Mul", "b", "b"))), "satb"),
+    "AVERAGE": (("Add", ("Mul", "s", "a"), ("Mul", "t", "b")), "satb"),
+    "SUB_SCALED": (("Sub", "a", ("Mul", "s", "b")), "asb"),
+    "SCALE_ADD": (("Add", ("Mul", "s", "a"), "b"), "sab"),
+}
+_NAMES = (*OPERATORS, "SCALE_ADD", "SUB_SCALED", "AVERAGE", "AVERAGE_OF_SQUARES", "NORMALIZED_STEP")
+CODES = {name: code for code, name in enumerate(_NAMES)}
+_COMMUTATIVE = {"Add", "Mul"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    result: str
+    operands: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The attributes of an Elementwise node."""
+
+    numbers: list[int]
+    temporaries: int
+
+
+def compile_program(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    is_scalar: Callable[[str], bool],
+) -> Program:
+    """Return the program that computes `outputs` from `inputs` as the nodes do, in their order."""
+    instructions = _select(nodes, outputs, is_scalar)
+    numbers = {name: i for i, name in enumerate((*inputs, *outputs))}
+    first_temporary = len(numbers)
+    last_use = {name: i for i, each in enumerate(instructions) for name in each.operands}
+    free: list[int] = []
+    temporaries = 0
+    program = []
+    for i, each in enumerate(instructions):
+        operands = [numbers[name] for name in each.operands]
+        # The result may take the place of an operand that nothing reads any more.
+        ended = {numbers[name] for name in each.operands if last_use[name] == i}
+        free += sorted(number for number in ended if number >= first_temporary)
+        if each.result not in numbers:
+            if not free:
+                free.append(first_temporary + temporaries)
+                temporaries += 1
+            numbers[each.result] = free.pop()
+        program += [CODES[each.name], numbers[each.result], *operands]
+    return Program(program, temporaries)
+
+
+def _select(
+    nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], is_scalar: Callable[[str], bool]
+) -> list[Instruction]:
+    """Return instructions for the nodes, of which one may compute several."""
+    uses = Counter(name for node in nodes for name in node.input)
+    producers = {node.output[0]: node for node in nodes}
+    # Nodes whose result is read once, by another of the nodes: an instruction may contain them.
+    inner = {name: node for name, node in producers.items() if uses[name] == 1}
+    for name in outputs:
+        inner.pop(name, None)
+    contained: set[str] = set()
+    instructions = []
+    for node in reversed(nodes):
+        result = node.output[0]
+        if result in contained:
+            continue
+        instruction = Instruction(node.op_type, result, node.input)
+        for name, (pattern, variables) in PATTERNS.items():
+            match = _Match(inner, is_scalar)
+            if match.node(pattern, node):
+                operands = [match.values[variable] for variable in variables]
+                instruction = Instruction(name, result, operands)
+                contained |= match.contained
+                break
+        instructions.append(instruction)
+    return instructions[::-1]
+
+
+class _Match:
+    """The values that the variables of a pattern stand for, and the results inside the tree."""
+
+    def __init__(
+        self, inner: Mapping[str, onnx.NodeProto], is_scalar: Callable[[str], bool]
+    ) -> None:
+        self._inner = inner
+        self._is_scalar = is_scalar
+        self.values: dict[str, str] = {}
+        self.contained: set[str] = set()
+
+    def node(self, pattern: Pattern, node: onnx.NodeProto) -> bool:
+        """Return whether a node is the root of a tree of this pattern."""
+        op_type, *operands = tuple(pattern)
+        if node.op_type != op_type:
+            return False
+        orders = [list(node.input)]
+        if op_type in _COMMUTATIVE:
+            orders.append(orders[0][::-1])
+        for order in orders:
+            before = dict(self.values), set(self.contained)
+            if all(map(self._value, operands, order)):
+                return True
+            self.values, self.contained = before
+        return False
+
+    def _value(self, pattern: Pattern, value: str) -> bool:
+        if isinstance(pattern, str):
+            fits = self._is_scalar(value) == (pattern in "st")
+            return fits and self.values.setdefault(pattern, value) == value
+        node = self._inner.get(value)
+        if node is None or not self.node(pattern, node):
+            return False
+        self.contained.add(value)
+        return True

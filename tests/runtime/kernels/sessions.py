@@ -1,0 +1,58 @@
+"""Graphs with and without the operators of the library, run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+
+from onnxfit.runtime.kernels import with_kernels
+from onnxfit.runtime.kernels.library import DOMAIN
+
+
+def parsed(text: str, scope: str = "optimizer") -> onnx.ModelProto:
+    """A model whose nodes stand in a scope, with the types of all values."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for i, node in enumerate(model.graph.node):
+        node.name = f"{scope}/{i}"
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def run(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    library: Path | None = None,
+    threads: int = 1,
+) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+
+
+def kernel_types(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in with_kernels(model).graph.node if node.domain == DOMAIN]
+
+
+def assert_same(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], library: Path, threads: int = 1
+) -> None:
+    """The kernels, of which there is at least one, compute the same.
+
+    These are the same bits, except behind a Sqrt, which onnxruntime does not round correctly.
+    """
+    rtol = 1e-6 if any(node.op_type == "Sqrt" for node in model.graph.node) else 0
+    faster = with_kernels(model)
+    assert any(node.domain == DOMAIN for node in faster.graph.node)
+    expected = run(model, feeds, threads=threads)
+    for found, right in zip(run(faster, feeds, library, threads), expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=rtol, atol=0)

@@ -1,0 +1,169 @@
+"""The library in use: training with it follows training without it; a useless one is left out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxfit
+from onnxfit import Trainer
+from onnxfit.optimizers import SGD, Adam, AdamW
+from onnxfit.runtime import session
+from onnxfit.runtime.kernels import library, library_path
+from onnxfit.runtime.kernels.library import DOMAIN
+from tests.models import convolutional, mlp
+
+RNG = np.random.default_rng(0)
+TRANSFORMER = """<ir_version: 8, opset_import: ["": 20]>
+    encoder (float[N, 4, 6] x) => (float[N, 3] y) <float[6, 6] query, float[6, 6] key, float[6] scale, float[6] bias,
+        float[6, 12] first, float[12, 6] second, float[24, 3] head>
+    {
+        n = LayerNormalization(x, scale, bias)
+        q = MatMul(n, query)  k = MatMul(n, key)  kt = Transpose<perm=[0, 2, 1]>(k)
+        s = MatMul(q, kt)  p = Softmax<axis=-1>(s)  a = MatMul(p, n)
+        h = MatMul(a, first)  g = Gelu(h)  o = MatMul(g, second)  r = Add(o, x)
+        flat = Flatten<axis=1>(r)  y = MatMul(flat, head)
+    }"""
+
+
+def transformer() -> onnx.ModelProto:
+    text = TRANSFORMER
+    for name, shape in {
+        "query": (6, 6), "key": (6, 6), "first": (6, 12), "second": (12, 6), "head": (24, 3),
+        "scale": (6,), "bias": (6,),
+    }.items():  # fmt: skip
+        numbers = np.random.default_rng(len(name)).normal(size=shape).ravel() / 3
+        text = text.replace(f" {name},", f" {name} = {{{', '.join(map(str, numbers))}}},", 1)
+        text = text.replace(f" {name}>", f" {name} = {{{', '.join(map(str, numbers))}}}>", 1)
+    return onnx.parser.parse_model(text)
+
+
+IMAGES = RNG.normal(size=(24, 1, 8, 8)).astype(np.float32)
+CLASSES = RNG.integers(0, 3, 24)
+NETWORKS: dict[str, tuple[Any, np.ndarray]] = {
+    "mlp": (mlp, RNG.normal(size=(24, 4)).astype(np.float32)),
+    # without BatchNormalization: the bias before it has no gradient but rounding, which Adam scales up
+    "cnn": (lambda: convolutional(batch_norm=False), IMAGES),
+    "transformer": (transformer, RNG.normal(size=(24, 4, 6)).astype(np.float32)),
+}
+OPTIMIZERS = {"adamw": AdamW(0.01), "momentum": SGD(0.02, momentum=0.9)}
+
+
+def trained(network: str, optimizer: Any, **settings: Any) -> tuple[Trainer, list[float]]:
+    build, x = NETWORKS[network]
+    trainer = Trainer(build(), loss="cross_entropy", optimizer=optimizer, threads=1, **settings)
+    history = trainer.fit(x, CLASSES, epochs=4, batch_size=10, verbose=0)
+    return trainer, history.history["loss"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_training_with_kernels_follows_training_without(
+    network: str, optimizer: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = domains_of_compiled(monkeypatch)
+    fast, losses = trained(network, OPTIMIZERS[optimizer])
+    assert DOMAIN in set().union(*compiled)
+    monkeypatch.setenv(library.SWITCH, "off")
+    compiled.clear()
+    plain, expected = trained(network, OPTIMIZERS[optimizer])
+    assert compiled == []
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    for name, w in plain.get_weights().items():
+        np.testing.assert_allclose(fast.get_weights()[name], w, rtol=1e-6, atol=1e-6)
+
+
+def domains_of_compiled(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The domains of the nodes of each graph that is compiled from now on with kernels."""
+    seen: list[set[str]] = []
+    rewrite = session.with_kernels
+
+    def observed(model: onnx.ModelProto) -> onnx.ModelProto:
+        faster = rewrite(model)
+        seen.append({node.domain for node in faster.graph.node})
+        return faster
+
+    monkeypatch.setattr(session, "with_kernels", observed)
+    return seen
+
+
+def test_a_run_resumes_bit_for_bit(kernels: Path, tmp_path: Path) -> None:
+    build, x = NETWORKS["mlp"]
+    settings: Any = {"loss": "cross_entropy", "optimizer": Adam(0.01), "threads": 1}
+    whole = Trainer(build(), **settings)
+    whole.fit(x, CLASSES, epochs=2, batch_size=10, verbose=0)
+    whole.fit(x, CLASSES, epochs=1, batch_size=10, verbose=0)
+    first = Trainer(build(), **settings)
+    first.fit(x, CLASSES, epochs=2, batch_size=10, verbose=0)
+    first.save(tmp_path / "run.safetensors")
+    second = Trainer.load(tmp_path / "run.safetensors")
+    second.fit(x, CLASSES, epochs=1, batch_size=10, verbose=0)
+    for name, w in whole.get_weights().items():
+        np.testing.assert_array_equal(second.get_weights()[name], w)
+
+
+def test_files_have_operators_of_onnx_alone(kernels: Path, tmp_path: Path) -> None:
+    trainer, _ = trained("mlp", Adam(0.01))
+    trainer.export(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    assert {node.domain for node in model.graph.node} == {""}
+
+
+def test_the_other_backend_follows(kernels: Path) -> None:
+    _, expected = trained("mlp", Adam(0.01))
+    _, losses = trained("mlp", Adam(0.01), backend="forward_backward")
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_the_switch(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library_path() == str(kernels)
+    monkeypatch.setenv(library.SWITCH, "off")
+    assert library_path() is None
+
+
+def test_without_the_package_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxfit_kernels", None)
+    library.usable_library.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert library_path() is None
+    library.usable_library.cache_clear()
+
+
+def unusable(path: Path, interface: int) -> ModuleType:
+    package = ModuleType("onnxfit_kernels")
+    package.LIBRARY, package.INTERFACE = path, interface
+    return package
+
+
+@pytest.mark.parametrize("kind", ["missing", "no library", "another library", "interface"])
+def test_a_useless_library_is_one_warning(
+    kind: str, library_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernels.so"
+    if kind == "no library":
+        path.write_text("text")
+    elif kind == "another library":  # without the function that registers operators
+        path = Path(np.random.__file__).parent.glob("*.so").__next__()
+    elif kind == "interface":
+        path = library_file
+    interface = library.INTERFACE + (kind == "interface")
+    monkeypatch.setitem(sys.modules, "onnxfit_kernels", unusable(path, interface))
+    library.usable_library.cache_clear()
+    with pytest.warns(UserWarning, match=r"pip install --upgrade \"onnxfit\[fast\]\"") as caught:
+        _, losses = trained("mlp", Adam(0.01))
+    assert len(caught) == 1
+    assert len(str(caught[0].message).splitlines()) <= 4
+    library.usable_library.cache_clear()
+    assert losses[-1] < losses[0]
+
+
+def test_the_version_is_reported() -> None:
+    assert "onnxfit-kernels" in onnxfit.imports.PACKAGES
