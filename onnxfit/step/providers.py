@@ -42,7 +42,7 @@ PROVIDERS = {
         "WebGpuExecutionProvider",
         "onnxruntime-webgpu",
         forms="webgpu",
-        tested="1.27, on SwiftShader, which computes a GPU on the CPU: losses as on the CPU to 1e-7",
+        tested="1.27, on SwiftShader, a GPU computed by the CPU: losses as on the CPU to 1e-7",
     ),
     "openvino": Provider(
         "OpenVINOExecutionProvider",
