@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
+from onnxfit.graph.opset import OPSET
 from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
 from onnxfit.step.batch_specs import batch_specs
@@ -20,7 +21,7 @@ from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_gra
 from onnxfit.step.host_scalars import cut_host_scalars
 from onnxfit.step.recipe import Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
-from onnxfit.training_folder.manifest import EVALUATE, PREDICT, SCALARS, TRAIN
+from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
 
 # Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
 DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
@@ -75,6 +76,9 @@ def step_graphs(
         graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
     if PREDICT in include:
         graphs[PREDICT] = predict_graph(recipe, any_rows)
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=EXPORT))
+    if recipe.trainable is not None and recipe.trainable.add_export(op):
+        graphs[EXPORT] = finish(op)
     return graphs
 
 
