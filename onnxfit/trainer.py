@@ -74,7 +74,8 @@ class Trainer(FolderTrainer):
       with gradients that callbacks and `apply_gradients` can change.
     - `gradient`: "onnx", rules in plain ONNX operators, for any onnxruntime; "onnxruntime", the
       builder of its training build; "auto", the rules, and the builder if they lack an operator.
-    - `device`: "cpu", "cuda", "cuda:1", whatever the installed onnxruntime offers.
+    - `device`: "cpu", "cuda", "cuda:1", "webgpu", "openvino", "directml", "coreml" or "rocm",
+      whatever the installed onnxruntime offers; the page "Devices" in docs compares them.
     - `seed`: a whole number that decides the order of rows, and dropout. The same seed gives the
       same weights, bit for bit, on one machine.
     - `batch_norm`: "train" normalizes by the batch and updates the running statistics; "frozen"

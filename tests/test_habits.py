@@ -409,7 +409,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "one loss for two outputs": (lambda _: Trainer(two_outputs(), loss="mse"), "loss={'a'"),
     "seed=None": (lambda _: build(seed=None), "whole number"),
     "device='gpu'": (lambda _: build(device="gpu"), "Did you mean 'cuda'?"),
-    "device='mps'": (lambda _: build(device="mps"), "'cpu', 'cuda' or 'cuda:N'"),
+    "device='mps'": (lambda _: build(device="mps"), "Did you mean 'coreml'?"),
     "a device that is not there": (lambda _: build(device="cuda:99"), "or leave device='cpu'"),
     "fit without a loss": (lambda _: Trainer(linear(4)).fit(X, Y), "loss='mean_squared_error'"),
     "evaluate without a loss": (lambda _: Trainer(linear(4)).evaluate(X, Y), "has no loss"),

@@ -516,7 +516,7 @@ class TestRefusals:
             (
                 {"loss": "mse", "device": "gpu"},
                 SettingError,
-                r"device is 'cpu', 'cuda' or 'cuda:N', got 'gpu'",
+                r"device is one of 'cpu', 'cuda', .*got 'gpu'. Did you mean 'cuda'",
             ),
             (
                 {"loss": "mse", "metrics": ["mse", "mse"]},

@@ -22,6 +22,7 @@ from onnxfit.graph.completion import opset_of
 from onnxfit.graph.model import as_tensors, inline_functions, with_tensors
 from onnxfit.graph.shared_tensors import array_of
 from onnxfit.graph.trainable import TrainableModel
+from onnxfit.graph.values import GraphBuilder
 from onnxfit.registry import name_list, shortened
 
 FIRST_OPSET = 7  # in which Add and Mul broadcast
@@ -76,6 +77,33 @@ class AdaptedModel(TrainableModel):
         if packed:
             model = _beside(model, packed, arrays)
         return with_tensors(model, self.to_file(arrays))
+
+    @property
+    def no_host(self) -> str | None:
+        """The reason for which no graph merges the adapters; None if one does."""
+        if any(one.weight.is_packed for one in self.adapters):
+            return "trains adapters beside integers, which stay beside them as nodes"
+        if any(one.settings.dora or one.start for one in self.adapters):
+            return "trains adapters with dora=True or init='pissa', which only Python merges"
+        return None
+
+    def for_host(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
+        """Return the file with the weights that train beside the adapters, without these."""
+        own = {name for adapter in self.adapters for name in adapter.names}
+        others = {name: array for name, array in arrays.items() if name not in own}
+        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        # Written anew, so that their bytes have a place, which a host finds.
+        bases = {
+            one.weight.name: partial(_as_raw, tensors[one.weight.name]) for one in self.adapters
+        }
+        return with_tensors(self.file, ComputedTensors(as_tensors(others), bases))
+
+    def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
+        """Write W + s A B for each weight W, as `to_file` computes it."""
+        tensors = {tensor.name: tensor for tensor in self.file.graph.initializer}
+        for one in self.adapters:
+            op.output(one.weight.name, one.add_merged(op, array_of(tensors[one.weight.name])))
+        return tuple(one.weight.name for one in self.adapters)
 
     def served(self, arrays: Mapping[str, Array]) -> onnx.ModelProto:
         """Return the file with adapters of zeros, which are inputs with these defaults.
@@ -231,6 +259,10 @@ class ComputedTensors(Mapping[str, onnx.TensorProto]):
 
     def __len__(self) -> int:
         return len(self._tensors) + len(self._computed)
+
+
+def _as_raw(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return numpy_helper.from_array(array_of(tensor), tensor.name)
 
 
 def _merged_tensor(

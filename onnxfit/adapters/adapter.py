@@ -19,6 +19,7 @@ from onnxfit.adapters.peft import Matrices
 from onnxfit.adapters.principal import principal_matrices
 from onnxfit.errors import SettingError
 from onnxfit.graph.shared_tensors import array_of
+from onnxfit.graph.values import GraphBuilder, Value
 
 Array = npt.NDArray[Any]
 
@@ -261,6 +262,23 @@ class Adapter:
             )
             merged = self.weight.as_stored(self.weight.as_matrix(merged) * factors)
         return merged.astype(weight.dtype)
+
+    def add_merged(self, op: GraphBuilder, weight: Array) -> Value:
+        """Write the nodes of `merged`, without `start` and magnitude; A and B are inputs."""
+        a, b = (
+            op.input(name, self.dtype, shape) for name, shape in zip((self.a, self.b), self.shapes)
+        )
+        if self.weight.kind == "conv":
+            a, b = (
+                op.Transpose(op.Reshape(x, [shape[0], -1]), perm=[1, 0])
+                for x, shape in zip((a, b), self.shapes)
+            )
+        change = op.MatMul(a, b) * op.constant(self.settings.scale, self.dtype)
+        if self.weight.kind == "conv" or self.weight.is_flipped:
+            change = op.Transpose(change, perm=[1, 0])
+        if self.weight.kind == "conv":
+            change = op.Reshape(change, list(self.weight.shape))
+        return op.cast(op.cast(op.constant(weight), self.dtype) + change, weight.dtype)
 
     def _sum(self, weight: Array, arrays: Mapping[str, Array]) -> Array:
         """Return W + s A B without the `start`."""

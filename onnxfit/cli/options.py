@@ -71,7 +71,7 @@ device = click.option(
     default="cpu",
     show_default=True,
     metavar="NAME",
-    help="cpu, cuda or cuda:N, if the installed onnxruntime has it.",
+    help="cpu, cuda, cuda:N, webgpu, openvino, ..., if the installed onnxruntime has it.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 

@@ -77,6 +77,9 @@ class Inspection:
     - `shared` has the weights that several nodes read, each with the number of these nodes, the
       largest numbers first. `onnxfit.untie` gives each layer its own.
     - `quantized` are weights of integers, which training leaves as they are.
+    - `device` is the device that a Trainer was asked about, else None.
+    - `on_cpu` are the operators of a training step that `device` leaves to the CPU, each with the
+      number of their nodes. Their inputs and outputs are copied in every step.
     """
 
     weights: tuple[str, ...]
@@ -88,6 +91,8 @@ class Inspection:
     problems: tuple[str, ...] = ()
     shared: tuple[tuple[str, int], ...] = ()
     quantized: tuple[str, ...] = ()
+    device: str | None = None
+    on_cpu: tuple[tuple[str, int], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -130,6 +135,9 @@ class Inspection:
             lines.append(f"{more} more weights are used by several nodes.")
         if self.quantized and not any(REMEDY in line for line in lines):
             lines.append(describe_quantized(list(self.quantized)))
+        if self.device is not None:
+            nodes = ", ".join(f"{operator} ({count})" for operator, count in self.on_cpu)
+            lines.append(f"On {self.device!r}, the CPU computes {nodes or 'no node of a step'}.")
         return lines
 
 

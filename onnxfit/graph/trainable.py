@@ -98,6 +98,29 @@ class TrainableModel:
         """Return a copy of the file with trained weights; only numbers of initializers differ."""
         return with_tensors(self.file, self.to_file(arrays))
 
+    @property
+    def no_host(self) -> str | None:
+        """The reason for which no graph computes the file's initializers; None if one does."""
+        if type(self).to_file is TrainableModel.to_file:
+            return None
+        return "trains floats in the place of integers, and a host cannot write these into the file"
+
+    def for_host(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
+        """Return the file for a host that trains: `exported` with these initializers is the result.
+
+        The initializers that `add_export` computes have the numbers that they began with.
+        """
+        return self.exported(arrays)
+
+    def add_export(self, op: GraphBuilder) -> tuple[str, ...]:
+        """Write the nodes that compute initializers of the file from trained weights.
+
+        - `op`: an empty graph. The weights that it reads become its inputs.
+
+        Returns the names of its outputs, which are those of the initializers.
+        """
+        return ()
+
     def deployed(self, arrays: Mapping[str, npt.NDArray[Any]]) -> onnx.ModelProto:
         """Return a model with the inputs of `model` that computes what the exported file does."""
         return with_tensors(self.file if self.view is None else self.view, self.to_file(arrays))

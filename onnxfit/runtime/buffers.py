@@ -17,7 +17,7 @@ from onnxfit.runtime.values import Array, array_view, ort_value
 class Buffer:
     """A tensor of fixed type and shape in onnxruntime's memory.
 
-    On the CPU `array` is a NumPy view of that memory. On other devices `array` is a copy on the
+    On the host `array` is a NumPy view of that memory. On a device `array` is a copy on the
     CPU, which `sync` brings to the device.
     """
 
@@ -34,14 +34,14 @@ class Buffer:
             raise StepError(
                 f"There is no memory for a tensor {np.dtype(dtype)}{list(shape)}: {error}"
             ) from None
-        if device.kind == "cpu":
+        if device.on_host:
             self.array = array_view(self.value, np.dtype(dtype), tuple(shape))
         else:
             self.array = np.zeros(shape, dtype)
 
     def view(self, start: int, shape: Sequence[int]) -> Buffer:
         """Return a buffer that shares this flat buffer's memory, from element `start` on."""
-        if self.device.kind != "cpu":
+        if not self.device.on_host:
             return BufferView(self, start, shape)
         size = int(np.prod(shape, dtype=np.int64))
         return Buffer.wrap(self.array[start : start + size].reshape(shape), self.device)
@@ -61,7 +61,7 @@ class Buffer:
 
     def read(self) -> Array:
         """Return a copy of the contents."""
-        return self.array.copy() if self.device.kind == "cpu" else np.array(self.value.numpy())
+        return self.array.copy() if self.device.on_host else np.array(self.value.numpy())
 
     def write(self, array: Array) -> None:
         """Replace the contents."""
@@ -70,7 +70,7 @@ class Buffer:
 
     def sync(self) -> None:
         """Copy `array` to the device; nothing to do on the CPU."""
-        if self.device.kind != "cpu":
+        if not self.device.on_host:
             self.value.update_inplace(self.array)
 
 

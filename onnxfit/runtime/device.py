@@ -8,17 +8,21 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 from onnxruntime.capi import _pybind_state as C
 
 from onnxfit.errors import InstallationError, SettingError
+from onnxfit.step.providers import PROVIDERS, Provider
+
+ALIASES = {"gpu": "cuda", "nvidia": "cuda", "dml": "directml", "amd": "rocm", "mps": "coreml"}
 
 
 @dataclass(frozen=True)
 class Device:
     """Device of a session and its tensors.
 
-    `kind` is "cpu" or "cuda"; `index` is the number of the device, 0 for the CPU.
+    `kind` is a key of PROVIDERS; `index` is the number of the device, 0 where there is one.
     """
 
     kind: str
@@ -26,48 +30,106 @@ class Device:
 
     @staticmethod
     def parse(name: str) -> Device:
-        """Return the device called `name`: "cpu", "cuda" or "cuda:N".
+        """Return the device called `name`, such as "cpu", "cuda" or "cuda:1".
 
         SettingError for any other name, InstallationError for a device that the installed
         onnxruntime does not offer.
         """
-        match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
-        if match is None:
-            is_gpu = isinstance(name, str) and name.lower().startswith(("gpu", "cuda", "nvidia"))
-            hint = " Did you mean 'cuda'?" if is_gpu else ""
-            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.{hint}")
+        match = re.fullmatch(r"(\w+)(?::(\d+))?", name) if isinstance(name, str) else None
+        provider = PROVIDERS.get(match[1]) if match else None
+        if match is None or provider is None or (match[2] and not provider.numbered):
+            kinds = ", ".join(map(repr, PROVIDERS))
+            raise SettingError(
+                f"device is one of {kinds}, or has a number as in 'cuda:1', got {name!r}."
+                f"{_hint(name)}"
+            )
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:
-            if device.provider not in offered:
+            if provider.name not in offered:
                 raise RuntimeError(f"this installation offers {', '.join(offered)}")
-            C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, device.handle)
+            device._try()
         except RuntimeError as error:
             # onnxruntime begins with the place in its sources.
             reason = re.sub(r"^\S+\.cc:\d+ .*?\) ", "", str(error).splitlines()[0]).rstrip(".")
             raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which is not available"
-                f" here: {reason}. Install onnxruntime's build for this device with the libraries"
-                " that it needs, or leave device='cpu'."
+                f"device={name!r} needs onnxruntime's {provider.name}, which is not available"
+                f" here: {reason}. Install {provider.package} in the place of other builds of"
+                " onnxruntime, with the libraries that it needs, or leave device='cpu'."
             ) from None
         return device
+
+    def _try(self) -> None:
+        """Raise RuntimeError if the device does not work."""
+        C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, self.handle)
+        if self.kind in ("cpu", "cuda"):
+            return
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            onnxruntime.InferenceSession(
+                _relu(), options, providers=[(self.provider, self.options)], enable_fallback=False
+            )
+        except Exception as error:  # onnxruntime raises its own classes, all plain Exceptions
+            raise RuntimeError(str(error)) from None
+
+    @property
+    def _provider(self) -> Provider:
+        return PROVIDERS[self.kind]
 
     @property
     def provider(self) -> str:
         """Name of onnxruntime's execution provider."""
-        return {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[self.kind]
+        return self._provider.name
+
+    @property
+    def forms(self) -> str:
+        """The forms of operators that the provider has kernels for, as for GraphBuilder."""
+        return self._provider.forms
 
     @property
     def options(self) -> dict[str, str]:
         """Options of the execution provider."""
-        return {"device_id": str(self.index)} if self.kind != "cpu" else {}
+        numbers = {"device_id": str(self.index)} if self._provider.numbered else {}
+        return {**self._provider.options, **numbers}
+
+    @property
+    def on_host(self) -> bool:
+        """Whether tensors are in the memory of the CPU. Other providers copy them in each step."""
+        return self.kind != "cuda"
+
+    @property
+    def draws(self) -> bool:
+        """Whether the provider has the integers of 64 bits that random numbers are made of."""
+        return self._provider.wide_integers
+
+    @property
+    def copies_inputs(self) -> bool:
+        """Whether a binding copies tensors to the provider when they are bound, and never again."""
+        return self.on_host and self.kind != "cpu"
 
     @cached_property
     def handle(self) -> Any:
-        """The device as an OrtDevice."""
-        return C.OrtDevice(
-            getattr(C.OrtDevice, self.kind)(), C.OrtDevice.default_memory(), self.index
-        )
+        """The memory of tensors as an OrtDevice."""
+        memory = C.OrtDevice.cpu() if self.on_host else C.OrtDevice.cuda()
+        index = 0 if self.on_host else self.index
+        return C.OrtDevice(memory, C.OrtDevice.default_memory(), index)
+
+
+def _hint(name: object) -> str:
+    """Return the question whether a name like the given one was meant."""
+    lower = name.lower() if isinstance(name, str) else ""
+    known = {**ALIASES, **{kind: kind for kind in PROVIDERS}}
+    meant = next((kind for begin, kind in known.items() if lower.startswith(begin)), None)
+    return "" if meant is None else f" Did you mean {meant!r}?"
+
+
+def _relu() -> bytes:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        relu (float[1] x) => (float[1] y) { y = Relu(x) }"""
+    )
+    return bytes(model.SerializeToString())
 
 
 CPU = Device("cpu", 0)

@@ -135,8 +135,8 @@ class FunctionalModel:
         device = Device.parse(device_name)
         leaves = reachable_values(recipe.model, self.outputs, wrt)
         # Where nothing is differentiated, onnxruntime's builder is not needed.
-        source = gradient_source(recipe.gradient.name if leaves else "onnx", device.kind)
-        recipe = replace(recipe, gradient=source, device=device.kind)
+        source = gradient_source(recipe.gradient.name if leaves else "onnx", device.forms)
+        recipe = replace(recipe, gradient=source, device=device.forms)
         graphs = split_step(recipe, specs, tuple(dict.fromkeys(self.outputs)), leaves)
         backward = None
         if leaves:

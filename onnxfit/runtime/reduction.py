@@ -62,7 +62,7 @@ class GradientReduction:
         self.buffers: dict[str, Buffer] = {}
         for name, array in weights.items():
             self.buffers[name] = parts[name]
-            if device.kind != "cpu" or array.dtype not in SUMMED_TYPES:
+            if not device.on_host or array.dtype not in SUMMED_TYPES:
                 self._copied[name] = parts[name].array
                 self.buffers[name] = Buffer(array.dtype, array.shape, device)
 
@@ -120,7 +120,7 @@ def sum_buffers(world: World, name: str, buffers: Iterable[Buffer]) -> None:
 
 def _contents(buffer: Buffer) -> Array:
     """Return the contents of a buffer: on the CPU its memory, else a copy."""
-    return buffer.array if buffer.device.kind == "cpu" else buffer.read()
+    return buffer.array if buffer.device.on_host else buffer.read()
 
 
 def _summed_type(array: Array) -> np.dtype[Any]:

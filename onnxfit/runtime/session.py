@@ -46,6 +46,7 @@ def compile_model(
     pausable: bool = False,
     busy_wait: bool = False,
     uses_integers: bool = False,
+    entries: Mapping[str, str] | None = None,
 ) -> Any:
     """Return an onnxruntime session for a model.
 
@@ -61,7 +62,13 @@ def compile_model(
       kernels for integers, as it does for a quantized file. Gradients are those of the floats that
       the integers stand for, so that training does without. Besides, onnxruntime 1.31 moves
       QuantizeLinear into the backward pass, and writes nodes there that do not compile.
+    - `entries`: further entries of the session's configuration.
     """
+    if names.SEED in {value.name for value in model.graph.input} and not device.draws:
+        raise StepError(
+            f"device={device.kind!r} would draw the same random numbers in every step, as it has"
+            " no integers of 64 bits: train a model with dropout or noise on another device."
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     if pausable:
@@ -78,13 +85,15 @@ def compile_model(
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if not uses_integers:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
     if threads is not None:
         options.intra_op_num_threads = threads
     if device.kind == "cpu" and not pausable:  # a TrainingAgent asks for values by their names
         model = with_blocked_convolutions(model)
         model = _use_kernels(model, options)
     older = (
-        device.kind == "cuda"
+        device.forms == "cuda"
         or (uses_integers and quantizes(model))
         or (opset_of(model) or 0) > newest_opset()
     )
@@ -95,6 +104,7 @@ def compile_model(
             serialized,
             options,
             providers=[(device.provider, device.options)],
+            enable_fallback=False,  # to the CPU, which nobody would notice
             disabled_optimizers=useless_optimizers(model),
         )
     except Exception as error:  # onnxruntime raises its own classes, all of them plain Exceptions
@@ -231,6 +241,11 @@ class BoundSession:
         busy_wait: bool = False,
         uses_integers: bool = False,
     ) -> None:
+        # The current set of the state -> the binding that reads it, and the key and value of each
+        # per-run input in that binding. Keeping the values keeps their memory alive.
+        self._bindings: dict[int, Any] = {}
+        self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}
+        self._last_binding: Any = None
         self._name = name
         self._state = state
         self._device = device
@@ -245,14 +260,15 @@ class BoundSession:
         self.feeds = {name: buffer.array for name, buffer in self._feeds.items()}
         self.scalars = {name: buffer.array for name, buffer in self._scalars.items()}
         self.binds = 0  # of per-run inputs, so far
-        # The current set of the state -> the binding that reads it, and the key and value of each
-        # per-run input in that binding. Keeping the values keeps their memory alive.
-        self._bindings: dict[int, Any] = {}
-        self._bound: dict[int, dict[str, tuple[Any, Any]]] = {}
         self._last_bound: dict[str, tuple[Any, Any]] = {}
         self._prepares_runs = bool(
-            device.kind != "cpu" or self.per_run_inputs or self._allocated_outputs
+            not device.on_host or self.per_run_inputs or self._allocated_outputs
         )
+
+    def __del__(self) -> None:
+        """Free the bindings before the session, whose provider owns memory of theirs."""
+        self._bindings.clear()
+        self._last_binding = None
 
     def _sort_inputs(self, graph: onnx.GraphProto, per_run_inputs: Collection[str]) -> None:
         self._state_inputs: list[str] = []
@@ -300,14 +316,15 @@ class BoundSession:
         state = self._state
         binding = self._bindings.get(state.current)
         options = None
-        if binding is None:
+        if binding is None or self._device.copies_inputs:
             binding = self._bind()
             self._bindings[state.current] = binding
+            self._bound[state.current] = {}
             options = _first_run_options(self._device)
         if self._prepares_runs:
             for buffer in self._feeds.values():
                 buffer.sync()
-            self._last_bound = self._bound.setdefault(state.current, {})
+            self._last_bound = self._bound[state.current]
             self._bind_per_run(binding, self._last_bound, values or {})
         try:
             self._run(binding, options)
@@ -430,9 +447,9 @@ class StatelessSession:
         wanted = self.outputs if outputs is None else outputs
         options, self._first_run = self._first_run, None
         try:
-            # On the CPU this takes a third of the time of a new binding; on other devices it would
-            # copy the outputs to the CPU.
-            if self._device.kind == "cpu":
+            # On the host this takes a third of the time of a new binding; on a device it would copy
+            # the outputs to the CPU.
+            if self._device.on_host:
                 results = self._session.run_with_ort_values(dict(values), list(wanted), options)
             else:
                 results = self._run_with_binding(values, wanted)

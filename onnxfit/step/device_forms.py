@@ -98,8 +98,18 @@ def _logical(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
     return (a * b if node.op_type == "And" else a + b) > 0
 
 
-# kind of device -> operator -> its form; onnxruntime's WebGPU provider has no kernels for these
+def _hard_sigmoid(op: GraphBuilder, node: ir.Node, inputs: Sequence[Value]) -> Value:
+    """OpenVINO takes a `beta` of 0 for one that is missing, and its default is 0.5."""
+    (x,) = inputs
+    alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    zero, one = op.constant(0, x.dtype), op.constant(1, x.dtype)
+    return op.Clip(x * op.constant(alpha, x.dtype) + op.constant(beta, x.dtype), zero, one)
+
+
+# device of a GraphBuilder -> operator -> its form. Those of WebGPU have no kernels in onnxruntime's
+# provider; that of OpenVINO computes something else.
 FORMS: dict[str, dict[str, Form]] = {
+    "openvino": {"HardSigmoid": _hard_sigmoid},
     "webgpu": {
         "And": _logical,
         "LogSoftmax": _log_softmax,
@@ -110,5 +120,5 @@ FORMS: dict[str, dict[str, Form]] = {
         "Pad": _pad,
         "Sign": _sign,
         "Sum": _sum,
-    }
+    },
 }

@@ -40,6 +40,7 @@ from onnxfit.step.objectives import (
     get_objectives,
     get_output_metrics,
 )
+from onnxfit.step.providers import forms_of_device
 from onnxfit.step.settings import TrainerSettings
 
 Batch = Mapping[str, TensorSpec]  # every array of a batch: inputs, labels, sample weights
@@ -156,8 +157,8 @@ class Recipe:
             objectives=objectives,
             penalties=penalties,
             optimizer=optimizer,
-            gradient=gradient_source(settings.gradient, settings.device_kind),
-            device=settings.device_kind,
+            gradient=gradient_source(settings.gradient, forms_of_device(settings.device)),
+            device=forms_of_device(settings.device),
             slots=slots,
             metrics=tuple(metrics),
             batch_norm=settings.batch_norm,
@@ -175,7 +176,7 @@ class Recipe:
     def for_device(self, device: str) -> Recipe:
         """Return the recipe whose graphs have the forms for a kind of device.
 
-        - `device`: "cpu", "cuda" or "webgpu". onnxfit itself runs graphs on the first two.
+        - `device`: "cpu", "cuda" or "webgpu".
         """
         return replace(self, device=device, gradient=gradient_source(self.gradient.name, device))
 

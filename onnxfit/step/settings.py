@@ -45,11 +45,6 @@ class TrainerSettings:
     quantization: Quantization | None = None
     adapters: LoRA | Sequence[LoRA] | None = None
 
-    @property
-    def device_kind(self) -> str:
-        """The kind of the device: "cuda" for "cuda:1"."""
-        return str(self.device).partition(":")[0]
-
     def __post_init__(self) -> None:
         if self.batch_norm not in ("train", "frozen"):
             raise SettingError(f"batch_norm is 'train' or 'frozen', got {self.batch_norm!r}.")

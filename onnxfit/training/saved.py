@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from onnxfit.adapters.onnx_adapter import is_onnx_adapter, write_onnx_adapter
 from onnxfit.adapters.peft import write_adapters
 from onnxfit.callbacks.checks import require_adapters
 from onnxfit.callbacks.history import History
+from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import (
     SettingError,
     UnsupportedError,
@@ -29,6 +30,7 @@ from onnxfit.graph import names
 from onnxfit.graph.tensors import write_model
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments, shortened
+from onnxfit.runtime.placement import operators_on_cpu
 from onnxfit.training import checkpoint
 from onnxfit.training.contents import Contents
 from onnxfit.training.generation import GeneratingTrainer
@@ -220,11 +222,28 @@ class SavedTrainer(GeneratingTrainer):
         """Return the summary for a notebook."""
         return trainer_html(self)
 
-    def inspect(self) -> Inspection:
-        """Return how each operator from the loss to the weights is differentiated, as a table."""
+    @check_arguments
+    def inspect(self, device: str | None = None, *, batch_size: int | None = None) -> Inspection:
+        """Return how each operator from the loss to the weights is differentiated, as a table.
+
+        - `device`: with the name of a device, such as "webgpu", the Inspection says besides which
+          operators of a training step run on the CPU, because the device has no kernels for them.
+          The step is compiled for it, by onnxruntime 1.24 or newer, and not run.
+        - `batch_size`: rows of a batch of that step; None for any number.
+
+        SettingError or InstallationError for a device that is not there, SettingError for a trainer
+        without a loss. GradientError if the gradient needs a `batch_size`.
+        """
         recipe = self._recipe
         outputs = recipe.loss_outputs or recipe.float_outputs
-        return inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+        report = inspect_working(recipe.model, recipe.weights, outputs, recipe.gradient.name)
+        if device is None:
+            return report
+        if not recipe.loss_outputs:
+            raise SettingError("inspect(device=...) needs a training step, and there is no loss.")
+        rows = None if batch_size is None else checked_batch_size(batch_size)
+        on_cpu = operators_on_cpu(recipe, device, rows)
+        return replace(report, device=device, on_cpu=on_cpu)
 
     def _require_adapters(self, what: str) -> AdaptedModel:
         """Return the form with adapters; SettingError for a trainer that has none."""

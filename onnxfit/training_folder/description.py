@@ -13,7 +13,7 @@ from onnxfit.files import json_float
 from onnxfit.graph import names
 from onnxfit.step.recipe import Recipe
 from onnxfit.training.setting_values import encode_setting
-from onnxfit.training_folder.manifest import SCALARS
+from onnxfit.training_folder.manifest import EXPORT, SCALARS
 from onnxfit.training_folder.message import files_of_constants, places_of_initializers
 from onnxfit.training_folder.tensors import StateEntry
 
@@ -35,7 +35,7 @@ def described_graph(recipe: Recipe, name: str, file: str, model: onnx.ModelProto
     """Return the entry of a graph: its file, and its inputs and outputs with their roles."""
     inputs, outputs = _input_roles(recipe), _output_roles(recipe)
     values = {True: model.graph.input, False: model.graph.output}
-    other = "scalar" if name == SCALARS else "prediction"
+    other = {SCALARS: "scalar", EXPORT: "initializer"}.get(name, "prediction")
     return {
         "file": file,
         "external": files_of_constants(model),
@@ -110,8 +110,14 @@ def _described_entry(entry: StateEntry) -> Json:
     return {"name": entry.name, "type": entry.dtype, "shape": list(entry.shape)}
 
 
-def described_model(file: str, data: bytes, tensors: Mapping[str, StateEntry]) -> Json:
-    """Return the places of the trained tensors in the bytes of the deployable model."""
+def described_model(
+    file: str, data: bytes, tensors: Mapping[str, StateEntry], export: onnx.ModelProto | None
+) -> Json:
+    """Return the places of the trained tensors in the bytes of the deployable model.
+
+    - `tensors`: initializer -> the entry of the state that has its bytes.
+    - `export`: the graph that computes other initializers, if there are any.
+    """
     places = places_of_initializers(data)
     described = []
     for name, entry in tensors.items():
@@ -121,6 +127,18 @@ def described_model(file: str, data: bytes, tensors: Mapping[str, StateEntry]) -
                 **_described_entry(entry),
                 "name": name,
                 "state": entry.name,
+                "offset": place.offset,
+                "bytes": place.size,
+                "transposed": False,
+            }
+        )
+    for value in [] if export is None else export.graph.output:
+        place = places[value.name]
+        described.append(
+            {
+                **_described_value(value),
+                "state": None,
+                "output": value.name,
                 "offset": place.offset,
                 "bytes": place.size,
                 "transposed": False,

@@ -15,7 +15,6 @@ from onnxfit.data.order import checked_batch_size
 from onnxfit.errors import SettingError, UnknownNameError, listed_names
 from onnxfit.files import require_path, write_folder
 from onnxfit.graph import names
-from onnxfit.graph.trainable import TrainableModel
 from onnxfit.graph.training_form import to_inference_form
 from onnxfit.registry import check_arguments
 from onnxfit.training.position import PendingFit
@@ -24,6 +23,7 @@ from onnxfit.training.setting_values import encode_setting
 from onnxfit.training_folder import description
 from onnxfit.training_folder.manifest import (
     EVALUATE,
+    EXPORT,
     FORMAT,
     GRAPHS,
     MANIFEST,
@@ -76,9 +76,9 @@ class FolderTrainer(SavedTrainer):
         - `sample_weight`: whether the losses have an input for the factor of each row's loss.
 
         SettingError for a trainer without a loss, with `accumulate` above 1, with weights in
-        `frozen`, with adapters or integer weights, or with tensors above 2 GB. GradientError if the
-        gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of several
-        processes, only rank 0 writes.
+        `frozen`, with integer weights, DoRA or PiSSA, or with tensors above 2 GB. GradientError if
+        the gradient needs a `batch_size`. CheckpointError if the folder cannot be written. Of
+        several processes, only rank 0 writes.
 
         >>> import json, onnx.parser, tempfile
         >>> from onnxfit import Trainer
@@ -108,14 +108,16 @@ class FolderTrainer(SavedTrainer):
         fused = self._backend.fused
         graphs = step_graphs(self._recipe, target, graphs_to_write, rows, sample_weight, fused)
         entries = state_entries(self._recipe, state)
-        model = self._trainable.exported(state["weights"])
+        model = self._trainable.for_host(state["weights"])
         to_inference_form(model)
         files = {MODEL: model.SerializeToString(deterministic=True)}
         for name, graph in graphs.items():
             refer_to_constants(graph, MODEL, files[MODEL], self._recipe.state)
             files[graph_file(name)] = graph.SerializeToString(deterministic=True)
         files[STATE] = serialized(state_arrays(entries, state))
-        trained = {entry.name: entry for entry in entries if entry.name in self._recipe.state}
+        initializers = {tensor.name for tensor in model.graph.initializer}
+        own = initializers.intersection(self._recipe.state)
+        trained = {entry.name: entry for entry in entries if entry.name in own}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -127,7 +129,7 @@ class FolderTrainer(SavedTrainer):
             },
             "source": {"sha256": description.source_hash(model, list(trained))},
             **self._description(graphs, entries),
-            "model": description.described_model(MODEL, files[MODEL], trained),
+            "model": description.described_model(MODEL, files[MODEL], trained, graphs.get(EXPORT)),
             "batch": {"rows": rows, "sample_weight": sample_weight},
         }
         files[MANIFEST] = json.dumps(manifest, indent=1, allow_nan=False).encode()
@@ -208,11 +210,8 @@ class FolderTrainer(SavedTrainer):
             problem = (
                 f"has frozen tensors ({listed_names(self.frozen)}): leave them out of weights="
             )
-        elif type(self._trainable).to_file is not TrainableModel.to_file:
-            problem = (
-                "trains adapters, or floats in the place of integers, and a host cannot write these"
-                " into the model: train the float model without adapters"
-            )
+        elif self._trainable.no_host is not None:
+            problem = f"{self._trainable.no_host}: train plain adapters or weights of floats"
         elif self._recipe.large:
             problem = "has more than 2 GB of tensors, which one ONNX file cannot hold"
         if problem is not None:

@@ -28,7 +28,8 @@ from onnxfit.files import (
 FORMAT = "onnxfit-training-folder"
 VERSION = 1
 MANIFEST, STATE, MODEL = "manifest.json", "state.safetensors", "model.onnx"
-TRAIN, EVALUATE, PREDICT, SCALARS = "train", "evaluate", "predict", "scalars"
+TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
+SCALARS, EXPORT = "scalars", "export"
 GRAPHS = (TRAIN, EVALUATE, PREDICT)  # those that a user may choose from
 MAX_MANIFEST_BYTES = 1 << 26
 MAX_LEVELS = 32  # of objects and lists inside each other
@@ -114,7 +115,7 @@ def earlier_graphs(folder: str | os.PathLike[str]) -> list[str]:
         listed = read_manifest(folder)["files"]
     except CheckpointError:
         return []
-    return [file for file in map(graph_file, (*GRAPHS, SCALARS)) if file in listed]
+    return [file for file in map(graph_file, (*GRAPHS, SCALARS, EXPORT)) if file in listed]
 
 
 def graph_file(graph: str) -> str:

@@ -9,17 +9,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfit.errors import GradientError, SettingError, listed_names
+from onnxfit.errors import GradientError
 from onnxfit.graph import names
 from onnxfit.graph.model import spec_of
-from onnxfit.graph.spec import Dim, TensorSpec
+from onnxfit.graph.opset import OPSET
+from onnxfit.graph.spec import TensorSpec
 from onnxfit.graph.values import GraphBuilder
+from onnxfit.step.batch_specs import batch_specs
 from onnxfit.step.finish import finish
 from onnxfit.step.graphs import compact_train_graph, evaluate_graph, predict_graph
 from onnxfit.step.host_scalars import cut_host_scalars
-from onnxfit.step.recipe import Batch, Recipe
+from onnxfit.step.recipe import Recipe
 from onnxfit.step.update import NO_FUSED_WEIGHTS, FusedWeights
-from onnxfit.training_folder.manifest import EVALUATE, PREDICT, SCALARS, TRAIN
+from onnxfit.training_folder.manifest import EVALUATE, EXPORT, PREDICT, SCALARS, TRAIN
 
 # Target -> the kind of device whose forms of operators its step has; None for that of the trainer.
 DEVICES = {"onnxruntime": None, "web": "cpu", "webgpu": "webgpu"}
@@ -74,6 +76,9 @@ def step_graphs(
         graphs[EVALUATE] = evaluate_graph(recipe, any_rows)
     if PREDICT in include:
         graphs[PREDICT] = predict_graph(recipe, any_rows)
+    op = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=EXPORT))
+    if recipe.trainable is not None and recipe.trainable.add_export(op):
+        graphs[EXPORT] = finish(op)
     return graphs
 
 
@@ -121,51 +126,3 @@ def _divide(op: GraphBuilder, name: str, members: Mapping[str, TensorSpec]) -> N
     for part, (member, spec) in zip(parts, members.items()):
         shape = [size for size in spec.shape or () if isinstance(size, int)]
         op.output(names.updated(member), op.Reshape(part, np.array(shape, np.int64)))
-
-
-def batch_specs(recipe: Recipe, rows: int | None, sample_weight: bool) -> Batch:
-    """Return the specs of a batch of so many rows, or of any number."""
-    batch = dict(recipe.declared_batch)
-    if sample_weight:
-        first = [_first(spec.shape) for spec in recipe.inputs if spec.shape]
-        shape = (first[0] or "batch",) if first else ("batch",)
-        batch[names.SAMPLE_WEIGHT] = TensorSpec(names.SAMPLE_WEIGHT, np.dtype(np.float32), shape)
-    if rows is None:
-        return batch
-    symbols = {_first(spec.shape) for spec in recipe.inputs}
-    sizes = {symbol: rows for symbol in symbols if isinstance(symbol, str)}
-    fixed = {name: _with_sizes(spec, sizes, rows) for name, spec in batch.items()}
-    _require_sizes(recipe, fixed, rows)
-    return fixed
-
-
-def _first(shape: tuple[Dim, ...] | None) -> Dim:
-    return shape[0] if shape else None
-
-
-def _with_sizes(spec: TensorSpec, sizes: Mapping[str, int], rows: int) -> TensorSpec:
-    """Return the spec with numbers for the names in `sizes`, and `rows` for an open first size."""
-    if not spec.shape:
-        return spec
-    shape = [sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape]
-    if not isinstance(shape[0], int):
-        shape[0] = rows
-    return TensorSpec(spec.name, spec.dtype, tuple(shape))
-
-
-def _require_sizes(recipe: Recipe, batch: Batch, rows: int) -> None:
-    """Raise SettingError if an input of the model has another number of rows, or open sizes."""
-    for name in [spec.name for spec in recipe.inputs]:
-        spec = batch[name]
-        if spec.shape and spec.shape[0] != rows:
-            raise SettingError(
-                f"batch_size={rows} is not the model's: input {spec} has another batch dimension."
-                " onnxfit.dynamic_batch(model) makes it a name."
-            )
-        open_sizes = [size for size in spec.shape or (None,) if not isinstance(size, int)]
-        if spec.shape != () and open_sizes:
-            raise SettingError(
-                f"batch_size={rows} fixes the rows alone, and input {spec} has other sizes that are"
-                f" no numbers ({listed_names(open_sizes)}): leave batch_size out, or export the"
-                " model with these sizes."
-            )

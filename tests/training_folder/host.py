@@ -100,8 +100,11 @@ class Host:
     def deploy(self) -> bytes:
         """The model with the trained weights, which are put at their places in the file."""
         model = bytearray((self.folder / self.manifest["model"]["file"]).read_bytes())
+        computed = self.run("export", {}) if "export" in self.graphs else {}
         for tensor in self.manifest["model"]["tensors"]:
-            data = self.state[tensor["state"]].tobytes()
+            merged = tensor["state"] is None
+            array = computed[tensor["output"]] if merged else self.state[tensor["state"]]
+            data = array.tobytes()
             assert len(data) == tensor["bytes"]
             model[tensor["offset"] : tensor["offset"] + tensor["bytes"]] = data
         return bytes(model)

@@ -411,8 +411,8 @@ REFUSED = {
     "accumulate": (lambda: Trainer(mlp(), loss="mse", accumulate=2), "accumulates gradients"),
     "frozen": (frozen, "has frozen tensors"),
     "adapters": (
-        lambda: Trainer(mlp(), loss="mse", adapters=onnxfit.LoRA(rank=2)),
-        "trains adapters",
+        lambda: Trainer(mlp(), loss="mse", adapters=onnxfit.LoRA(rank=2, dora=True)),
+        "trains adapters with dora=True",
     ),
 }
 

@@ -158,7 +158,7 @@ class Backend(ABC):
             "sums": sums,
         }
         return DoubleBufferedState(
-            groups, self.device, constants, fused, FUSED_ALIGNMENT.get(self.device.kind, 1)
+            groups, self.device, constants, fused, FUSED_ALIGNMENT.get(self.device.forms, 1)
         )
 
     def _fuse_weights(self, arrays: Mapping[str, Array]) -> dict[str, list[str]]:
@@ -167,7 +167,7 @@ class Backend(ABC):
 
     def _fuse_sums(self, weights: Mapping[str, Array]) -> dict[str, Sequence[str]]:
         """Return name -> sums of gradients that lie in one tensor, which ranks add up at once."""
-        if not (self.can_accumulate and self.world.shares_gradients) or self.device.kind != "cpu":
+        if not (self.can_accumulate and self.world.shares_gradients) or not self.device.on_host:
             return {}
         fused: dict[str, Sequence[str]] = {}
         for dtype in dict.fromkeys(array.dtype for array in weights.values()):

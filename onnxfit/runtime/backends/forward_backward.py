@@ -235,7 +235,7 @@ class ForwardBackwardBackend(Backend):
         finally:
             self.lock.acquire()
         for name, value in gradients.items():
-            if self.device.kind != "cpu":
+            if not self.device.on_host:
                 value.update_inplace(arrays[name])
 
     def _accumulate(self, gradients: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ class FullBackend(Backend):
     def _sums(self) -> list[Buffer]:
         """Return the buffers of the gradients that wait for an update."""
         sums = [names.gradient_sums(str(dtype)) for dtype in self._weight_types]
-        if self.device.kind != "cpu":
+        if not self.device.on_host:
             sums = [names.gradient_sum(weight) for weight in self.recipe.weights]
         return [self.state.buffer(name) for name in sums]
 
