@@ -352,7 +352,7 @@ def test_nan_is_not_hidden(tmp_path: Path) -> None:
         trainer = trainer_of(integer_file("int8", "tensor", symmetric=False))
         weights = trainer.get_weights()
         trainer.set_weights({name: np.full_like(weights[name], np.nan)})
-        with pytest.raises(DivergenceError, match=f"{name}' has the number nan"):
+        with pytest.raises(DivergenceError, match=f"{name}' contains nan"):
             trainer.export(tmp_path / "m.onnx")
         trainer.train_on_batch(X, Y)
         assert np.isnan(trainer.get_weights()[name]).all()
