@@ -112,8 +112,8 @@ class AdaptedModel(TrainableModel):
         scaled = [one.weight.name for one in self.adapters if one.settings.dora]
         if scaled:
             raise SettingError(
-                f"The adapters of {listed_names(scaled)} have dora=True, and a file with adapters"
-                " as inputs holds A and B alone. Export the merged model, or train with"
+                f"The adapters of {listed_names(scaled)} have dora=True, but a file with adapters"
+                " as inputs stores only A and B. Export the merged model, or train with"
                 " dora=False."
             )
 

@@ -60,9 +60,9 @@ def write_onnx_adapter(path: str | os.PathLike[str], tensors: Mapping[str, Array
     size = sum(tensor.nbytes for tensor in tensors.values())
     if size > MAX_BYTES:
         raise CheckpointError(
-            f"{os.fspath(path)!r} cannot be written: the adapters have {size / 2**30:.1f} GiB, and"
-            f" a {SUFFIX} file holds less than 2 GiB. Use a smaller rank, or export a folder for"
-            " PEFT."
+            f"{os.fspath(path)!r} cannot be written: the adapters have {size / 2**30:.1f} GiB, but"
+            f" a {SUFFIX} file must be smaller than 2 GiB. Use a smaller rank, or export a folder"
+            " for PEFT."
         )
     data = _serialized(tensors, size)
     return write_atomically(path, lambda file: file.write(data))

@@ -103,7 +103,7 @@ def pair_layers(float_model: onnx.ModelProto, integer_model: onnx.ModelProto) ->
     if not any(is_dequantize(node) for node in integer_model.graph.node):
         raise ModelError(
             "The integer model has no DequantizeLinear, so no layer is quantized. Pass a file in"
-            " QDQ format, such as that of quantize_static(..., quant_format=QuantFormat.QDQ)."
+            " QDQ format, for instance from quantize_static(..., quant_format=QuantFormat.QDQ)."
         )
     return _Pairer(float_model.graph, quantized).pairing()
 

@@ -228,7 +228,7 @@ def test_weights_that_a_magnitude_cannot_scale_are_refused(tmp_path: Path) -> No
             SettingError, match=r"'w' is read as stored by one layer and transposed by another"
         ):
             trainer_of(file_of(kind), dora())
-    with pytest.raises(SettingError, match="'fc1_Q4' is integers, whose norms"):
+    with pytest.raises(SettingError, match="'fc1_Q4' holds integers, whose column norms"):
         trainer_of(packed_file(), LoRA(rank=2, dora=True))
 
 

@@ -334,7 +334,9 @@ def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
 def test_a_failed_export_leaves_the_old_file(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = good.read_bytes()
     monkeypatch.setattr(onnx_adapter, "MAX_BYTES", 100)
-    with pytest.raises(CheckpointError, match=r"0\.0 GiB, and a \.onnx_adapter file holds less"):
+    with pytest.raises(
+        CheckpointError, match=r"0\.0 GiB, but a \.onnx_adapter file must be smaller"
+    ):
         mlp_trainer().export_adapter(good)
     assert good.read_bytes() == before
     assert [path.name for path in good.parent.iterdir()] == [good.name]
@@ -355,7 +357,7 @@ def test_pissa_is_served_beside_the_weights_of_the_file(tmp_path: Path) -> None:
 def test_magnitudes_are_not_served(tmp_path: Path) -> None:
     trainer = trainer_of(file_of("matmul"), LoRA(rank=2, target="*", dora=True))
     with pytest.raises(
-        SettingError, match="of w have dora=True, and a file with adapters as inputs"
+        SettingError, match="of w have dora=True, but a file with adapters as inputs"
     ):
         trainer.export(adapters="inputs")
     with pytest.raises(SettingError, match="of w have dora=True"):

@@ -275,7 +275,7 @@ def test_files_without_activations() -> None:
         SettingError, match="integer activations, but this one has only integer weights"
     ):
         trainer_of(integer_file(activations=False))
-    with pytest.raises(SettingError, match="are not trained: leave w_scale, x_scale"):
+    with pytest.raises(SettingError, match="selects scales of a quantized file, w_scale, x_scale"):
         trainer_of(activation_file(), weights=["*_scale"])
 
 

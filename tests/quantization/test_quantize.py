@@ -466,7 +466,7 @@ def test_a_weight_without_a_scale_is_refused_unless_excluded(options: dict[str, 
         u=(2, 2),
         w=[[1, np.nan], [0, np.inf]],
     )
-    with pytest.raises(ModelError, match="The weight 'w' has numbers that are infinite or NaN"):
+    with pytest.raises(ModelError, match="The weight 'w' contains infinity or NaN"):
         quantized(model, {"x": rows(4, 2)}, **options)
     onnxfit.quantize(model, activations=None, exclude="w")
 
