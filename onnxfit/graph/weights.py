@@ -195,8 +195,7 @@ def select_weights(model: ir.Model, patterns: Sequence[str] | str | None) -> lis
         selected -= _matching_weights(pattern[1:], floats, weights, running)
     if not selected:
         raise SettingError(
-            f"weights={patterns!r} excludes every weight. The model's weights are"
-            f" {', '.join(weights)}."
+            f"weights={patterns!r} selects no weight. The model's weights are {', '.join(weights)}."
         )
     return [name for name in floats if name in selected]
 

@@ -266,7 +266,7 @@ def test_a_wrong_shape_of_an_output_names_the_node() -> None:
     with pytest.raises(ModelError, match=r"declared with shape \[N,7\], but Tanh '.*\[N,1\]"):
         Trainer(model, loss="mse")
     model = parse(LINEAR.replace("float[N, 1] y", "float[N, 1, 1] y"))
-    with pytest.raises(ModelError, match=r"\[N,1,1\], and computed with \[N,1\]: Tanh '"):
+    with pytest.raises(ModelError, match=r"\[N,1,1\], but Tanh '.*\[N,1\]"):
         inspect(model)
 
 
