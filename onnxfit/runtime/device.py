@@ -28,14 +28,14 @@ class Device:
     def parse(name: str) -> Device:
         """Return the device called `name`: "cpu", "cuda" or "cuda:N".
 
-        SettingError for any other name, InstallationError for a device that the installed
-        onnxruntime does not offer.
+        Raises SettingError for any other name, and InstallationError for a device that the
+        installed onnxruntime does not support.
         """
         match = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", name) if isinstance(name, str) else None
         if match is None:
             is_gpu = isinstance(name, str) and name.lower().startswith(("gpu", "cuda", "nvidia"))
             hint = " Did you mean 'cuda'?" if is_gpu else ""
-            raise SettingError(f"device is 'cpu', 'cuda' or 'cuda:N', got {name!r}.{hint}")
+            raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {name!r}.{hint}")
         device = Device(match[1], int(match[2] or 0))
         offered = onnxruntime.get_available_providers()
         try:
@@ -43,12 +43,12 @@ class Device:
                 raise RuntimeError(f"this installation offers {', '.join(offered)}")
             C.OrtValue.ortvalue_from_shape_and_type([1], np.float32, device.handle)
         except RuntimeError as error:
-            # onnxruntime begins with the place in its sources.
+            # onnxruntime's messages begin with a place in its sources.
             reason = re.sub(r"^\S+\.cc:\d+ .*?\) ", "", str(error).splitlines()[0]).rstrip(".")
             raise InstallationError(
-                f"device={name!r} needs onnxruntime's {device.provider}, which is not available"
-                f" here: {reason}. Install onnxruntime's build for this device with the libraries"
-                " that it needs, or leave device='cpu'."
+                f"device={name!r} needs onnxruntime's {device.provider}, which is not available:"
+                f" {reason}. Install onnxruntime's build for this device and its libraries, or use"
+                " device='cpu'."
             ) from None
         return device
 
