@@ -907,7 +907,7 @@ class BinaryCrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropyWithLogits(BinaryCrossEntropy):
-    r"""Binary cross entropy of raw scores, whatever the graph shows: `from_logits` is True.
+    r"""Binary cross entropy of raw scores, for any graph: `from_logits` is True.
 
     The gradient of a score is $q - y$ before the reduction. `label_smoothing`, `pos_weight` and
     `reduction` are as in `BinaryCrossEntropy`.

@@ -81,9 +81,9 @@ class Metric(ChecksArguments, ABC):
     ignored. The class axis is the one that fits the labels; if several fit, 1 for outputs of rank 4
     or more, else the last.
 
-    Several metrics have a setting `from_logits`: True for outputs that are raw scores, False for
-    outputs that are compared as they are, None (the default) for the decision of the output's loss,
-    which `Trainer.summary()` shows; outside a Trainer, None means False.
+    Several metrics have a setting `from_logits`: True for outputs that are raw scores, False to
+    compare the outputs unchanged, None (the default) for the decision of the output's loss, which
+    `Trainer.summary()` shows; outside a Trainer, None means False.
 
     >>> @dataclass
     ... class LargestError(Metric):
@@ -170,8 +170,8 @@ class Metric(ChecksArguments, ABC):
         """
 
     def merge(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Add the batches of other metrics, so that `result` is that of one metric which was
-        updated with all batches, in any order.
+        """Add the batches of other metrics: `result` is then that of one metric, updated with all
+        batches in any order.
 
         - `states`: the `state_dict` of each other metric. They have the settings of this metric. A
           metric without a batch adds nothing.
@@ -299,7 +299,7 @@ class MeanSquaredError(MeanMetric):
     r"""Mean squared error $(y - \hat y)^2$ over rows and outputs, in the square of y's unit.
 
     Labels have the outputs' shape; axes of size 1 do not matter. `weighted` and `name` are as in
-    `Metric`. DataError for other shapes.
+    `Metric`. Raises DataError for other shapes.
 
     >>> metric = MeanSquaredError()
     >>> metric.update(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
@@ -464,7 +464,7 @@ class CategoricalAccuracy(MeanMetric):
 
     Labels and outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`. Of several
     highest scores the first counts; a row with NaN is wrong. `weighted` and `name` are as in
-    `Metric`. DataError where labels do not add up to 1 over the classes.
+    `Metric`. Raises DataError if labels do not add up to 1 over the classes.
 
     >>> metric = CategoricalAccuracy()
     >>> metric.update(np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
@@ -487,7 +487,7 @@ class SparseCategoricalAccuracy(MeanMetric):
 
     Outputs have shape `(batch, classes, ...)` or `(batch, ..., classes)`, labels the same without
     the axis of classes. Of several highest scores the first counts; a row with NaN is wrong.
-    `weighted` and `name` are as in `Metric`. DataError for other shapes.
+    `weighted` and `name` are as in `Metric`. Raises DataError for other shapes.
 
     >>> metric = SparseCategoricalAccuracy()
     >>> metric.update(np.array([0, 1]), np.array([[0.9, 0.1], [0.6, 0.4]]))

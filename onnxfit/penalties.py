@@ -85,7 +85,7 @@ class L1(Penalty):
     r"""Sum of absolute values, $\lambda \sum |w|$ (Tibshirani 1996); the gradient is
     $\lambda\,\mathrm{sign}(w)$, and 0 where $w = 0$.
 
-    - `weight` $\lambda \ge 0$. SettingError for another number.
+    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
 
     >>> get_penalty("lasso")
     L1(weight=0.01)
@@ -106,7 +106,7 @@ class L1(Penalty):
 class L2(Penalty):
     r"""Sum of squares, $\lambda \sum w^2$ (Hoerl and Kennard 1970); the gradient is $2 \lambda w$.
 
-    - `weight` $\lambda \ge 0$. SettingError for another number.
+    - `weight` $\lambda \ge 0$. Raises SettingError for another number.
 
     >>> get_penalty("ridge")
     L2(weight=0.01)
@@ -128,7 +128,7 @@ class ElasticNet(Penalty):
     r"""Sum of absolute values and squares, $l_1 \sum |w| + l_2 \sum w^2$ (Zou and Hastie 2005,
     without their factor $1 + l_2$).
 
-    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. SettingError for another number.
+    - `l1` $l_1 \ge 0$, `l2` $l_2 \ge 0$. Raises SettingError for another number.
 
     >>> ElasticNet(l1=0.5, l2=0.0)
     ElasticNet(l1=0.5, l2=0.0)

@@ -19,7 +19,7 @@ time of a step, relative to a step with branches.
     2048   64 x 64      32    0.63            0.61
     Conv, 8 images of 14 x 14, 128 channels, 3 x 3, r = 8: 1.43, 1.45
 
-It is faster only where training W itself is faster, too: for a rank above a quarter of the smaller
+It is faster only where training W itself is also faster: for a rank above a quarter of the smaller
 side, and many rows.
 """
 

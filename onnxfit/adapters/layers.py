@@ -59,7 +59,7 @@ class AdaptableWeight:
     - `name`: its initializer; the integers' initializer for a MatMulNBits or a DequantizeLinear.
     - `module`: the module that it belongs to, by the name before the export.
     - `names`: every name by which a target may select it.
-    - `shape`: its shape as it is stored; (inputs, outputs) for a MatMulNBits.
+    - `shape`: its stored shape; (inputs, outputs) for a MatMulNBits.
     - `element_type`: the element type of the layer's input and output, from `onnx.TensorProto`.
     - `readers`: the nodes that read it.
     - `is_packed`: whether it holds integers, to which nothing can be added.

@@ -241,7 +241,7 @@ def _scores_of_one_row(
     """Return two columns of scores, those that tell the class, and the transform of the first."""
     score = _scores(op, x, coefficients, intercepts)
     signed = op("Mul", score, op.constant(np.array([[-1, 1]], np.float32)))
-    if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 left the scores as they are
+    if transform == "LOGISTIC":  # 1 - p and p; onnxruntime 1.19 did not transform the scores
         return _logits(op, score), signed, "SOFTMAX"
     # onnxruntime applies no other transform to a single row: the columns are 1 - s and s
     return op("Add", signed, op.constant(np.array([[1, 0]], np.float32))), signed, "NONE"

@@ -13,7 +13,7 @@ from onnxfit.graph.replacement import replace_nodes
 from onnxfit.graph.subgraphs import nodes_of, read_by
 
 MICROSOFT = "com.microsoft"
-FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was an input, too
+FIRST_IR_WITH_OWN_INITIALIZERS = 4  # before, every initializer was also an input
 # Operators of ONNX's own domain that onnxruntime defines, and its optimizer writes; ONNX has them
 # only from some opset on, or not at all.
 RUNTIME_OPERATORS: dict[str, int | None] = {

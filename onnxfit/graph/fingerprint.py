@@ -28,6 +28,6 @@ def fingerprint(model: onnx.ModelProto) -> str:
 
 
 def _add(digest: hashlib._Hash, data: bytes) -> None:
-    """Add bytes after their length, so that boundaries count."""
+    """Add bytes after their length, which separates them from their neighbours."""
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)

@@ -312,7 +312,7 @@ def with_initializers(
 ) -> onnx.ModelProto:
     """Return a copy of the model with these arrays in the named initializers.
 
-    Everything else is byte-identical. Raises ModelError for a name that is no initializer.
+    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
     return with_tensors(model, as_tensors(arrays))
 
@@ -330,7 +330,7 @@ def with_tensors(
 ) -> onnx.ModelProto:
     """Return a copy of the model with other initializers of the same names.
 
-    Everything else is byte-identical. Raises ModelError for a name that is no initializer.
+    Everything else is byte-identical. Raises ModelError for a name that is not an initializer.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -48,7 +48,7 @@ READING_ERRORS = (OSError, ValueError, OverflowError, RuntimeError, onnx.checker
 def load_model(source: ModelSource) -> onnx.ModelProto:
     """Return a copy of the model in memory, external data included.
 
-    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
     Raises ModelError if the file is missing or damaged, the model is invalid, or external data is
     missing.
@@ -62,7 +62,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     Sparse constants become dense, each normalization gets its own copy of shared parameters, and
     classical models are written in ONNX's own operators.
 
-    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays as it is.
+    - `source`: the path of an ONNX file, its bytes, or a ModelProto, which stays unchanged.
 
     Raises ModelError as `load_model` does, and for a model without outputs or with sparse
     initializers.

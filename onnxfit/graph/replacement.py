@@ -22,7 +22,7 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
 
 
 class NodeReplacement:
-    """The nodes and initializers that replace one node; their names begin with the node's."""
+    """The nodes and initializers that replace one node. Their names begin with the node's name."""
 
     def __init__(self, node: onnx.NodeProto, names: set[str]) -> None:
         """`names` are all names of the graph, to which new names are added."""

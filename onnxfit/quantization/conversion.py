@@ -29,7 +29,7 @@ TYPED_BY = {
 
 
 class NotConvertibleError(Exception):
-    """An integer operator stays as it is, for the reason in the message."""
+    """An integer operator cannot be converted; the message is the reason."""
 
 
 class IntegerGraph:

@@ -17,9 +17,9 @@ _MOVING = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tran
 def convert_product(op: QdqBuilder) -> None:
     """Cast(a ∘ b) times both scales, ∘ being a product of matrices or a convolution.
 
-    The nodes that multiply by the scales are replaced, too. The scale of an operand that the model
-    quantizes is known from the quantizing node; the other scale belongs to the weights. Where both
-    operands are initializers, or rows of one, the scales are in the order of the operands, as
+    The nodes that multiply by the scales are replaced as well. The scale of an operand that the
+    model quantizes is known from the quantizing node; the other scale belongs to the weights. Where
+    both operands are initializers, or rows of one, the scales are in the order of the operands, as
     onnxruntime's tool writes them; in either order, their product is the same.
     """
     a, b, a_zero, b_zero = op.inputs(4)

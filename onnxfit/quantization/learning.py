@@ -38,8 +38,8 @@ def learned_names(found: Sequence[Grid]) -> list[str]:
 def learned_bounds(found: Sequence[Grid]) -> dict[str, tuple[Array, Array]]:
     """Return a mapping from scale or zero point to the bounds that an update keeps it in.
 
-    torch.ao's learnable quantizer clamps its scale at a small number and its zero point to the
-    integers, too. Here the bounds of a scale are relative to the file's scale: with a scale near 0,
+    torch.ao's learnable quantizer also clamps its scale at a small number, and its zero point to
+    the integers. Here the bounds of a scale are relative to the file's scale: with a scale near 0,
     a bias would overflow 32 bits.
     """
     bounds = {}

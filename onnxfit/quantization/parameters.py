@@ -55,9 +55,8 @@ class QuantizationParameters:
       (MatMulNBits) is added before rounding: $q = \mathrm{clip}(\mathrm{round}(x / s + z))$.
     - `element_type`: the type of the integers as ONNX counts them. It may be floats of 8 bits.
 
-    onnxruntime's kernels compute both in float32, whatever the type of the scale. A scale of
-    float64, which the kernels do not support, makes it float64. Equal parameters have the same
-    numbers.
+    onnxruntime's kernels compute both in float32, for any type of the scale. A scale of float64,
+    which the kernels do not support, makes it float64. Equal parameters have the same numbers.
     """
 
     scale: Array

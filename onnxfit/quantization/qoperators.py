@@ -62,7 +62,7 @@ def to_qdq(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Q and D stand for QuantizeLinear and DequantizeLinear. The names of inputs, outputs and all
     initializers stay. A quantized value that several nodes use is dequantized once. An operator
-    that cannot be converted stays as it is; `remaining_qoperators` lists those with reasons.
+    that cannot be converted stays; `remaining_qoperators` lists them with reasons.
 
     - `model`: the model, which stays unchanged. Without an integer operator, the model itself is
       returned. A model of an opset before 13 is converted to the opset of training, 21.

@@ -59,7 +59,7 @@ def quantization_report(
     `levels` counts the different integers of the weight.
 
     All sums run over all rows of the data, batch by batch. The float model and its n layers alone
-    are one compiled graph, which runs n + 1 times a batch; the integer model runs as it is.
+    are one compiled graph, which runs n + 1 times a batch; the integer model runs unchanged.
 
     - `float_model`: the model before quantization: a path, bytes or an `onnx.ModelProto`. If the
       integer model has no BatchNormalization, the float model's are folded first.

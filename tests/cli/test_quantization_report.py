@@ -63,7 +63,7 @@ def test_a_picture() -> None:
 
 
 def test_errors_come_before_the_work() -> None:
-    assert "ends in none of" in refused(*COMMAND, "-o", "report.png")
+    assert "must end in" in refused(*COMMAND, "-o", "report.png")
     assert "No loss is called" in refused(*COMMAND, "--loss", "cross_entropi")
     wrong = ("quantization-report", "float.onnx", "float.onnx", "-d", "d.npz")
     assert "has no DequantizeLinear" in refused(*wrong)

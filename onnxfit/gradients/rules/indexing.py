@@ -112,13 +112,13 @@ def _add_rows(op: GraphBuilder, x: Value, indices: Value, rows: Value) -> Value 
 
 
 def _adds_in_one_thread(updates: Value) -> bool:
-    """Whether ScatterND adds these updates in one thread, so that it loses none."""
+    """Whether ScatterND adds these updates in one thread, without losing any."""
     elements = static_size(updates)
     return elements is not None and elements <= MAX_SCATTER_ND_ELEMENTS
 
 
 def _with_one_index_axis(op: GraphBuilder, x: Value, indices: Value, dy: Value, axis: int) -> Value:
-    """Reshape the gradient of a Gather as if its indices were a vector, whatever their rank."""
+    """Reshape the gradient of a Gather with indices of any rank as if they were a vector."""
     if indices.rank == 1:
         return dy
     if indices.rank == 0:

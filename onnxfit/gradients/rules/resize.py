@@ -197,7 +197,7 @@ def _transposed_matrix(op: GraphBuilder, spec: ResizeSpec, axis: int) -> Value:
     if beside:
         others = [axis_size(op, spec.x, a) for a in beside]
         units = op.Expand(units, concat_sizes(op, n, 1, *others, n))
-    resized_axes: list[int] = []  # of the images, besides the last one
+    resized_axes: list[int] = []  # of the images, in addition to the last one
     scales = sizes = None
     if beside and spec.sizes is not None:
         resized_axes = between

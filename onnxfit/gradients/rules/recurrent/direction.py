@@ -61,7 +61,7 @@ def flatten_time(steps: Value) -> Value:
 
 
 def split_gates(value: Value, counts: tuple[int, int], axis: int = 2) -> tuple[Value, Value]:
-    """Split an axis of gates, one after the other, behind the first `counts[0]` of them."""
+    """Split an axis of concatenated gates after the first `counts[0]` gates."""
     op = value.op
     gates = sum(counts)
     size = value.shape[axis] if value.shape is not None else None
@@ -214,7 +214,7 @@ class DirectionGradients:
         return self.direction.op.Gemm(flat_h, flatten_time(self.direction.h_prev), transA=1)
 
     def db(self) -> Value:
-        """Return the gradients of Wb and Rb, one after the other."""
+        """Return the gradients of Wb and Rb, concatenated."""
         op = self.direction.op
         wb = sum_of_rows(op, flatten_time(self.da_x))
         rb = wb if self.da_h is self.da_x else sum_of_rows(op, flatten_time(self.da_h))
