@@ -485,7 +485,7 @@ REFUSED: dict[str, tuple[Callable[[Bench], Any], str]] = {
     "set_weights of a wrong name": (lambda b: b.regression.set_weights({"W": X}), "'w'?"),
     "set_weights of a wrong shape": (
         lambda b: b.regression.set_weights({"w": np.ones((1, 4))}),
-        "w is float32[4, 1]",
+        "w must be float32[4, 1]",
     ),
     "set_weights of a list": (lambda b: b.regression.set_weights([X]), "a dict that maps"),
     "set_weights of text": (lambda b: b.regression.set_weights({"w": "a"}), "float32[4, 1]"),

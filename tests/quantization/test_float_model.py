@@ -101,5 +101,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         trainer_with(float_file(("w", "v"), columns=5))
     with pytest.raises(ModelError, match="There is no file"):
         trainer_with(tmp_path / "missing.onnx")
-    with pytest.raises(SettingError, match=r"float_model is a path, bytes or an onnx\.ModelProto"):
+    with pytest.raises(
+        SettingError, match=r"float_model must be a path, bytes or an onnx\.ModelProto"
+    ):
         Quantization(float_model=3)

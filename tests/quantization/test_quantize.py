@@ -485,6 +485,6 @@ def test_infinite_values_inside_are_refused_unless_excluded(method: str) -> None
         w=(4, 3),
     )
     model.graph.node[3].name = "probabilities"
-    with pytest.raises(DataError, match=r"makes '[my]' infinite or NaN.*Exclude the nodes"):
+    with pytest.raises(DataError, match=r"makes '[my]' infinite or NaN.*exclude the nodes"):
         onnxfit.quantize(model, rows(4, 4), method=method)
     onnxfit.quantize(model, rows(4, 4), method=method, exclude="probabilities")

@@ -556,7 +556,7 @@ def test_errors_of_data_and_loss() -> None:
         report(model, int8, nan, loss=None)
     with pytest.raises(UnknownNameError, match="No loss is called"):
         report(model, int8, loss="cross_entropi")
-    with pytest.raises(SettingError, match="data is"):
+    with pytest.raises(SettingError, match="data must be"):
         report(model, int8, (X, Y, None, None))
     with pytest.raises(SettingError, match="verbose"):
         report(model, int8, verbose=2)

@@ -82,7 +82,7 @@ def test_a_teacher_has_a_temperature_and_a_weight() -> None:
     for weight in (-0.1, 1.1, np.nan, "1"):
         with pytest.raises(SettingError, match="teacher_weight >= 0 and <= 1"):
             Quantization(teacher="f", teacher_weight=weight)
-    with pytest.raises(SettingError, match=r"teacher is a path, bytes or an onnx\.ModelProto"):
+    with pytest.raises(SettingError, match=r"teacher must be a path, bytes or an onnx\.ModelProto"):
         Quantization(teacher=3)
     for alone in ({"temperature": 3}, {"teacher_weight": 0.0}):
         with pytest.raises(SettingError, match="need a teacher, but Quantization has no teacher"):

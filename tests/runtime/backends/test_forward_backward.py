@@ -307,12 +307,15 @@ class TestByHand:
             trainer.backward(right)
         y = trainer.forward(X)
         for wrong, message in (
-            (right[:, :2], r"The gradient of output y is float32\[24, 3\], got float32\[24, 2\]"),
+            (
+                right[:, :2],
+                r"The gradient of output y must be float32\[24, 3\], got float32\[24, 2\]",
+            ),
             (
                 right.astype(np.float64),
                 r"got float64\[24, 3\]. Cast it: gradient.astype\('float32'\)",
             ),
-            ({}, "There is no gradient of y. None stands for zeros"),
+            ({}, "The gradients of y are missing. Pass None for zeros"),
             ({"y": right, "q": right}, "No output is called 'q'"),
             ("much", "got <U4"),
         ):
@@ -330,7 +333,7 @@ class TestByHand:
         with pytest.raises(UnknownNameError, match="No trained weight is called 'other'"):
             trainer.apply_gradients({**weights, "other": right})
         with pytest.raises(
-            DataError, match=r"The gradient of fc0.bias is float32\[8\], got float32\[9\]"
+            DataError, match=r"The gradient of fc0.bias must be float32\[8\], got float32\[9\]"
         ):
             trainer.apply_gradients({**weights, "fc0.bias": np.zeros(9, np.float32)})
         for wrong_input, wanted in (
