@@ -195,7 +195,7 @@ class TestModels:
     @pytest.mark.parametrize("name", [b"fc0.weight", b"Gemm", b"h0"])
     def test_a_name_that_is_no_text(self, name: bytes) -> None:
         data = mlp().SerializeToString().replace(name, b"\xff" + name[1:])
-        with pytest.raises(ModelError, match=r"is no text"):
+        with pytest.raises(ModelError, match=r"is not valid UTF-8"):
             Trainer(data, loss="mse")
 
     @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
@@ -211,7 +211,7 @@ class TestModels:
             proto.graph.initializer.append(
                 onnx.numpy_helper.from_array(np.ones(shape, np.float32), name)
             )
-        with pytest.raises(ModelError, match="without steps"):
+        with pytest.raises(ModelError, match="of length 0"):
             Trainer(proto, loss="mse").train_on_batch(
                 np.zeros((3, 0, 2), np.float32), np.zeros((3, 1), np.float32)
             )
@@ -229,7 +229,7 @@ class TestModels:
             <opset_import: ["": 17, "own": 1], domain: "own"> round (a) => (b) { b = own.round(a) }"""
         )
         proto.ir_version = 7  # before functions came, so that ONNX's checker does not look at them
-        with pytest.raises(ModelError, match=r"contradicts itself: .*own::round"):
+        with pytest.raises(ModelError, match=r"is inconsistent: .*own::round"):
             Trainer(proto, loss="mse")
 
     def test_a_negative_size_is_an_open_one(self) -> None:
@@ -241,12 +241,12 @@ class TestModels:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("y = Loop (n, c, h) <body = b (int64 i) => (float[N, 1] k) { k = Identity(h) }>", r"body 'b' of Loop .* has 1 inputs and 1 outputs; .* 3 and 2"),
+            ("y = Loop (n, c, h) <body = b (int64 i) => (float[N, 1] k) { k = Identity(h) }>", r"body 'b' of Loop .* has 1 inputs and 1 outputs\. Expected 3 inputs and 2"),
             ("y = If (c) <then_branch = t () => (float[N, 1] a, float[N, 1] b) { a = Tanh(h)  b = Neg(h) }, else_branch = e () => (float[N, 1] d) { d = Neg(h) }>", r"body 't' of If .* 2 outputs"),
-            ("y = Scan<num_scan_inputs = 7, body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"num_scan_inputs=7 of 1 inputs"),
+            ("y = Scan<num_scan_inputs = 7, body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"must be from 1 to 1, its number of inputs, got 7"),
             ('last, y = Scan<num_scan_inputs = 1, body = s (float[N,1] o, float[1] r) => (float[N,1] m, float[1] q) { m = Add(o, r) q = Neg(r) }>(h, "")', "lacks an input"),
             ("y = Scan<num_scan_inputs = 1, scan_input_axes = [7], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"axis"),
-            ("y = Scan<num_scan_inputs = 1, scan_input_axes = [0, 0], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"2 scan_input_axes, and needs 1"),
+            ("y = Scan<num_scan_inputs = 1, scan_input_axes = [0, 0], body = s (float[1] r) => (float[1] q) { q = Neg(r) }>(h)", r"2 scan_input_axes, expected 1"),
         ],
     )  # fmt: skip
     def test_bodies_that_do_not_fit_their_node(self, text: str, message: str) -> None:
@@ -280,7 +280,7 @@ class TestModels:
         proto = trees()
         tree = next(n for n in proto.graph.node if n.op_type == "TreeEnsembleRegressor")
         tree.attribute.remove(next(a for a in tree.attribute if a.name == "target_weights"))
-        with pytest.raises(ModelError, match=r"without target_weights"):
+        with pytest.raises(ModelError, match=r"has no target_weights"):
             Trainer(proto, loss="mse")
 
     def test_sizes_beyond_all_numbers(self) -> None:

@@ -970,7 +970,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             BinaryCrossEntropy(),
             [0, 1],
             LOGITS,
-            "For one of several classes per row use CrossEntropy.",
+            "For one of several classes per row, use CrossEntropy.",
         ),
         (
             Hinge(),
@@ -1136,7 +1136,7 @@ def test_a_function_per_element_is_reduced_and_a_scalar_stays():
         match=r"<lambda> returns one number per batch, which sample weights cannot scale",
     ):
         value(largest, y, p, s)
-    with pytest.raises(SettingError, match=r"returned None: a loss is a Value of floats"):
+    with pytest.raises(SettingError, match=r"must return a Value of floats, got None"):
         value(get_loss(lambda op, y_true, y_pred: None), y, p)
 
 

@@ -130,8 +130,8 @@ def _number_of_scanned(node: ir.Node) -> int:
         scanned = attribute.as_int()
     if not 1 <= scanned <= len(node.inputs):
         raise ModelError(
-            f"Scan {node.name!r} has num_scan_inputs={scanned} and {len(node.inputs)} inputs. It"
-            " must scan at least one of them."
+            f"num_scan_inputs of Scan {node.name!r} must be from 1 to {len(node.inputs)}, its"
+            f" number of inputs, got {scanned}."
         )
     return scanned
 

@@ -690,7 +690,9 @@ def test_a_checkpoint_does_not_decide_who_trains(tmp_path):
         on.save(tmp_path / "a.ckpt")
 
     on_ranks(2, run)
-    contents = onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._contents(adapters_only=False)
+    contents = onnxfit.Trainer.load(tmp_path / "a.ckpt", distribute=None)._contents(
+        adapters_only=False
+    )
     contents.settings = {**contents.settings, "distribute": "mpi"}
     Snapshot(contents).write(tmp_path / "a.ckpt")
     for settings in ({}, {"distribute": None}):
