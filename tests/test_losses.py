@@ -977,7 +977,7 @@ def test_a_fixed_batch_of_the_model_is_not_that_of_the_data():
             [1, 2],
             SCORE,
             (
-                "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1];"
+                "Hinge expects labels -1 and 1, or 0 and 1, for output score: float32[batch, 1],"
                 " got 2 at row 1."
             ),
         ),
