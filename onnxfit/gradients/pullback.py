@@ -25,8 +25,9 @@ AddGradients = Callable[[ir.Model, str, Sequence[str]], tuple[ir.Model, dict[str
 class Pullback:
     """A model with an input for each output's gradient, and an output for each input's gradient.
 
-    `arriving` maps an output to the name of the added input, `leaving` an input to the name of the
-    added output. Both names are `<name>_grad`, with a number if that is in use.
+    `model` is this model, `arriving` maps an output to the name of the added input, `leaving` an
+    input to the name of the added output. Both names are `<name>_grad`, with a number if that is in
+    use.
     """
 
     model: ir.Model
